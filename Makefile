@@ -21,6 +21,7 @@ run: setup
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || { echo "not formatted: run make fix"; exit 1; }
 
 types: setup
 	$(BIN)/mypy
@@ -45,6 +46,7 @@ check: lint types
 
 fix: setup
 	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

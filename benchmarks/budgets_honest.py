@@ -34,7 +34,11 @@ def mask_of(case: Any) -> Tensor:
 def softmax_implementations(case: Any) -> dict[str, Callable[[Any, Any, random.Random], Outputs]]:
     """By name, called with case, inputs and a source of chance."""
     found: dict[str, Callable[[Any, Any, random.Random], Outputs]] = {
-        "eager": eager, "flash": flash, "split": lambda *given: flash(*given, split=True), "sdpa-math": sdpa_math}
+        "eager": eager,
+        "flash": flash,
+        "split": lambda *given: flash(*given, split=True),
+        "sdpa-math": sdpa_math,
+    }
     # torch's fused attention of a CPU takes one size of head.
     return found | ({"sdpa-flash": sdpa_flash} if case.headdim == case.headdim_v else {})
 
@@ -66,12 +70,14 @@ def sdpa_flash(case: Any, inputs: Any, chance: random.Random) -> Outputs:
 
 
 def _sdpa(case: Any, inputs: Any, kind: SDPBackend) -> Outputs:
-    tensors = [x.detach().transpose(1, 2).clone().requires_grad_(case.has_backward)
-               for x in (inputs.q, inputs.k, inputs.v)]
+    tensors = [
+        x.detach().transpose(1, 2).clone().requires_grad_(case.has_backward) for x in (inputs.q, inputs.k, inputs.v)
+    ]
     mask = mask_of(case)
     with sdpa_kernel([kind]):
-        out = scaled_dot_product_attention(*tensors, attn_mask=None if mask.all() else mask,
-                                           enable_gqa=case.group_size > 1)
+        out = scaled_dot_product_attention(
+            *tensors, attn_mask=None if mask.all() else mask, enable_gqa=case.group_size > 1
+        )
         out = out.masked_fill(~mask.any(-1)[:, None], 0.0)
         found = {"out": out.detach().transpose(1, 2)}
         if case.has_backward:
@@ -104,8 +110,9 @@ def eager(case: Any, inputs: Any, chance: random.Random) -> Outputs:
     weighted = p.float() * stored_product(do, v.mT).float()
     ds = (weighted - p.float() * weighted.sum(-1, keepdim=True)).to(dtype)
     dq, dk = stored_product(ds, k) * case.scale, stored_product(ds.mT, q) * case.scale
-    return laid_out(case, dtype, out, dq[:, :, back_rows], dk[:, :, back_columns],
-                    stored_product(p.mT, do)[:, :, back_columns])
+    return laid_out(
+        case, dtype, out, dq[:, :, back_rows], dk[:, :, back_columns], stored_product(p.mT, do)[:, :, back_columns]
+    )
 
 
 class Online:
@@ -166,8 +173,9 @@ def flash(case: Any, inputs: Any, chance: random.Random, split: bool = False) ->
     out = (out / torch.where(total == 0, 1.0, total)).to(work.dtype)
     if not case.has_backward:
         return laid_out(case, work.dtype, out)
-    return laid_out(case, work.dtype, out, *backward(work, inputs.dout.transpose(1, 2).float(), out.float(),
-                                                     top + work.log(total)))
+    return laid_out(
+        case, work.dtype, out, *backward(work, inputs.dout.transpose(1, 2).float(), out.float(), top + work.log(total))
+    )
 
 
 def backward(work: Online, do: Tensor, out: Tensor, lse: Tensor, delta: Tensor | None = None) -> list[Tensor]:
@@ -198,8 +206,10 @@ def backward(work: Online, do: Tensor, out: Tensor, lse: Tensor, delta: Tensor |
 
 def hstu_implementations(variant: str) -> dict[str, Callable[[Any, Any, random.Random], Outputs]]:
     """The same for HSTU attention."""
-    return {kind: lambda case, inputs, chance, kind=kind: hstu(variant, case, inputs, chance, kind)
-            for kind in ("eager", "kernel")}
+    return {
+        kind: lambda case, inputs, chance, kind=kind: hstu(variant, case, inputs, chance, kind)
+        for kind in ("eager", "kernel")
+    }
 
 
 def branches_of(variant: str, case: Any, inputs: Any) -> Iterator[tuple[int, str, Any, Tensor]]:
@@ -227,8 +237,11 @@ def hstu(variant: str, case: Any, inputs: Any, chance: random.Random, kind: str)
         chance: tiles, their order, how SiLU is worked out.
         kind: eager stores everything in the case's precision, a kernel only weights.
     """
-    sources = {name: parts.by_sequence(case, name, x) for name, x in inputs.tensors().items()
-               if name in ("q", "k", "v", "gates", "dout")}
+    sources = {
+        name: parts.by_sequence(case, name, x)
+        for name, x in inputs.tensors().items()
+        if name in ("q", "k", "v", "gates", "dout")
+    }
     names = parts.output_names(case, variant)
     total = {name: torch.zeros(shape) for name, shape in parts.output_shapes(case, variant).items()}
     views = {name: parts.by_sequence(case, name, x) for name, x in total.items()}
@@ -240,7 +253,7 @@ def hstu(variant: str, case: Any, inputs: Any, chance: random.Random, kind: str)
         gate: Any = 1.0
         if "gates" in sources and branch != "dense":
             which = case.branches.index(branch)
-            gate = sources["gates"][number].transpose(0, 1)[:, :, which:which + 1].float()
+            gate = sources["gates"][number].transpose(0, 1)[:, :, which : which + 1].float()
         scale = (case.block_size if coarse else 1) / case.scaling_seqlen
         do = sources["dout"][number].transpose(0, 1) if case.has_backward else None
         one = _branch(q, k, v, None if do is None else (do.float() * gate).to(do.dtype), mask, case.alpha, chance, kind)
@@ -257,8 +270,9 @@ def hstu(variant: str, case: Any, inputs: Any, chance: random.Random, kind: str)
     return {name: x.to(inputs.q.dtype) for name, x in total.items()}
 
 
-def _branch(q: Tensor, k: Tensor, v: Tensor, do: Tensor | None, mask: Tensor, alpha: float, chance: random.Random,
-            kind: str) -> Outputs:
+def _branch(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor | None, mask: Tensor, alpha: float, chance: random.Random, kind: str
+) -> Outputs:
     """SiLU attention without the factors of the results, fp32 [heads, rows, size]."""
     keep = (lambda x: x.to(q.dtype).float()) if kind == "eager" else (lambda x: x)
     whole = kind == "eager" or chance.random() < 0.2

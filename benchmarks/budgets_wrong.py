@@ -14,9 +14,18 @@ from torch import Tensor
 SCALE_OFF = 0.005
 
 
-def answer(case: Any, inputs: Any, *, mask: Tensor | None = None, scale: float = 1.0, k: Tensor | None = None,
-           v: Tensor | None = None, rounded: Callable[[Tensor], Tensor] = lambda x: x, delta: bool = True,
-           normal: bool = True) -> Outputs:
+def answer(
+    case: Any,
+    inputs: Any,
+    *,
+    mask: Tensor | None = None,
+    scale: float = 1.0,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rounded: Callable[[Tensor], Tensor] = lambda x: x,
+    delta: bool = True,
+    normal: bool = True,
+) -> Outputs:
     """The exact outputs of a function that is bent, stored in the case's precision.
 
     Args:
@@ -86,6 +95,7 @@ def scale_off(case: Any, inputs: Any, right: Outputs, chance: random.Random) -> 
 
 def tf32(case: Any, inputs: Any, right: Outputs, chance: random.Random) -> Outputs:
     """Operands of every product have the 10 digits of TF32."""
+
     def cut(x: Tensor) -> Tensor:
         mantissa, exponent = x.frexp()
         return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
@@ -99,7 +109,7 @@ def sums_in_bf16(case: Any, inputs: Any, right: Outputs, chance: random.Random) 
     s = (work.q @ work.k.mT * case.scale).masked_fill(~work.mask, -math.inf)
     p, out = s.softmax(-1).nan_to_num(0.0), torch.zeros(*work.q.shape[:3], work.v.shape[-1])
     for at in range(0, case.seqlen_k, 16):
-        out = (out + p[..., at:at + 16] @ work.v[:, :, at:at + 16]).bfloat16().float()
+        out = (out + p[..., at : at + 16] @ work.v[:, :, at : at + 16]).bfloat16().float()
     return right | laid_out(case, work.dtype, out)
 
 
@@ -115,7 +125,7 @@ def stale_tail(case: Any, inputs: Any, right: Outputs, chance: random.Random) ->
     """The last rows of the output, a part of a tile, are those of the tile before."""
     out = right["out"].clone()
     tail = min(case.seqlen // 2, case.seqlen % 16 or 16)
-    out[:, -tail:] = out[:, -2 * tail:-tail]
+    out[:, -tail:] = out[:, -2 * tail : -tail]
     return right | {"out": out}
 
 
@@ -162,12 +172,22 @@ def lost_part_of_dq(case: Any, inputs: Any, right: Outputs, chance: random.Rando
 
 
 ANY: Mapping[str, Callable[[Any, Any, Outputs, random.Random], Outputs]] = {
-    "one element is another's": one_element, "one row is the one before": one_row, "last key dropped": dropped_last_key,
-    "one row's mask off by one": mask_of_one_row, "scale off by 0.5 %": scale_off, "head missing": missing_head,
-    "tail of a tile stale": stale_tail, "one head reads another KV head": other_kv_head}
+    "one element is another's": one_element,
+    "one row is the one before": one_row,
+    "last key dropped": dropped_last_key,
+    "one row's mask off by one": mask_of_one_row,
+    "scale off by 0.5 %": scale_off,
+    "head missing": missing_head,
+    "tail of a tile stale": stale_tail,
+    "one head reads another KV head": other_kv_head,
+}
 FP32 = {"TF32 products": tf32, "sums in bf16": sums_in_bf16}
-BACKWARD = {"delta missing": no_delta, "weights without lse": no_lse, "lse in bf16": lse_in_bf16,
-            "a part of dQ lost": lost_part_of_dq}
+BACKWARD = {
+    "delta missing": no_delta,
+    "weights without lse": no_lse,
+    "lse in bf16": lse_in_bf16,
+    "a part of dQ lost": lost_part_of_dq,
+}
 
 
 def planted(case: Any) -> dict[str, Callable[[Any, Any, Outputs, random.Random], Outputs]]:

@@ -58,14 +58,19 @@ def outliers(lots: Lots, count: int) -> np.ndarray:
 
 def drift(likeness: float, degrees: int | None = None) -> Kind:
     """An autoregression of first order that scatters by 1 %; its steps are normal or Student's t."""
+
     def series(lots: Lots, count: int) -> np.ndarray:
         size = NOISE * math.sqrt(1.0 - likeness**2)
-        steps = lots.normal(0.0, size, count) if degrees is None else (
-            size * lots.standard_t(degrees, count) / math.sqrt(degrees / (degrees - 2)))
+        steps = (
+            lots.normal(0.0, size, count)
+            if degrees is None
+            else (size * lots.standard_t(degrees, count) / math.sqrt(degrees / (degrees - 2)))
+        )
         values, value = np.empty(count), float(lots.normal(0.0, NOISE))
         for index, step in enumerate(steps.tolist()):
             values[index] = value = likeness * value + step
         return values
+
     return series
 
 
@@ -99,16 +104,24 @@ def delay(logs: np.ndarray, step: float, at: int = AT) -> int | None:
     """Runs of the new level when it is first reported, within `NEAR` runs of its place."""
     moved = logs.copy()
     moved[at:] += math.log1p(step)
-    return next((count - at for count in range(at + 1, len(logs) + 1)
-                 if any(abs(place - at) <= NEAR for place in found_at(moved[:count]))), None)
+    return next(
+        (
+            count - at
+            for count in range(at + 1, len(logs) + 1)
+            if any(abs(place - at) <= NEAR for place in found_at(moved[:count]))
+        ),
+        None,
+    )
 
 
 def kind(name: str, series: int) -> dict[str, Any]:
     """Alarms and delays of one kind of noise."""
     place, draw = list(KINDS).index(name), KINDS[name]
     alarms = [first_alarm(draw(np.random.default_rng([place, 0, one]), FEWEST + LOOKS - 1)) for one in range(series)]
-    delays = {str(step): [delay(draw(np.random.default_rng([place, 1, one]), AT + AFTER), step)
-                          for one in range(series // 4)] for step in STEPS}
+    delays = {
+        str(step): [delay(draw(np.random.default_rng([place, 1, one]), AT + AFTER), step) for one in range(series // 4)]
+        for step in STEPS
+    }
     return {"noise": name, "series": series, "alarms": [one for one in alarms if one is not None], "delays": delays}
 
 

@@ -32,8 +32,15 @@ KIND = ("attn_dim", "linear_dim", "headdim", "headdim_v", "nheads", "dtype")
 "Axes, of whichever workload, that cases of one process have in common."
 
 
-def tasks(suite: str, names: Iterable[str], modes: Sequence[str], device: str, *, cuts: bool,
-          chosen: Mapping[str, Sequence[int]]) -> tuple[list[Task], list[Task]]:
+def tasks(
+    suite: str,
+    names: Iterable[str],
+    modes: Sequence[str],
+    device: str,
+    *,
+    cuts: bool,
+    chosen: Mapping[str, Sequence[int]],
+) -> tuple[list[Task], list[Task]]:
     """What to call: first the defaults, then the cuts, which share kernels with them.
 
     Args:
@@ -59,8 +66,10 @@ def tasks(suite: str, names: Iterable[str], modes: Sequence[str], device: str, *
             for name in names:
                 found[0].append((name, in_mode, device, workload.name))
                 case = workload.case(in_mode[0])
-                found[1].extend((f"{name}[{config.short}]", in_mode, device, workload.name)
-                                for config in (all_backends()[name].configs(case) if cuts else ()))
+                found[1].extend(
+                    (f"{name}[{config.short}]", in_mode, device, workload.name)
+                    for config in (all_backends()[name].configs(case) if cuts else ())
+                )
     return found
 
 
@@ -98,12 +107,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cuts", action="store_true", help="every configuration too")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     args = parser.parse_args(arguments)
-    chosen = {axis: [int(value) for value in given.split(",") if value] for axis, given in
-              (("attn_dim", args.attn_dim), ("headdim", args.headdim), ("seqlen", args.seqlen))}
+    chosen = {
+        axis: [int(value) for value in given.split(",") if value]
+        for axis, given in (("attn_dim", args.attn_dim), ("headdim", args.headdim), ("seqlen", args.seqlen))
+    }
     started, failed = time.monotonic(), False
     try:
-        rounds = tasks(args.suite, args.backends.split(","), args.modes.split(","), args.device, cuts=args.cuts,
-                       chosen=chosen)
+        rounds = tasks(
+            args.suite, args.backends.split(","), args.modes.split(","), args.device, cuts=args.cuts, chosen=chosen
+        )
     except AttnbenchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -111,8 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, some in enumerate(rounds):
             wrong = [line for lines in pool.map(call, some) for line in lines]
             failed |= bool(wrong) and not number
-            print("\n".join([f"{len(some)} {'cuts' if number else 'defaults'} in {time.monotonic() - started:.0f} s",
-                             *wrong]), flush=True)
+            print(
+                "\n".join(
+                    [f"{len(some)} {'cuts' if number else 'defaults'} in {time.monotonic() - started:.0f} s", *wrong]
+                ),
+                flush=True,
+            )
     return 1 if failed else 0
 
 

@@ -90,32 +90,53 @@ SETTINGS = (
     Setting("2 replicates, 4 rows", replicates=2, cases=2, backends=2),
 )
 
-UNEVEN = {"normal .3 %": "offsets N(0, .3 %)", "normal 1 %": "offsets N(0, 1 %)", "t3 .4 %": "offsets t3 × .4 %",
-          "outliers": "5 % of rows +3 %"}
+UNEVEN = {
+    "normal .3 %": "offsets N(0, .3 %)",
+    "normal 1 %": "offsets N(0, 1 %)",
+    "t3 .4 %": "offsets t3 × .4 %",
+    "outliers": "5 % of rows +3 %",
+}
 """Distributions of what a row of a process is off by, and what they are called."""
 SIDES = {1: "one process", 3: "3 replicates"}
 
 EVERY_DISTRIBUTION = tuple(
     Setting(f"{SIDES[count]}, {words}", replicates=count, luck=luck, yardsticks=yardsticks)
-    for count in SIDES for luck, words in UNEVEN.items() for yardsticks in (False, True))
+    for count in SIDES
+    for luck, words in UNEVEN.items()
+    for yardsticks in (False, True)
+)
 ONE_BACKEND = tuple(
     Setting(f"{SIDES[count]}, one backend, {words}", replicates=count, backends=1, luck=luck, yardsticks=True)
-    for count in SIDES for luck, words in UNEVEN.items())
+    for count in SIDES
+    for luck, words in UNEVEN.items()
+)
 THROUGHOUT = tuple(
-    Setting(f"{SIDES[count]}, {words}, {UNEVEN[luck]}", replicates=count, changed=0, luck=luck, yardsticks=True,
-            slower=slower)
-    for count in SIDES for slower, words in (("all", "all rows"), ("machine", "the machine"))
-    for luck in ("normal .3 %", "normal 1 %"))
+    Setting(
+        f"{SIDES[count]}, {words}, {UNEVEN[luck]}",
+        replicates=count,
+        changed=0,
+        luck=luck,
+        yardsticks=True,
+        slower=slower,
+    )
+    for count in SIDES
+    for slower, words in (("all", "all rows"), ("machine", "the machine"))
+    for luck in ("normal .3 %", "normal 1 %")
+)
 ONE_ROW = tuple(
     Setting(f"{SIDES[count]}, one row, {words}", replicates=count, luck=luck, yardsticks=True, slower="one row")
-    for count in SIDES for luck, words in UNEVEN.items())
+    for count in SIDES
+    for luck, words in UNEVEN.items()
+)
 
 
 def simulate(setting: Setting, change: float, lots: random.Random) -> tuple[list[Run], list[Run]]:
     """Runs of both sides; in B what the setting says takes `change` longer."""
     truth = [[math.log(lots.uniform(0.02, 2.0)) for _ in range(setting.backends)] for _ in range(setting.cases)]
-    return tuple([_run(setting, truth, math.log1p(change) if side else 0.0, side, lots) for _ in range(setting.files)]
-                 for side in (0, 1))
+    return tuple(
+        [_run(setting, truth, math.log1p(change) if side else 0.0, side, lots) for _ in range(setting.files)]
+        for side in (0, 1)
+    )
 
 
 def _run(setting: Setting, truth: list[list[float]], change: float, side: int, lots: random.Random) -> Run:
@@ -130,15 +151,23 @@ def _run(setting: Setting, truth: list[list[float]], change: float, side: int, l
         beside = {}
         for name, (ms, exponent) in YARDSTICKS.items() if setting.yardsticks else ():
             samples, clocks = group.samples(math.log(ms), 0, exponent)
-            beside[name] = Yardstick(flops=1, bytes=1, samples_ms=tuple(samples), rounds=tuple(rounds.tolist()),
-                                     sm_mhz=tuple(clocks or ()))
+            beside[name] = Yardstick(
+                flops=1, bytes=1, samples_ms=tuple(samples), rounds=tuple(rounds.tolist()), sm_mhz=tuple(clocks or ())
+            )
         for backend in range(setting.backends):
             changed = backend >= setting.backends - setting.changed
             level = truth[case][backend] + (change if _is_slower(setting, case, changed) else 0.0)
             samples, clocks = group.samples(level, backend, EXPONENTS[backend % len(EXPONENTS)])
             records.append(_record(case, backend, replicate, f"{side}" if changed else "same", samples, clocks, beside))
-    return Run(id=f"{lots.getrandbits(32):08x}", suite="simulated", command="", started="2026-11-20T12:00:00Z",
-               settings=Settings(device="cuda"), environments=(CARD,), records=tuple(records))
+    return Run(
+        id=f"{lots.getrandbits(32):08x}",
+        suite="simulated",
+        command="",
+        started="2026-11-20T12:00:00Z",
+        settings=Settings(device="cuda"),
+        environments=(CARD,),
+        records=tuple(records),
+    )
 
 
 @dataclasses.dataclass
@@ -188,17 +217,48 @@ def _noise(backend: int, samples: int, dice: np.random.Generator) -> np.ndarray:
     return np.where(dice.random(samples) < 0.02, math.log(1.5), noise)
 
 
-def _record(case: int, backend: int, replicate: int, source: str, samples: list[float],
-            clocks: list[float] | None, beside: dict[str, Yardstick]) -> Record:
+def _record(
+    case: int,
+    backend: int,
+    replicate: int,
+    source: str,
+    samples: list[float],
+    clocks: list[float] | None,
+    beside: dict[str, Yardstick],
+) -> Record:
     middle = sorted(samples)[len(samples) // 2]
-    taken = Time(timer="cupti", l2="cold", regime="burst", stopped_by="iterations", num_samples=len(samples),
-                 median_ms=middle, mean_ms=middle, min_ms=min(samples), max_ms=max(samples), p95_ms=middle,
-                 p99_ms=middle, samples_ms=tuple(samples), rounds=tuple(range(len(samples))),
-                 sm_mhz=tuple(clocks or ()))
+    taken = Time(
+        timer="cupti",
+        l2="cold",
+        regime="burst",
+        stopped_by="iterations",
+        num_samples=len(samples),
+        median_ms=middle,
+        mean_ms=middle,
+        min_ms=min(samples),
+        max_ms=max(samples),
+        p95_ms=middle,
+        p99_ms=middle,
+        samples_ms=tuple(samples),
+        rounds=tuple(range(len(samples))),
+        sm_mhz=tuple(clocks or ()),
+    )
     name = f"c{case}" if not replicate else f"c{case}#{replicate}"
-    return Record(workload="attention", case={"case": case}, case_id=f"c{case}", group=name, backend=f"b{backend}",
-                  version="1", source_hash=source, environment=0, replicate=replicate, status=Status.PASSED,
-                  time=taken, yardsticks=beside, memory=Memory(peak_allocated_mb=1.0))
+    return Record(
+        workload="attention",
+        case={"case": case},
+        case_id=f"c{case}",
+        group=name,
+        backend=f"b{backend}",
+        version="1",
+        source_hash=source,
+        environment=0,
+        replicate=replicate,
+        status=Status.PASSED,
+        time=taken,
+        yardsticks=beside,
+        memory=Memory(peak_allocated_mb=1.0),
+    )
 
 
 def _is_true(cause: str, setting: Setting, change: float) -> bool:
@@ -221,16 +281,25 @@ def alarms(setting: Setting, grids: int, change: float = 0.0, seed: int = 0) -> 
         false = found.shift is not None and found.shift.shown and not _is_true(found.shift.cause, setting, change)
         for one in found.changes:
             is_changed = change != 0.0 and _is_slower(
-                setting, int(one.a.case_id[1:]), one.a.source_hash != one.b.source_hash)
+                setting, int(one.a.case_id[1:]), one.a.source_hash != one.b.source_hash
+            )
             (changed if is_changed else others)[one.verdict] += 1
             false |= not is_changed and one.verdict in ("slower", "faster")
             if one.smallest is not None:
                 smallest.append(one.smallest)
         raised += false
     smallest.sort()
-    return {"setting": dataclasses.asdict(setting), "change": change, "seed": seed, "grids": grids,
-            "grids_with_alarm": raised, "changed": dict(changed), "unchanged": dict(others), "causes": dict(causes),
-            "smallest": smallest[len(smallest) // 2] if smallest else None}
+    return {
+        "setting": dataclasses.asdict(setting),
+        "change": change,
+        "seed": seed,
+        "grids": grids,
+        "grids_with_alarm": raised,
+        "changed": dict(changed),
+        "unchanged": dict(others),
+        "causes": dict(causes),
+        "smallest": smallest[len(smallest) // 2] if smallest else None,
+    }
 
 
 # ── how long it takes ──────────────────────────────────────────────────────────────────────────────
@@ -246,13 +315,26 @@ def speed(repeats: int = 5) -> dict[str, object]:
         wall, cpu = [], []
         for _ in range(repeats):
             begun, used = time.perf_counter(), os.times()
-            subprocess.run([sys.executable, "-m", "attnbench", "diff", "a.json", "b.json", "--exit-zero"],
-                           cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, "-m", "attnbench", "diff", "a.json", "b.json", "--exit-zero"],
+                cwd=folder,
+                check=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
             wall.append(time.perf_counter() - begun)
             after = os.times()
             cpu.append(after.children_user + after.children_system - used.children_user - used.children_system)
-    return {"records": 2000, "samples": 100, "megabytes": size / 1e6, "wall_s": wall, "cpu_s": cpu,
-            "cores": os.cpu_count(), "load": os.getloadavg()[0], "nice": os.nice(0)}
+    return {
+        "records": 2000,
+        "samples": 100,
+        "megabytes": size / 1e6,
+        "wall_s": wall,
+        "cpu_s": cpu,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "nice": os.nice(0),
+    }
 
 
 # ── real grids ─────────────────────────────────────────────────────────────────────────────────────
@@ -276,17 +358,26 @@ def card(grids: int, minutes: float) -> dict[str, object]:
         until = time.monotonic() + (ends - time.monotonic()) / (3 - share)
         while len(runs) <= grids // 2 and time.monotonic() < until:
             settings = {"regime": regime, "max_seconds": 0.4} if kind == "cuda" else {"max_seconds": 0.2}
-            request = Request(suite=load_suite("quick", kind), device=str(device), backends=BACKENDS[kind],
-                              baseline="sdpa-flash", axes=axes if kind == "cuda" else ON_CPU,
-                              settings=settings | {"check": False})
+            request = Request(
+                suite=load_suite("quick", kind),
+                device=str(device),
+                backends=BACKENDS[kind],
+                baseline="sdpa-flash",
+                axes=axes if kind == "cuda" else ON_CPU,
+                settings=settings | {"check": False},
+            )
             runs.append(execute(build(request, run_id=new_id(), command="benchmarks/diff.py --card", started=now())))
             environment = runs[-1].environments[0]
             print(f"{regime} {len(runs)}: {sum(r.status is Status.PASSED for r in runs[-1].records)} rows", flush=True)
         found[regime] = [graded([a], [b]) for a, b in itertools.pairwise(runs)]
         found[f"{regime}, 3 processes a side"] = [
-            graded(runs[at : at + 3], runs[at + 3 : at + 6]) for at in range(len(runs) - 5)]
-    return {"environment": to_dict(environment), "grids": found,
-            "with_alarm": {name: sum(bool(one["alarms"]) for one in diffs) for name, diffs in found.items()}}
+            graded(runs[at : at + 3], runs[at + 3 : at + 6]) for at in range(len(runs) - 5)
+        ]
+    return {
+        "environment": to_dict(environment),
+        "grids": found,
+        "with_alarm": {name: sum(bool(one["alarms"]) for one in diffs) for name, diffs in found.items()},
+    }
 
 
 def graded(a: Sequence[Run], b: Sequence[Run]) -> dict[str, object]:
@@ -341,9 +432,18 @@ def main() -> None:
     elif args.speed:
         result = json.loads(args.out.read_text()) | {"speed": speed()}
     else:
-        result = {"speed": speed(), "settings": {
-            "drift": DRIFT, "round": ROUND, "offset": OFFSET, "peaks": PEAKS, "noise": NOISE,
-            "luck": UNEVEN}, "grids": []}
+        result = {
+            "speed": speed(),
+            "settings": {
+                "drift": DRIFT,
+                "round": ROUND,
+                "offset": OFFSET,
+                "peaks": PEAKS,
+                "noise": NOISE,
+                "luck": UNEVEN,
+            },
+            "grids": [],
+        }
         settings = (*SETTINGS, *EVERY_DISTRIBUTION, *ONE_BACKEND, *FEW)
         with ProcessPoolExecutor(args.jobs) as pool:
             for found in pool.map(graded_twice, settings, itertools.repeat(args.grids or 480)):

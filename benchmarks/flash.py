@@ -25,9 +25,16 @@ from attnbench.stats.ratio import paired_ratio
 from attnbench.store.runfile import write
 
 CUDNN, FA2, FA3 = "sdpa-cudnn", "sdpa-flash", "fa3-fwd"
-FORMS = ("m128n128w8s2-tma-pp", "m128n128w8s2-tma-pp-persistent", "m128n128w8s2-tma-ws",
-         "m192n64w12s3-tma-pp-persistent", "m128n64w8s2-tma-pp",
-         "b64x128w8s2-atomic-tma-ws", "b64x128w8s3-atomic-tma-ws", "b128x128w8s2-atomic-tma-ws")
+FORMS = (
+    "m128n128w8s2-tma-pp",
+    "m128n128w8s2-tma-pp-persistent",
+    "m128n128w8s2-tma-ws",
+    "m192n64w12s3-tma-pp-persistent",
+    "m128n64w8s2-tma-pp",
+    "b64x128w8s2-atomic-tma-ws",
+    "b64x128w8s3-atomic-tma-ws",
+    "b128x128w8s2-atomic-tma-ws",
+)
 """Of the Hopper path, beside the default: the forward's, the last for 256 dims too, and the backward's, the last for 64
 dims."""
 
@@ -97,12 +104,24 @@ def row_of(records: Iterable[Record], ours: str) -> Row:
     case = records[0].case
     passed = {one.backend: one for one in records if one.status is Status.PASSED and one.time and one.rate}
     mine = passed.pop(ours, None)
-    peers = {name: (one.rate.tflops or 0.0, *ratio_of(one, mine)) for name, one in passed.items()
-             if mine is not None and one.rate}
-    lost = tuple(f"{one.backend}: {one.status.value}: {one.reason}" for one in records
-                 if one.status is not Status.PASSED)
-    return Row(case["headdim"], case["seqlen"], case["causal"], case["mode"], ours,
-               mine.rate.tflops if mine and mine.rate else None, peers, lost)
+    peers = {
+        name: (one.rate.tflops or 0.0, *ratio_of(one, mine))
+        for name, one in passed.items()
+        if mine is not None and one.rate
+    }
+    lost = tuple(
+        f"{one.backend}: {one.status.value}: {one.reason}" for one in records if one.status is not Status.PASSED
+    )
+    return Row(
+        case["headdim"],
+        case["seqlen"],
+        case["causal"],
+        case["mode"],
+        ours,
+        mine.rate.tflops if mine and mine.rate else None,
+        peers,
+        lost,
+    )
 
 
 def rows_of(run: Run, ours: Sequence[str]) -> list[Row]:
@@ -110,9 +129,12 @@ def rows_of(run: Run, ours: Sequence[str]) -> list[Row]:
     groups: dict[str, list[Record]] = {}
     for record in run.records:
         groups.setdefault(record.group, []).append(record)
-    return [row_of([one for one in records if one.backend == mine or one.backend not in ours], mine)
-            for records in groups.values() for mine in ours
-            if any(one.backend == mine and one.status is not Status.SKIPPED for one in records)]
+    return [
+        row_of([one for one in records if one.backend == mine or one.backend not in ours], mine)
+        for records in groups.values()
+        for mine in ours
+        if any(one.backend == mine and one.status is not Status.SKIPPED for one in records)
+    ]
 
 
 def best_of(rows: Iterable[Row]) -> list[Row]:
@@ -135,16 +157,21 @@ def lines_of(rows: Sequence[Row], peers: Sequence[str]) -> list[str]:
     columns = "".join(f"{peer[-14:]:>15} {'ratio':>6}" for peer in peers)
     lines = [f"{'D':>4} {'S':>6} {'mask':6} {'mode':8} {'ours':>6}{columns}"]
     for row in rows:
-        line = (f"{row.headdim:4} {row.seqlen:6} {'causal' if row.causal else 'full':6} {row.mode:8} "
-                f"{_number(row.ours):>6}")
+        line = (
+            f"{row.headdim:4} {row.seqlen:6} {'causal' if row.causal else 'full':6} {row.mode:8} {_number(row.ours):>6}"
+        )
         for peer in peers:
             tflops, ratio, *_ = row.peers.get(peer, (None, None))
             line += f"{_number(tflops):>15} {'' if ratio is None else f'{ratio:.3f}':>6}"
         lines.append(f"{line}  {row.verdict}  {row.name}")
         bar = bar_of(row.mode, row.headdim, row.seqlen).least
-        lines += [f"     {peer}: {row.peers[peer][1]:.3f} [{low:.3f}, {high:.3f}], wanted {bar[peer]}"
-                  for peer in bar if peer in row.peers for low, high in [row.peers[peer][2:]]
-                  if row.peers[peer][1] < bar[peer] and low is not None and high is not None]
+        lines += [
+            f"     {peer}: {row.peers[peer][1]:.3f} [{low:.3f}, {high:.3f}], wanted {bar[peer]}"
+            for peer in bar
+            if peer in row.peers
+            for low, high in [row.peers[peer][2:]]
+            if row.peers[peer][1] < bar[peer] and low is not None and high is not None
+        ]
         lines += [f"     {one}" for one in row.lost]
     return lines
 
@@ -159,8 +186,11 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--suite", default="flash")
-    parser.add_argument("--ours", default=",".join(["flash-triton", *(f"flash-triton[{form}]" for form in FORMS)]),
-                        help="comma list of selectors: flash-triton[SHORT] is one configuration")
+    parser.add_argument(
+        "--ours",
+        default=",".join(["flash-triton", *(f"flash-triton[{form}]" for form in FORMS)]),
+        help="comma list of selectors: flash-triton[SHORT] is one configuration",
+    )
     parser.add_argument("--peers", default=f"{CUDNN},{FA2},{FA3}", help="comma list; the first is the baseline")
     parser.add_argument("--modes", default="fwd,bwd")
     parser.add_argument("--seqlen", default="", help="comma list out of the suite's")
@@ -174,22 +204,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = arguments_of(arguments)
     ours, peers = args.ours.split(","), args.peers.split(",")
     whole, rows = None, []
-    axes: dict[str, Any] = {name: [int(value) for value in given.split(",")] for name, given in
-                            (("seqlen", args.seqlen), ("headdim", args.headdim)) if given}
+    axes: dict[str, Any] = {
+        name: [int(value) for value in given.split(",")]
+        for name, given in (("seqlen", args.seqlen), ("headdim", args.headdim))
+        if given
+    }
     for mode in args.modes.split(","):
         mine = of_mode(ours, mode)
-        result = attnbench.run(args.suite, device=args.device, axes=axes | {"mode": mode}, baseline=peers[0],
-                               backends=[*mine, *peers], max_seconds=args.max_seconds)
+        result = attnbench.run(
+            args.suite,
+            device=args.device,
+            axes=axes | {"mode": mode},
+            baseline=peers[0],
+            backends=[*mine, *peers],
+            max_seconds=args.max_seconds,
+        )
         found = rows_of(result.run, mine)
         print("\n".join(lines_of(found, peers)), flush=True)
         rows += found
-        whole = result.run if whole is None else replace(whole, records=(*whole.records, *result.run.records),
-                                                         plan=(*whole.plan, *result.run.plan))
+        whole = (
+            result.run
+            if whole is None
+            else replace(whole, records=(*whole.records, *result.run.records), plan=(*whole.plan, *result.run.plan))
+        )
         if args.out != Path("/dev/null"):
             write(whole, args.out)  # after each mode: what is measured is kept
     best = best_of(rows)
-    print(f"\n{len(best)} rows, {sum(row.verdict.endswith('reached') for row in best)} at their bar or over, "
-          f"{sum(row.verdict == 'aim reached' for row in best)} at their aim")
+    print(
+        f"\n{len(best)} rows, {sum(row.verdict.endswith('reached') for row in best)} at their bar or over, "
+        f"{sum(row.verdict == 'aim reached' for row in best)} at their aim"
+    )
     return 1 if any(row.verdict == "BELOW THE BAR" for row in best) else 0
 
 

@@ -34,9 +34,11 @@ from attnbench.workloads.sparse.work import density
 PATTERNS = {"random": "equal", "random-uneven": "unequal"}
 DENSE, LISTS = "dense", "lists"
 ALL = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-BARS = {32768: {0.1: 0.75, 0.2: 0.85, 0.3: 0.92, 0.5: 0.92, 0.7: 0.92},
-        16384: {0.1: 0.65, 0.2: 0.80, 0.3: 0.88, 0.5: 0.88, 0.7: 0.88},
-        17776: {0.3: 0.85, 0.5: 0.85, 0.7: 0.85}}
+BARS = {
+    32768: {0.1: 0.75, 0.2: 0.85, 0.3: 0.92, 0.5: 0.92, 0.7: 0.92},
+    16384: {0.1: 0.65, 0.2: 0.80, 0.3: 0.88, 0.5: 0.88, 0.7: 0.88},
+    17776: {0.3: 0.85, 0.5: 0.85, 0.7: 0.85},
+}
 "Least E of blocks of 128 x 128 by rows and density; of 64 x 64 those of the fastest peer as it was measured."
 SMALL = {0.1: 0.62, 0.3: 0.72, 0.5: 0.75}
 CAUSAL_ROOM, FULL_LEAST = 0.05, 0.97
@@ -58,8 +60,17 @@ class Sweep:
 
     def case(self, kept: float, pattern: str) -> SparseCase:
         """The case of the workload whose map this is."""
-        return SparseCase(batch=1, seqlen=self.seqlen, nheads=self.heads, headdim=self.headdim, causal=self.causal,
-                          dtype="bf16", block=self.block, pattern="full" if kept == 1 else pattern, density=kept)
+        return SparseCase(
+            batch=1,
+            seqlen=self.seqlen,
+            nheads=self.heads,
+            headdim=self.headdim,
+            causal=self.causal,
+            dtype="bf16",
+            block=self.block,
+            pattern="full" if kept == 1 else pattern,
+            density=kept,
+        )
 
     @property
     def default(self) -> str:
@@ -71,8 +82,11 @@ class Sweep:
         """Least E of a density; None where nothing is asked."""
         if (self.block, self.headdim, kept) == ("128x128", 128, 1):
             return FULL_LEAST
-        known = SMALL if self.block == "64x64" and self.headdim == 128 and self.seqlen == 16384 else (
-            BARS.get(self.seqlen, {}) if self.block == "128x128" else {})
+        known = (
+            SMALL
+            if self.block == "64x64" and self.headdim == 128 and self.seqlen == 16384
+            else (BARS.get(self.seqlen, {}) if self.block == "128x128" else {})
+        )
         least = known.get(kept)
         return None if least is None else least - CAUSAL_ROOM * self.causal
 
@@ -83,20 +97,53 @@ LADDERS = {
 }
 "Steps of the kernel by block, at 128 dims."
 SWEEPS = (
-    Sweep(name="128-dims", seqlen=32768), Sweep(name="128-dims", seqlen=16384),
-    Sweep(name="causal", seqlen=32768, causal=True), Sweep(name="causal", seqlen=16384, causal=True),
-    Sweep(name="64-dims", seqlen=17776, heads=30, headdim=64, densities=(0.3, 0.5, 0.7, 1.0),
-          forms=("m192n128w12s4-ws-lazy", "m256n64w16s6-ws-lazy", "m64n128w4s2-ws-lazy-x2")),
-    Sweep(name="64x64", seqlen=16384, block="64x64", densities=(0.1, 0.3, 0.5),
-          forms=("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-x2")),
-    Sweep(name="64x64", seqlen=16384, headdim=64, block="64x64", densities=(0.1, 0.3, 0.5),
-          forms=("m192n64w12s6-ws-lazy", "m64n64w4s3-ws-lazy-x3")),
-    Sweep(name="128x64", seqlen=16384, block="128x64", densities=(0.1, 0.3, 0.5), patterns=("random",),
-          forms=("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy")),
-    Sweep(name="64x128", seqlen=16384, block="64x128", densities=(0.1, 0.3, 0.5), patterns=("random",),
-          forms=("m192n64w12s5-ws-lazy", "m64n64w4s3-ws-lazy-x2")),
-    *(Sweep(name="ladder", seqlen=16384, block=block, densities=(0.1, 0.5), patterns=("random",), forms=forms)
-      for block, forms in LADDERS.items()),
+    Sweep(name="128-dims", seqlen=32768),
+    Sweep(name="128-dims", seqlen=16384),
+    Sweep(name="causal", seqlen=32768, causal=True),
+    Sweep(name="causal", seqlen=16384, causal=True),
+    Sweep(
+        name="64-dims",
+        seqlen=17776,
+        heads=30,
+        headdim=64,
+        densities=(0.3, 0.5, 0.7, 1.0),
+        forms=("m192n128w12s4-ws-lazy", "m256n64w16s6-ws-lazy", "m64n128w4s2-ws-lazy-x2"),
+    ),
+    Sweep(
+        name="64x64",
+        seqlen=16384,
+        block="64x64",
+        densities=(0.1, 0.3, 0.5),
+        forms=("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-x2"),
+    ),
+    Sweep(
+        name="64x64",
+        seqlen=16384,
+        headdim=64,
+        block="64x64",
+        densities=(0.1, 0.3, 0.5),
+        forms=("m192n64w12s6-ws-lazy", "m64n64w4s3-ws-lazy-x3"),
+    ),
+    Sweep(
+        name="128x64",
+        seqlen=16384,
+        block="128x64",
+        densities=(0.1, 0.3, 0.5),
+        patterns=("random",),
+        forms=("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy"),
+    ),
+    Sweep(
+        name="64x128",
+        seqlen=16384,
+        block="64x128",
+        densities=(0.1, 0.3, 0.5),
+        patterns=("random",),
+        forms=("m192n64w12s5-ws-lazy", "m64n64w4s3-ws-lazy-x2"),
+    ),
+    *(
+        Sweep(name="ladder", seqlen=16384, block=block, densities=(0.1, 0.5), patterns=("random",), forms=forms)
+        for block, forms in LADDERS.items()
+    ),
 )
 
 
@@ -129,8 +176,11 @@ def measure(sweep: Sweep, seconds: float, device: Device) -> dict[str, Any]:
     for call in calls:
         call()
     torch.cuda.synchronize()
-    group = sample([Subject(name=str(number), call=call) for number, call in enumerate(calls)], device=device,
-                   plan=Plan(max_seconds=seconds, rel_ci=0.003))
+    group = sample(
+        [Subject(name=str(number), call=call) for number, call in enumerate(calls)],
+        device=device,
+        plan=Plan(max_seconds=seconds, rel_ci=0.003),
+    )
     for row, timing in zip(rows, group.timings, strict=True):
         row |= {"samples_ms": timing.samples_ms, "rounds": timing.rounds, "sm_mhz": timing.sm_mhz}
     return asdict(sweep) | {"timer": group.timings[0].timer, "rows": rows}
@@ -146,8 +196,11 @@ def efficiency(group: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[float,
 
 def sweep_of(group: Mapping[str, Any]) -> Sweep:
     """What a measured group was to be."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in group.items()
-              if name in Sweep.__dataclass_fields__}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in group.items()
+        if name in Sweep.__dataclass_fields__
+    }
     return Sweep(**values)
 
 
@@ -156,8 +209,10 @@ def lines_of(group: Mapping[str, Any]) -> list[str]:
     sweep, (dense, *rows) = sweep_of(group), group["rows"]
     work = 4 * sweep.heads * sweep.seqlen**2 * sweep.headdim / (2 if sweep.causal else 1)
     ms = statistics.median(dense["samples_ms"])
-    lines = [f"{sweep.name}: {sweep.seqlen} rows, {sweep.heads} heads of {sweep.headdim}, {sweep.block}, "
-             f"{'causal' if sweep.causal else 'full'}; dense {ms:.3f} ms, {work / ms / 1e9:.0f} TFLOP/s"]
+    lines = [
+        f"{sweep.name}: {sweep.seqlen} rows, {sweep.heads} heads of {sweep.headdim}, {sweep.block}, "
+        f"{'causal' if sweep.causal else 'full'}; dense {ms:.3f} ms, {work / ms / 1e9:.0f} TFLOP/s"
+    ]
     for row in rows:
         own = statistics.median(row["samples_ms"])
         head = f"  {row['density']:4g} {row['pattern']:13} {row['config']:26} {own:8.3f} ms"
@@ -174,9 +229,15 @@ def lines_of(group: Mapping[str, Any]) -> list[str]:
 
 def below(groups: Sequence[Mapping[str, Any]]) -> int:
     """How many rows of the defaults miss their bar."""
-    return sum(efficiency(group, row)[0] < least for group in groups if group["name"] != "ladder"
-               for row in group["rows"] if row["what"] == "sparse" and row["config"] == sweep_of(group).default
-               and (least := sweep_of(group).bar(row["density"])) is not None)
+    return sum(
+        efficiency(group, row)[0] < least
+        for group in groups
+        if group["name"] != "ladder"
+        for row in group["rows"]
+        if row["what"] == "sparse"
+        and row["config"] == sweep_of(group).default
+        and (least := sweep_of(group).bar(row["density"])) is not None
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -188,8 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     names = args.only.split(",") if args.only else sorted({sweep.name for sweep in SWEEPS})
     if unknown := set(names) - {sweep.name for sweep in SWEEPS}:
-        parser.error(f"--only={','.join(sorted(unknown))} is not known; of "
-                     f"{', '.join(sorted({sweep.name for sweep in SWEEPS}))}")
+        parser.error(
+            f"--only={','.join(sorted(unknown))} is not known; of {', '.join(sorted({sweep.name for sweep in SWEEPS}))}"
+        )
     device = Device("cuda")
     result: dict[str, Any] = {"environment": to_dict(environment(device)), "seconds": args.seconds, "groups": []}
     for sweep in SWEEPS:

@@ -25,9 +25,18 @@ from attnbench.store.runfile import write
 from attnbench.workloads.hstu import WORKLOAD
 
 EARLIER = {
-    (4, 128, 256): (151, 120), (4, 128, 512): (278, 205), (4, 128, 1024): (382, 288), (4, 128, 2048): (447, 329),
-    (4, 128, 4096): (459, 386), (4, 128, 8192): (515, 406), (4, 128, 16384): (560, 415), (4, 256, 2048): (526, 302),
-    (4, 256, 8192): (619, 327), (8, 64, 2048): (356, 290), (8, 64, 8192): (459, 339), (8, 32, 1024): (155, 145),
+    (4, 128, 256): (151, 120),
+    (4, 128, 512): (278, 205),
+    (4, 128, 1024): (382, 288),
+    (4, 128, 2048): (447, 329),
+    (4, 128, 4096): (459, 386),
+    (4, 128, 8192): (515, 406),
+    (4, 128, 16384): (560, 415),
+    (4, 256, 2048): (526, 302),
+    (4, 256, 8192): (619, 327),
+    (8, 64, 2048): (356, 290),
+    (8, 64, 8192): (459, 339),
+    (8, 32, 1024): (155, 145),
     (8, 32, 8192): (284, 202),
 }
 "NVIDIA's TFLOP/s forward and backward by heads, dim and length, measured on an H200 on 2026-11-20 by do_bench."
@@ -87,10 +96,16 @@ def row_of(records: Iterable[Record], peer: str) -> Row:
     for name, one in sorted(passed.items(), key=lambda item: item[1].time.median_ms):
         nothing = (float("nan"), None, None)
         ours[name] = (one.rate.tflops or 0.0, *(ratio_of(theirs, one) if theirs else nothing))
-    lost = tuple(f"{one.backend}: {one.status.value}: {one.reason}" for one in records
-                 if one.status is not Status.PASSED)
-    return Row((case["nheads"], case["attn_dim"], case["seqlen"]), case["mode"],
-               theirs.rate.tflops if theirs and theirs.rate else None, ours, lost)
+    lost = tuple(
+        f"{one.backend}: {one.status.value}: {one.reason}" for one in records if one.status is not Status.PASSED
+    )
+    return Row(
+        (case["nheads"], case["attn_dim"], case["seqlen"]),
+        case["mode"],
+        theirs.rate.tflops if theirs and theirs.rate else None,
+        ours,
+        lost,
+    )
 
 
 def rows_of(run: Run, peer: str) -> list[Row]:
@@ -150,21 +165,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dim = int(args.attn_dim) if args.tune else None
     whole, rows = None, []
     for mode in args.modes.split(","):
-        axes: dict[str, Any] = {name: [int(value) for value in given.split(",")] for name, given in
-                                (("seqlen", args.seqlen), ("attn_dim", args.attn_dim)) if given}
-        result = attnbench.run(args.suite, device=args.device, axes=axes | {"mode": mode}, baseline=args.peer,
-                               backends=[args.peer, *selectors(args.ours, mode, dim=dim)],
-                               max_seconds=args.max_seconds)
+        axes: dict[str, Any] = {
+            name: [int(value) for value in given.split(",")]
+            for name, given in (("seqlen", args.seqlen), ("attn_dim", args.attn_dim))
+            if given
+        }
+        result = attnbench.run(
+            args.suite,
+            device=args.device,
+            axes=axes | {"mode": mode},
+            baseline=args.peer,
+            backends=[args.peer, *selectors(args.ours, mode, dim=dim)],
+            max_seconds=args.max_seconds,
+        )
         found = rows_of(result.run, args.peer)
         print("\n".join(lines_of(found, 5 if args.tune else 2)), flush=True)
         rows += found
-        whole = result.run if whole is None else replace(whole, records=(*whole.records, *result.run.records),
-                                                         plan=(*whole.plan, *result.run.plan))
+        whole = (
+            result.run
+            if whole is None
+            else replace(whole, records=(*whole.records, *result.run.records), plan=(*whole.plan, *result.run.plan))
+        )
         if args.out != Path("/dev/null"):
             write(whole, args.out)  # after each mode: what is measured is kept
     below = [row for row in rows if row.verdict == "BELOW THE BAR"]
-    print(f"\n{len(rows)} rows, {sum(row.verdict.endswith('reached') for row in rows)} at their bar or over, "
-          f"{sum(row.verdict == 'aim reached' for row in rows)} at their aim")
+    print(
+        f"\n{len(rows)} rows, {sum(row.verdict.endswith('reached') for row in rows)} at their bar or over, "
+        f"{sum(row.verdict == 'aim reached' for row in rows)} at their aim"
+    )
     return 1 if below else 0
 
 

@@ -22,8 +22,12 @@ from attnbench.record import Record, Run, Status
 from attnbench.stats.ratio import paired_ratio
 from attnbench.store.runfile import write
 
-BARS = {("fwd", 4096): (1.0, 1.0), ("fwd", 8192): (3.0, 5.0), ("fwd", 16384): (5.0, 10.0),
-        ("fwd-bwd", 8192): (2.0, 4.0)}
+BARS = {
+    ("fwd", 4096): (1.0, 1.0),
+    ("fwd", 8192): (3.0, 5.0),
+    ("fwd", 16384): (5.0, 10.0),
+    ("fwd-bwd", 8192): (2.0, 4.0),
+}
 "What has to be reached of NVIDIA's dense time, and what is aimed at, by mode and length."
 PEER = "hstu-fbgemm"
 BARRED = ((4, 128, 128), (8, 64, 64))
@@ -107,11 +111,20 @@ def main() -> int:
     # A shape takes half a minute on a card, most of it the check: each length is said and kept when it is there.
     for mode, seqlen in product(args.modes.split(","), args.seqlen or [None]):
         axes = {"mode": mode} | ({"seqlen": [seqlen]} if seqlen else {})
-        result = attnbench.run(args.suite, device=args.device, backends=[*dense, args.ours], baseline=dense[0],
-                               axes=axes, max_seconds=args.max_seconds)
+        result = attnbench.run(
+            args.suite,
+            device=args.device,
+            backends=[*dense, args.ours],
+            baseline=dense[0],
+            axes=axes,
+            max_seconds=args.max_seconds,
+        )
         verdicts += report(result.run, args.ours, mode)
-        whole = result.run if whole is None else replace(whole, records=(*whole.records, *result.run.records),
-                                                         plan=(*whole.plan, *result.run.plan))
+        whole = (
+            result.run
+            if whole is None
+            else replace(whole, records=(*whole.records, *result.run.records), plan=(*whole.plan, *result.run.plan))
+        )
         if args.out != Path("/dev/null"):
             write(whole, args.out)
     if whole is None:

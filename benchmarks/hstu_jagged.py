@@ -42,10 +42,23 @@ def measured(shape: tuple[int, int, int], mode: str, sequences: int, args: argpa
     seqlen, heads, dim = shape
     records: list[Record] = []
     for lengths, batch in (("full", sequences), ("uniform", 3 * sequences)):
-        axes = {"mode": mode, "seqlen": [seqlen], "nheads": [heads], "attn_dim": [dim], "linear_dim": [dim],
-                "batch": [batch], "lengths": lengths, "dtype": ["bf16" if args.device != "cpu" else "fp32"]}
-        result = attnbench.run("compare-hstu", device=args.device, backends=args.backends.split(","), axes=axes,
-                               max_seconds=args.max_seconds)
+        axes = {
+            "mode": mode,
+            "seqlen": [seqlen],
+            "nheads": [heads],
+            "attn_dim": [dim],
+            "linear_dim": [dim],
+            "batch": [batch],
+            "lengths": lengths,
+            "dtype": ["bf16" if args.device != "cpu" else "fp32"],
+        }
+        result = attnbench.run(
+            "compare-hstu",
+            device=args.device,
+            backends=args.backends.split(","),
+            axes=axes,
+            max_seconds=args.max_seconds,
+        )
         records += result.run.records
     return replace(result.run, records=tuple(records))
 
@@ -57,8 +70,11 @@ def line(run: Run, backend: str) -> str:
     name = f"{case['mode']} N={case['seqlen']} H={case['nheads']} D={case['attn_dim']} {backend}"
     rates = {lengths: record.rate.tflops for lengths, record in found.items() if record.rate and record.rate.tflops}
     if len(rates) < len(found):
-        return f"{name}: " + "; ".join(f"{lengths}: {record.status.value}: {record.reason}"
-                                       for lengths, record in found.items() if lengths not in rates)
+        return f"{name}: " + "; ".join(
+            f"{lengths}: {record.status.value}: {record.reason}"
+            for lengths, record in found.items()
+            if lengths not in rates
+        )
     whole, jagged = rates["full"], rates["uniform"]
     share = jagged / whole
     held = "" if not backend.startswith("hstu-triton") else ": reached" if share >= BAR else ": MISSED"
@@ -72,8 +88,12 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--backends", default="hstu-triton")
     parser.add_argument("--modes", default="fwd,bwd")
-    parser.add_argument("--shapes", default=SHAPES, help="comma list of N:heads:dims",
-                        type=lambda text: [shape_of(part) for part in text.split(",")])
+    parser.add_argument(
+        "--shapes",
+        default=SHAPES,
+        help="comma list of N:heads:dims",
+        type=lambda text: [shape_of(part) for part in text.split(",")],
+    )
     parser.add_argument("--sequences", type=int, default=0, help="whole ones; 0: 262,144 rows in all")
     parser.add_argument("--max-seconds", type=float, default=None)
     args = parser.parse_args()

@@ -51,8 +51,17 @@ class Row:
         return 4 * HEADS * self.dim * pairs * self.batch
 
 
-ROWS = (Row(8, 1024, 256, (32, 64, 128)), Row(1, 128, 256), Row(1, 128, 128), Row(8, 128, 256),
-        Row(2, 128, 128, ()), Row(4, 128, 128, ()), Row(8, 128, 128, ()), Row(2, 128, 256, ()), Row(4, 128, 256, ()))
+ROWS = (
+    Row(8, 1024, 256, (32, 64, 128)),
+    Row(1, 128, 256),
+    Row(1, 128, 128),
+    Row(8, 128, 256),
+    Row(2, 128, 128, ()),
+    Row(4, 128, 128, ()),
+    Row(8, 128, 128, ()),
+    Row(2, 128, 256, ()),
+    Row(4, 128, 256, ()),
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,11 @@ class Bar:
         """What came of it."""
         if self.kernel not in us:
             return f"{self.row} {self.kernel}: not measured"
-        found = {"us": us[self.kernel], "tflops": tflops[self.kernel],
-                 "ratio": us.get(self.over, 0.0) / us[self.kernel]}[self.what]
+        found = {
+            "us": us[self.kernel],
+            "tflops": tflops[self.kernel],
+            "ratio": us.get(self.over, 0.0) / us[self.kernel],
+        }[self.what]
         better = (lambda limit: found <= limit) if self.what == "us" else (lambda limit: found >= limit)
         word = "aim reached" if better(self.aim) else "bar reached" if better(self.least) else "BELOW THE BAR"
         of = f" of {self.over}" if self.over else ""
@@ -80,11 +92,17 @@ class Bar:
 
 BARS = (
     *(Bar("8x1024-d256", f"paged-{page}", "tflops", 450, 600) for page in (64, 128)),
-    *(Bar(row, f"paged-{page}", "ratio", 0.85, 0.95, "contiguous")
-      for row in ("8x1024-d256", "8x128-d256") for page in (64, 128)),
+    *(
+        Bar(row, f"paged-{page}", "ratio", 0.85, 0.95, "contiguous")
+        for row in ("8x1024-d256", "8x128-d256")
+        for page in (64, 128)
+    ),
     *(Bar("8x1024-d256", f"paged-{page}", "ratio", 0.97, 0.99, f"paged-{page}-sorted") for page in (32, 64, 128)),
-    *(Bar(f"1x128-d{dim}", kernel, "us", 25, 15) for dim in (256, 128)
-      for kernel in ("contiguous", "paged-64", "paged-128")),
+    *(
+        Bar(f"1x128-d{dim}", kernel, "us", 25, 15)
+        for dim in (256, 128)
+        for kernel in ("contiguous", "paged-64", "paged-128")
+    ),
 )
 
 
@@ -101,8 +119,9 @@ class Layers:
         self.keys = self._draw(2, row.batch * rows)
         for index in range(2):  # the step's own keys are the last of each sequence
             for layer in range(LAYERS):
-                self.keys[layer][index].view(row.batch, rows, HEADS, row.dim)[:, CACHED:] = (
-                    self.new[layer][1 + index].view(row.batch, new, HEADS, row.dim))
+                self.keys[layer][index].view(row.batch, rows, HEADS, row.dim)[:, CACHED:] = self.new[layer][
+                    1 + index
+                ].view(row.batch, new, HEADS, row.dim)
         self.offsets = self._steps(rows)
         self.offsets_q = self._steps(new)
         self.targets = torch.full((row.batch,), row.targets, dtype=torch.int32, device="cuda")
@@ -110,8 +129,10 @@ class Layers:
     def _draw(self, count: int, rows: int) -> list[Tensor]:
         import torch
 
-        return [torch.randn(count, rows, HEADS, self.row.dim, generator=self.made, device="cuda").to(torch.bfloat16)
-                for _ in range(LAYERS)]
+        return [
+            torch.randn(count, rows, HEADS, self.row.dim, generator=self.made, device="cuda").to(torch.bfloat16)
+            for _ in range(LAYERS)
+        ]
 
     def _steps(self, length: int) -> Tensor:
         import torch
@@ -127,9 +148,19 @@ class Layers:
         def call(layer: int) -> Tensor:
             q, (k, v) = self.new[layer][0], self.keys[layer]
             config = replace(default_forward(q, k, v, CACHED + NEW + self.row.targets), **changes)
-            return hstu_attention(q, k, v, self.offsets, CACHED + NEW + self.row.targets, offsets_q=self.offsets_q,
-                                  max_seqlen_q=NEW + self.row.targets, num_targets=self.targets, scaling_seqlen=CACHED,
-                                  forward=config)
+            return hstu_attention(
+                q,
+                k,
+                v,
+                self.offsets,
+                CACHED + NEW + self.row.targets,
+                offsets_q=self.offsets_q,
+                max_seqlen_q=NEW + self.row.targets,
+                num_targets=self.targets,
+                scaling_seqlen=CACHED,
+                forward=config,
+            )
+
         return call
 
     def paged(self, page: int, *, order: str = "random", **given: Any) -> Callable[[int], Tensor]:
@@ -140,20 +171,30 @@ class Layers:
 
         batch, held = self.row.batch, (CACHED + NEW) // page
         pages = batch * held
-        table = (torch.randperm(pages, generator=self.made, device="cuda") if order == "random"
-                 else torch.arange(pages, device="cuda")).to(torch.int32)
+        table = (
+            torch.randperm(pages, generator=self.made, device="cuda")
+            if order == "random"
+            else torch.arange(pages, device="cuda")
+        ).to(torch.int32)
         pools = []
         for keys in self.keys:
-            tokens = keys.view(2, batch, -1, HEADS, self.row.dim)[:, :, :CACHED + NEW]
+            tokens = keys.view(2, batch, -1, HEADS, self.row.dim)[:, :, : CACHED + NEW]
             pool = torch.empty(pages, 2, page, HEADS, self.row.dim, dtype=torch.bfloat16, device="cuda")
             pool[table.long()] = tokens.reshape(2, pages, page, HEADS, self.row.dim).transpose(0, 1)
             pools.append(pool)
-        step = Step(offsets=self.offsets_q, cached=torch.full((batch,), CACHED, dtype=torch.int32, device="cuda"),
-                    indptr=self._steps(held), indices=table, num_targets=self.targets, max_new=NEW + self.row.targets,
-                    max_cached=CACHED)
+        step = Step(
+            offsets=self.offsets_q,
+            cached=torch.full((batch,), CACHED, dtype=torch.int32, device="cuda"),
+            indptr=self._steps(held),
+            indices=table,
+            num_targets=self.targets,
+            max_new=NEW + self.row.targets,
+            max_cached=CACHED,
+        )
 
         def call(layer: int) -> Tensor:
             return hstu_paged_attention(*self.new[layer], pools[layer], step, scaling_seqlen=CACHED, **given)
+
         return call
 
 
@@ -201,9 +242,13 @@ def measured(row: Row, calls: Mapping[str, Callable[[int], Tensor]], max_seconds
     found = attnbench.compare(replays, timer="events", l2="warm", rel_ci=0.005, max_seconds=max_seconds)
     samples = {name: [ms * 1e3 / LAYERS for ms in timing.time.samples_ms] for name, timing in found.timings.items()}
     us = {name: timing.median_ms * 1e3 / LAYERS for name, timing in found.timings.items()}
-    return {"row": row.name, "us": us, "tflops": {name: row.flops / one / 1e6 for name, one in us.items()},
-            "ratios": {name: [one.ratio, one.ci_low, one.ci_high] for name, one in found.speedups.items()},
-            "samples_us": samples}
+    return {
+        "row": row.name,
+        "us": us,
+        "tflops": {name: row.flops / one / 1e6 for name, one in us.items()},
+        "ratios": {name: [one.ratio, one.ci_low, one.ci_high] for name, one in found.speedups.items()},
+        "samples_us": samples,
+    }
 
 
 def main() -> int:

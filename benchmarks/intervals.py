@@ -32,12 +32,28 @@ LIMIT = 1000
 CLOCKS = ((5.0, 0.032), (20.0, 0.5))
 """Time and tick in µs: CUPTI on an H200, and a pair of CUDA events."""
 
-NOISES = ("none", "normal 0.1 %", "normal 0.3 %", "normal 1 %", "normal 3 %", "lognormal 0.3 %", "two peaks 5 %, 55/45",
-          "5 % outliers of +50 %")
+NOISES = (
+    "none",
+    "normal 0.1 %",
+    "normal 0.3 %",
+    "normal 1 %",
+    "normal 3 %",
+    "lognormal 0.3 %",
+    "two peaks 5 %, 55/45",
+    "5 % outliers of +50 %",
+)
 ROUNDINGS = ("nearest", "down", "stamps")
 
-STREAMS = ("normal", "heavy tails (t, 2)", "lognormal", "5 % outliers of +50 %", "correlated 0.5", "correlated 0.7",
-           "correlated 0.9", "half correlated 0.9, half white")
+STREAMS = (
+    "normal",
+    "heavy tails (t, 2)",
+    "lognormal",
+    "5 % outliers of +50 %",
+    "correlated 0.5",
+    "correlated 0.7",
+    "correlated 0.9",
+    "half correlated 0.9, half white",
+)
 SIZES = (0.002, 0.005, 0.01, 0.02)
 """Standard deviation of one subject's noise; of heavy tails and lognormal noise their scale."""
 
@@ -122,8 +138,15 @@ def ticks(kind: str, clock: tuple[float, float], count: int, streams: int) -> di
         found["with"].append(held / streams)
         found["without"].append(bare / streams)
         found["width"].append(statistics.fmean(widths))
-    return {"noise": kind, "micros": micros, "tick": tick, "count": count, "with": found["with"],
-            "without": found["without"], "ticks_wide": found["width"]}
+    return {
+        "noise": kind,
+        "micros": micros,
+        "tick": tick,
+        "count": count,
+        "with": found["with"],
+        "without": found["without"],
+        "ticks_wide": found["width"],
+    }
 
 
 def stopped(rule: StopRule, group: list[list[float]]) -> int:
@@ -146,8 +169,15 @@ def stop(kind: str, size: float, streams: int) -> dict[str, Any]:
         first, second = (dict(enumerate(samples[: rounds[-1]])) for samples in group)
         found = paired_ratio(first, second)
         held += (found.ci_low or 0.0) <= 1.0 <= (found.ci_high or math.inf)
-    return {"noise": kind, "size": size, "streams": streams, "held": held, "mean_rounds": statistics.fmean(rounds),
-            "median_rounds": statistics.median(rounds), "at_limit": sum(one == LIMIT for one in rounds)}
+    return {
+        "noise": kind,
+        "size": size,
+        "streams": streams,
+        "held": held,
+        "mean_rounds": statistics.fmean(rounds),
+        "median_rounds": statistics.median(rounds),
+        "at_limit": sum(one == LIMIT for one in rounds),
+    }
 
 
 def fixed(strength: float, count: int, streams: int) -> dict[str, Any]:
@@ -162,16 +192,19 @@ def fixed(strength: float, count: int, streams: int) -> dict[str, Any]:
 
 def simulated(streams: int, say: Callable[[str], None] = print) -> dict[str, Any]:
     """All three, `streams` each; of fixed counts four times as many."""
+
     def told(row: dict[str, Any]) -> dict[str, Any]:
         say(json.dumps(row))
         return row
 
     return {
-        "streams": streams, "limit": LIMIT, "rule": dataclasses.asdict(StopRule()),
-        "ticks": [told(ticks(kind, clock, count, streams))
-                  for clock in CLOCKS for kind in NOISES for count in COUNTS],
+        "streams": streams,
+        "limit": LIMIT,
+        "rule": dataclasses.asdict(StopRule()),
+        "ticks": [told(ticks(kind, clock, count, streams)) for clock in CLOCKS for kind in NOISES for count in COUNTS],
         "stop": [told(stop(kind, size, streams)) for kind in STREAMS for size in SIZES],
-        "fixed": [told(fixed(strength, count, 4 * streams)) for strength in CORRELATIONS for count in COUNTS]}
+        "fixed": [told(fixed(strength, count, 4 * streams)) for strength in CORRELATIONS for count in COUNTS],
+    }
 
 
 def main() -> None:

@@ -24,20 +24,43 @@ SPARSE_DENSITIES = (0.1, 0.3, 0.5, 0.7, 1.0)
 DENSE = ("hstu-fbgemm", "hstu-triton")
 """Dense backends that block-sparse attention is held against."""
 LADDER = {
-    128: (("portable", "m128n64w8s3"), ("tensor maps", "m128n64w8s3-tma"), ("large tiles", "m128n128w8s2-tma"),
-          ("fused", "m128n128w8s2-tma-fused"), ("portable persistent", "m128n64w8s3-tma-fused-persistent"),
-          ("ws", "m128n128w8s2-tma-ws"), ("pp", "m128n128w8s2-tma-pp"),
-          ("persistent", "m128n128w8s2-tma-ws-persistent"), ("few", "m128n128w8s2-tma-ws-few"),
-          ("ticket", "m128n128w8s2-tma-ws-ticket"), ("lazy", "m128n128w8s2-tma-ws-lazy-ticket"),
-          ("deep", "m128n128w8s2-tma-ws-deep-lazy-ticket"), ("section", "m128n128w8s2-tma-ws-deep-lazy-ticket-l16")),
-    64: (("portable", "m128n64w8s3"), ("large tiles", "m128n128w8s2-tma"),
-         ("portable mix", "m128n128w8s2-tma-fused-mix"), ("ws", "m128n128w8s3-tma-ws"), ("pp", "m128n128w8s3-tma-pp"),
-         ("three", "m192n64w12s3-tma-ws"), ("three wide", "m192n128w12s2-tma-ws"),
-         ("ticket", "m192n128w12s2-tma-ws-ticket"), ("mix", "m192n128w12s2-tma-ws-mix-ticket"),
-         ("four", "m256n64w16s2-tma-ws-ticket"), ("deep lazy", "m192n128w12s2-tma-ws-deep-lazy-ticket")),
-    256: (("portable", "m128n64w8s2"), ("tensor maps", "m128n64w8s2-tma"), ("ws", "m128n64w8s2-tma-ws"),
-          ("ticket", "m128n64w8s2-tma-ws-ticket"), ("split", "m128n64w8s2-tma-ws-split-ticket"),
-          ("section", "m128n64w8s2-tma-ws-split-ticket-l16"))}
+    128: (
+        ("portable", "m128n64w8s3"),
+        ("tensor maps", "m128n64w8s3-tma"),
+        ("large tiles", "m128n128w8s2-tma"),
+        ("fused", "m128n128w8s2-tma-fused"),
+        ("portable persistent", "m128n64w8s3-tma-fused-persistent"),
+        ("ws", "m128n128w8s2-tma-ws"),
+        ("pp", "m128n128w8s2-tma-pp"),
+        ("persistent", "m128n128w8s2-tma-ws-persistent"),
+        ("few", "m128n128w8s2-tma-ws-few"),
+        ("ticket", "m128n128w8s2-tma-ws-ticket"),
+        ("lazy", "m128n128w8s2-tma-ws-lazy-ticket"),
+        ("deep", "m128n128w8s2-tma-ws-deep-lazy-ticket"),
+        ("section", "m128n128w8s2-tma-ws-deep-lazy-ticket-l16"),
+    ),
+    64: (
+        ("portable", "m128n64w8s3"),
+        ("large tiles", "m128n128w8s2-tma"),
+        ("portable mix", "m128n128w8s2-tma-fused-mix"),
+        ("ws", "m128n128w8s3-tma-ws"),
+        ("pp", "m128n128w8s3-tma-pp"),
+        ("three", "m192n64w12s3-tma-ws"),
+        ("three wide", "m192n128w12s2-tma-ws"),
+        ("ticket", "m192n128w12s2-tma-ws-ticket"),
+        ("mix", "m192n128w12s2-tma-ws-mix-ticket"),
+        ("four", "m256n64w16s2-tma-ws-ticket"),
+        ("deep lazy", "m192n128w12s2-tma-ws-deep-lazy-ticket"),
+    ),
+    256: (
+        ("portable", "m128n64w8s2"),
+        ("tensor maps", "m128n64w8s2-tma"),
+        ("ws", "m128n64w8s2-tma-ws"),
+        ("ticket", "m128n64w8s2-tma-ws-ticket"),
+        ("split", "m128n64w8s2-tma-ws-split-ticket"),
+        ("section", "m128n64w8s2-tma-ws-split-ticket-l16"),
+    ),
+}
 """Steps of the flash forward by head dim; of what a race of them has measured, each is held against the one before."""
 
 
@@ -48,10 +71,20 @@ def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str
         if row.mode != mode:
             continue
         bar = flash.bar_of(row.mode, row.headdim, row.seqlen)
-        peers = [_tflops(row.peers[name][0]) if name in row.peers else ""
-                 for name in (flash.CUDNN, flash.FA2, flash.FA3)]
-        found.append([str(row.headdim), str(row.seqlen), "causal" if row.causal else "full", _tflops(row.ours), *peers,
-                      *held(row, bar.least), *held(row, bar.aim)])
+        peers = [
+            _tflops(row.peers[name][0]) if name in row.peers else "" for name in (flash.CUDNN, flash.FA2, flash.FA3)
+        ]
+        found.append(
+            [
+                str(row.headdim),
+                str(row.seqlen),
+                "causal" if row.causal else "full",
+                _tflops(row.ours),
+                *peers,
+                *held(row, bar.least),
+                *held(row, bar.aim),
+            ]
+        )
     return found
 
 
@@ -69,16 +102,22 @@ def ladder_rows(run: Run) -> list[list[str]]:
     found = []
     for dim, steps in LADDER.items():
         sides = [_ladder_side(run, dim, causal) for causal in (True, False)]
-        found += [[str(dim), step, f"`{form}`", *(cell for side in sides for cell in side.get(form, [""] * 3))]
-                  for step, form in steps if any(form in side for side in sides)]
+        found += [
+            [str(dim), step, f"`{form}`", *(cell for side in sides for cell in side.get(form, [""] * 3))]
+            for step, form in steps
+            if any(form in side for side in sides)
+        ]
     return found
 
 
 def _ladder_side(run: Run, dim: int, causal: bool) -> dict[str, list[str]]:
     """Of one mask, by form: TFLOP/s, share of the best peer, gain over the step measured before."""
     case = {"seqlen": 4096, "headdim": dim, "causal": causal}
-    records = {one.backend: one for one in run.records
-               if one.time and one.rate and all(one.case[name] == value for name, value in case.items())}
+    records = {
+        one.backend: one
+        for one in run.records
+        if one.time and one.rate and all(one.case[name] == value for name, value in case.items())
+    }
     peers = [one.rate.tflops for name in (flash.CUDNN, flash.FA2, flash.FA3) if (one := records.get(name)) and one.rate]
     best = max((rate for rate in peers if rate), default=None)
     found: dict[str, list[str]] = {}
@@ -103,8 +142,15 @@ def hstu_rows(run: Run, mode: str, peer: str = "hstu-fbgemm") -> list[list[str]]
         shape = [*map(str, row.shape), _tflops(row.peer), "" if row.drift is None else f"{round(100 * row.drift):+d} %"]
         for index, (name, (tflops, *ratio)) in enumerate(row.ours.items()):
             judged = [f"{row.bar[0]:g}", _met(word.endswith("reached")), f"{row.bar[1]:g}", _met(word == "aim reached")]
-            found.append([*(shape if index == 0 else [""] * 5), f"`{name}`", _tflops(tflops), _ratio(ratio),
-                          *(judged if index == 0 else [""] * 4)])
+            found.append(
+                [
+                    *(shape if index == 0 else [""] * 5),
+                    f"`{name}`",
+                    _tflops(tflops),
+                    _ratio(ratio),
+                    *(judged if index == 0 else [""] * 4),
+                ]
+            )
     return found
 
 
@@ -114,8 +160,12 @@ def bsa_rows(run: Run, ours: str = "hstu-bsa-triton") -> list[list[str]]:
     for one in run.records:
         if one.time:
             groups.setdefault(one.group, {})[one.backend] = one
-    return [_bsa_row({dense: records[dense] for dense in DENSE if dense in records}, own)
-            for records in groups.values() for name, own in sorted(records.items()) if name.partition("[")[0] == ours]
+    return [
+        _bsa_row({dense: records[dense] for dense in DENSE if dense in records}, own)
+        for records in groups.values()
+        for name, own in sorted(records.items())
+        if name.partition("[")[0] == ours
+    ]
 
 
 def _bsa_row(dense: Mapping[str, Record], own: Record) -> list[str]:
@@ -127,9 +177,15 @@ def _bsa_row(dense: Mapping[str, Record], own: Record) -> list[str]:
         reached = ratios[hstu_bsa.PEER][0]
         judged = [text for wanted in bar for text in (f"{wanted:g}", _met(reached >= wanted))]
     dims = "→".join(dict.fromkeys(str(own.case[name]) for name in ("attn_dim", "linear_dim")))
-    return [str(own.case["nheads"]), dims, str(own.case["seqlen"]), f"`{own.backend}`",
-            f"{own.time.median_ms:.3f}" if own.time else "",
-            *(_ratio(ratios[name]) if name in ratios else "" for name in DENSE), *judged]
+    return [
+        str(own.case["nheads"]),
+        dims,
+        str(own.case["seqlen"]),
+        f"`{own.backend}`",
+        f"{own.time.median_ms:.3f}" if own.time else "",
+        *(_ratio(ratios[name]) if name in ratios else "" for name in DENSE),
+        *judged,
+    ]
 
 
 def ours_rows(runs: Mapping[str, Run]) -> list[list[str]]:
@@ -143,21 +199,48 @@ def ours_rows(runs: Mapping[str, Run]) -> list[list[str]]:
         for row in flash.rows_of(runs[f"flash {mode}"], ["flash-triton"]):
             if row.mode == mode and row.seqlen == 4096 and row.causal and row.peers:
                 peer = max(row.peers, key=lambda name: row.peers[name][0])
-                found.append([f"`flash-triton` {mode}", f"d{row.headdim}-s4096-causal", _tflops(row.ours), f"`{peer}`",
-                              _tflops(row.peers[peer][0]), f"{row.peers[peer][1]:.2f}"])
+                found.append(
+                    [
+                        f"`flash-triton` {mode}",
+                        f"d{row.headdim}-s4096-causal",
+                        _tflops(row.ours),
+                        f"`{peer}`",
+                        _tflops(row.peers[peer][0]),
+                        f"{row.peers[peer][1]:.2f}",
+                    ]
+                )
     for mode in ("fwd", "bwd"):
         for dense in hstu.rows_of(runs[f"dense {mode}"], hstu_bsa.PEER):
             if dense.mode == mode and dense.shape[1:] in ((64, 8192), (128, 8192)) and dense.ours:
                 tflops, *ratio = next(iter(dense.ours.values()))
-                found.append([f"`hstu-triton` {mode}", f"d{dense.shape[1]}-s8192", _tflops(tflops),
-                              f"`{hstu_bsa.PEER}`", _tflops(dense.peer), f"{ratio[0]:.2f}"])
-    rates = {(one.case["seqlen"], one.case["attn_dim"], one.backend): one
-             for one in runs["sparse fwd"].records if one.time and one.rate}
+                found.append(
+                    [
+                        f"`hstu-triton` {mode}",
+                        f"d{dense.shape[1]}-s8192",
+                        _tflops(tflops),
+                        f"`{hstu_bsa.PEER}`",
+                        _tflops(dense.peer),
+                        f"{ratio[0]:.2f}",
+                    ]
+                )
+    rates = {
+        (one.case["seqlen"], one.case["attn_dim"], one.backend): one
+        for one in runs["sparse fwd"].records
+        if one.time and one.rate
+    }
     for (seqlen, dim, name), own in rates.items():
         peer_record = rates.get((seqlen, dim, hstu_bsa.PEER))
         if name == "hstu-bsa-triton" and seqlen == 8192 and peer_record and own.rate and peer_record.rate:
-            found.append([f"`{name}` fwd", f"d{dim}-s8192", _tflops(own.rate.tflops), f"`{hstu_bsa.PEER}`",
-                          _tflops(peer_record.rate.tflops), f"{hstu_bsa.ratio(peer_record, own)[0]:.2f}"])
+            found.append(
+                [
+                    f"`{name}` fwd",
+                    f"d{dim}-s8192",
+                    _tflops(own.rate.tflops),
+                    f"`{hstu_bsa.PEER}`",
+                    _tflops(peer_record.rate.tflops),
+                    f"{hstu_bsa.ratio(peer_record, own)[0]:.2f}",
+                ]
+            )
     return found
 
 
@@ -168,10 +251,18 @@ def jagged_rows(run: Run, ours: str = "hstu-triton") -> list[list[str]]:
         if one.backend == ours and one.rate and one.rate.tflops:
             shape = one.case["nheads"], one.case["attn_dim"], one.case["seqlen"]
             rates.setdefault(shape, {})[one.case["lengths"]] = one.rate.tflops
-    return [[*map(str, shape), _tflops(found["full"]), _tflops(found["uniform"]),
-             f"{found['uniform'] / found['full']:.3f}", f"{hstu_jagged.BAR:g}",
-             _met(found["uniform"] / found["full"] >= hstu_jagged.BAR)]
-            for shape, found in rates.items() if {"full", "uniform"} <= {*found}]
+    return [
+        [
+            *map(str, shape),
+            _tflops(found["full"]),
+            _tflops(found["uniform"]),
+            f"{found['uniform'] / found['full']:.3f}",
+            f"{hstu_jagged.BAR:g}",
+            _met(found["uniform"] / found["full"] >= hstu_jagged.BAR),
+        ]
+        for shape, found in rates.items()
+        if {"full", "uniform"} <= {*found}
+    ]
 
 
 def counter_rows(captures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -181,11 +272,22 @@ def counter_rows(captures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         kernel = max(capture["kernels"], key=lambda one: one["total_ms"])
         seen = kernel["counters"]
         # A stall is warps for each instruction issued; of all, it is the part of a warp's time.
-        waits = [f"{100 * seen[name] / sum(value for key, value in seen.items() if key.startswith('stall_')):.1f} %"
-                 for name in ("stall_no_instruction", "stall_long_scoreboard")]
-        found.append([f"`{kernel['case']}`", f"`{kernel['backend']}`", f"{seen['cycles']:,.0f}",
-                      f"{seen['sm_mhz']:.0f}", f"{seen['tensor_percent']:.1f} %", f"{seen['l2_percent']:.0f} %",
-                      f"{seen['code_hit_percent']:.1f} %", *waits])
+        waits = [
+            f"{100 * seen[name] / sum(value for key, value in seen.items() if key.startswith('stall_')):.1f} %"
+            for name in ("stall_no_instruction", "stall_long_scoreboard")
+        ]
+        found.append(
+            [
+                f"`{kernel['case']}`",
+                f"`{kernel['backend']}`",
+                f"{seen['cycles']:,.0f}",
+                f"{seen['sm_mhz']:.0f}",
+                f"{seen['tensor_percent']:.1f} %",
+                f"{seen['l2_percent']:.0f} %",
+                f"{seen['code_hit_percent']:.1f} %",
+                *waits,
+            ]
+        )
     return found
 
 
@@ -197,8 +299,11 @@ def drift(run: Run, mode: str, peer: str = "hstu-fbgemm") -> tuple[float, float]
 
 def clock(run: Run, mode: str) -> str:
     """SM clock of the records of a mode, the median of each: lowest and highest."""
-    read_out = [[mhz for mhz in one.time.sm_mhz or () if mhz is not None] for one in run.records
-                if one.time and one.case["mode"] == mode]
+    read_out = [
+        [mhz for mhz in one.time.sm_mhz or () if mhz is not None]
+        for one in run.records
+        if one.time and one.case["mode"] == mode
+    ]
     seen = [statistics.median(clocks) for clocks in read_out if clocks]
     return f"SM clock {min(seen):.0f}-{max(seen):.0f} MHz" if seen else "SM clock not read"
 
@@ -231,17 +336,28 @@ def sparse_rows(data: Mapping[str, Any]) -> list[list[str]]:
         dense = statistics.median(group["rows"][0]["samples_ms"])
         shape = [sweep.block, str(sweep.headdim), str(sweep.seqlen), "causal" if sweep.causal else "full"]
         for kept in sweep.densities:
-            rows = [row for row in group["rows"][1:]
-                    if (row["density"], row["config"]) == (kept, sweep.default)]
+            rows = [row for row in group["rows"][1:] if (row["density"], row["config"]) == (kept, sweep.default)]
             of = {row["pattern"]: row for row in rows if row["what"] == "sparse"}
             sides = [of.get("full" if kept == 1 else "random"), of.get("random-uneven")]
             cells = [cell for row in sides for cell in (_sparse_cells(group, row) if row else ("", ""))]
             least = sweep.bar(kept)
-            met = "" if least is None else _met(all(flash_sparse.efficiency(group, row)[0] >= least
-                                                   for row in sides if row))
+            met = (
+                ""
+                if least is None
+                else _met(all(flash_sparse.efficiency(group, row)[0] >= least for row in sides if row))
+            )
             lists = statistics.median(next(row for row in rows if row["what"] == flash_sparse.LISTS)["samples_ms"])
-            found.append([*shape, f"{kept:g}", f"{dense:.2f}", *cells, "" if least is None else f"{least:.2f}", met,
-                          f"{100 * lists / dense:.1f} %"])
+            found.append(
+                [
+                    *shape,
+                    f"{kept:g}",
+                    f"{dense:.2f}",
+                    *cells,
+                    "" if least is None else f"{least:.2f}",
+                    met,
+                    f"{100 * lists / dense:.1f} %",
+                ]
+            )
     return found
 
 
@@ -256,11 +372,21 @@ def sparse_form_rows(data: Mapping[str, Any]) -> list[list[str]]:
     for group in data["groups"]:
         sweep = flash_sparse.sweep_of(group)
         for form in sweep.forms if len(sweep.forms) > 1 else ():
-            rows = {row["density"]: row for row in group["rows"][1:]
-                    if (row["what"], row["config"]) == ("sparse", form) and row["pattern"] != "random-uneven"}
-            found.append([sweep.block, str(sweep.headdim), str(sweep.seqlen), f"`{form}`",
-                          "yes" if form == sweep.default else "",
-                          *(_sparse_cells(group, rows[kept])[1] if kept in rows else "" for kept in SPARSE_DENSITIES)])
+            rows = {
+                row["density"]: row
+                for row in group["rows"][1:]
+                if (row["what"], row["config"]) == ("sparse", form) and row["pattern"] != "random-uneven"
+            }
+            found.append(
+                [
+                    sweep.block,
+                    str(sweep.headdim),
+                    str(sweep.seqlen),
+                    f"`{form}`",
+                    "yes" if form == sweep.default else "",
+                    *(_sparse_cells(group, rows[kept])[1] if kept in rows else "" for kept in SPARSE_DENSITIES),
+                ]
+            )
     return found
 
 

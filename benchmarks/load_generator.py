@@ -56,20 +56,36 @@ def ours(rate: float, seconds: float):
     with scheduled(due.tolist()) as generator:
         library = Indexed(users(), whose.tolist())
         ledger = Server(generator, NoEngine(), library, Batching(max_batch=1, max_wait_ms=0)).run()
-    return point_of(ledger, by_schedule(ledger, due.tolist(), generator.origin_ns or 0), scenario="gaps",
-                    generator="attnbench", asked=rate, slos_ms=(1.0,), cache={})
+    return point_of(
+        ledger,
+        by_schedule(ledger, due.tolist(), generator.origin_ns or 0),
+        scenario="gaps",
+        generator="attnbench",
+        asked=rate,
+        slos_ms=(1.0,),
+        cache={},
+    )
 
 
 def loadgen(rate: float, seconds: float):
     with tempfile.TemporaryDirectory() as folder:
         given, queries = rate_for_loadgen(rate, seconds, SCHEDULE_SEED)
-        settings = Settings(scenario="Server", rate=given, duration_ms=int(1000 * seconds) - 1, slo_ms=50.0,
-                            queries=queries, samples=50, seed=0, folder=folder)
+        settings = Settings(
+            scenario="Server",
+            rate=given,
+            duration_ms=int(1000 * seconds) - 1,
+            slo_ms=50.0,
+            queries=queries,
+            samples=50,
+            seed=0,
+            folder=folder,
+        )
         with by_loadgen(settings) as generator:
             ledger = Server(generator, NoEngine(), users(), Batching(max_batch=1, max_wait_ms=0)).run()
         schedule, _ = loadgen_schedule(ledger, generator, Path(folder))
-    return point_of(ledger, schedule, scenario="server", generator="mlcommons-loadgen", asked=rate, slos_ms=(1.0,),
-                    cache={})
+    return point_of(
+        ledger, schedule, scenario="server", generator="mlcommons-loadgen", asked=rate, slos_ms=(1.0,), cache={}
+    )
 
 
 def main() -> None:
@@ -77,11 +93,20 @@ def main() -> None:
     with own_cores():
         for measure, rate in itertools.product((ours, loadgen), RATES):
             point = measure(rate, max(seconds, 100 / rate))
-            print(json.dumps({
-                "generator": point.generator, "asked": rate, "offered": round(point.offered_rate, 2),
-                "requests": point.issued,
-                "late_p50_ms": round(point.late.p50, 4), "late_p99_ms": round(point.late.p99, 4),
-                "late_max_ms": round(point.late.max, 4)}), flush=True)
+            print(
+                json.dumps(
+                    {
+                        "generator": point.generator,
+                        "asked": rate,
+                        "offered": round(point.offered_rate, 2),
+                        "requests": point.issued,
+                        "late_p50_ms": round(point.late.p50, 4),
+                        "late_p99_ms": round(point.late.p99, 4),
+                        "late_max_ms": round(point.late.max, 4),
+                    }
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

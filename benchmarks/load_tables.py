@@ -9,8 +9,20 @@ from pathlib import Path
 from attnbench.presentation import figures
 from attnbench.store.load_file import LoadRun, Point, read
 
-HEAD = ("model", "load", "offered/s", "answered/s", "p50 ms", "p99 ms", "in time", "queue p50 ms", "host p50 ms",
-        "GPU p50 ms", "batch", "hit %")
+HEAD = (
+    "model",
+    "load",
+    "offered/s",
+    "answered/s",
+    "p50 ms",
+    "p99 ms",
+    "in time",
+    "queue p50 ms",
+    "host p50 ms",
+    "GPU p50 ms",
+    "batch",
+    "hit %",
+)
 
 
 def load_rows(paths: Sequence[Path]) -> list[list[str]]:
@@ -29,14 +41,19 @@ def _row(run: LoadRun, point: Point) -> list[str]:
     tight = min(point.goodput, key=lambda one: one.slo_ms)
     late = point.scenario != "offline"
     return [
-        run.model + ("" if run.settings.get("cache") else ", no cache"), point.scenario,
-        figures.plain(point.offered_rate, 4), figures.plain(point.achieved_rate, 4),
-        figures.plain(latency.p50) if latency and late else "", figures.plain(latency.p99) if latency and late else "",
+        run.model + ("" if run.settings.get("cache") else ", no cache"),
+        point.scenario,
+        figures.plain(point.offered_rate, 4),
+        figures.plain(point.achieved_rate, 4),
+        figures.plain(latency.p50) if latency and late else "",
+        figures.plain(latency.p99) if latency and late else "",
         f"{100 * tight.share:.1f} % in {tight.slo_ms:g} ms" if late else "",
-        figures.plain(point.queue.p50) if point.queue and late else "", figures.plain(point.host.p50) if point.host
-        else "", figures.plain(point.device.p50) if point.device else "",
+        figures.plain(point.queue.p50) if point.queue and late else "",
+        figures.plain(point.host.p50) if point.host else "",
+        figures.plain(point.device.p50) if point.device else "",
         figures.plain(sum(point.batch_size) / len(point.batch_size)) if point.batch_size else "",
-        f"{100 * (counts['hit'] + counts['host_hit']) / counts['tokens']:.0f}" if counts.get("tokens") else ""]
+        f"{100 * (counts['hit'] + counts['host_hit']) / counts['tokens']:.0f}" if counts.get("tokens") else "",
+    ]
 
 
 GENERATOR_HEAD = ("generator", "asked/s", "offered/s", "requests", "late p50 ms", "late p99 ms", "late at most, ms")

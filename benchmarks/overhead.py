@@ -1,6 +1,6 @@
 """How much of a run's wall time is sampling: suite `overhead`, worker start and set-up apart and included.
 
-    python benchmarks/overhead.py --out benchmarks/results/overhead-h200.json [--groups N]
+python benchmarks/overhead.py --out benchmarks/results/overhead-h200.json [--groups N]
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def main() -> None:
     args = parser.parse_args()
     device = resolve("auto")
     suite = load_suite("overhead", device.kind)
-    run = build(Request(suite=suite, device=str(device)), run_id=new_id(), command="benchmarks/overhead.py",
-                started=now())
+    run = build(
+        Request(suite=suite, device=str(device)), run_id=new_id(), command="benchmarks/overhead.py", started=now()
+    )
     run = dataclasses.replace(run, plan=run.plan[: args.groups])
     marks: list[tuple[float, float]] = []
     started = time.perf_counter()
@@ -41,12 +42,21 @@ def main() -> None:
     run = execute(run, on_event=heard)
     wall = time.perf_counter() - started
     passed = [record for record in run.records if record.status is Status.PASSED and record.time]
-    halves = [(t.ci_high_ms - t.ci_low_ms) / 2 / t.median_ms for r in passed
-              if (t := r.time) and t.ci_low_ms is not None and t.ci_high_ms is not None and t.median_ms]
+    halves = [
+        (t.ci_high_ms - t.ci_low_ms) / 2 / t.median_ms
+        for r in passed
+        if (t := r.time) and t.ci_low_ms is not None and t.ci_high_ms is not None and t.median_ms
+    ]
     result = {
-        "environment": to_dict(run.environments[0]), "settings": to_dict(run.settings),
-        "groups": len(run.plan), "records": len(run.records), "passed": len(passed),
-        "wall_s": wall, "sampling_s": marks[-1][1], "share": marks[-1][1] / wall, "first_group_s": marks[0][0],
+        "environment": to_dict(run.environments[0]),
+        "settings": to_dict(run.settings),
+        "groups": len(run.plan),
+        "records": len(run.records),
+        "passed": len(passed),
+        "wall_s": wall,
+        "sampling_s": marks[-1][1],
+        "share": marks[-1][1] / wall,
+        "first_group_s": marks[0][0],
         "seconds_per_group": statistics.median(b[0] - a[0] for a, b in pairwise(marks)),
         "median_us": statistics.quantiles((1e3 * r.time.median_ms for r in passed), n=10),
         "samples": statistics.quantiles((r.time.num_samples for r in passed), n=10),
@@ -56,8 +66,11 @@ def main() -> None:
         "not_passed": [[r.case_id, r.backend, r.status, r.reason] for r in run.records if r not in passed],
     }
     args.out.write_text(json.dumps(result, indent=1))
-    print(json.dumps({key: value for key, value in result.items() if key not in ("marks", "environment", "settings")},
-                     indent=1))
+    print(
+        json.dumps(
+            {key: value for key, value in result.items() if key not in ("marks", "environment", "settings")}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

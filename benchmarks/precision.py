@@ -97,11 +97,20 @@ def repeat(kernel: tuple, call: Callable[[], object], number: int, args: argpars
     clocks = [c for c in first.sm_mhz if c]
     watts = [w for w in group.power.watts if w] if group.power else []
     return {
-        "do_bench_ms": theirs, "do_bench_s": middle - started, "median_ms": statistics.median(first.samples_ms),
-        "samples": len(first.samples_ms), "sampling_s": group.sampling_s, "total_s": ended - middle,
-        "device_s_per_backend": sum(sum(t.samples_ms) for t in group.timings) / 2e3, "stopped_by": first.stopped_by,
-        "sm_mhz": [min(clocks), max(clocks)] if clocks else None, "watts": max(watts) if watts else None,
-        "host_ms": first.host_ms, "notes": first.notes, "kernels": first.kernels, "kernel_ms": first.kernel_ms,
+        "do_bench_ms": theirs,
+        "do_bench_s": middle - started,
+        "median_ms": statistics.median(first.samples_ms),
+        "samples": len(first.samples_ms),
+        "sampling_s": group.sampling_s,
+        "total_s": ended - middle,
+        "device_s_per_backend": sum(sum(t.samples_ms) for t in group.timings) / 2e3,
+        "stopped_by": first.stopped_by,
+        "sm_mhz": [min(clocks), max(clocks)] if clocks else None,
+        "watts": max(watts) if watts else None,
+        "host_ms": first.host_ms,
+        "notes": first.notes,
+        "kernels": first.kernels,
+        "kernel_ms": first.kernel_ms,
         **ratio(group),
     }
 
@@ -112,9 +121,13 @@ def sustained(call: Callable[[], object], number: int, args: argparse.Namespace)
     first = group.timings[0]
     clocks = [c for c in first.sm_mhz if c]
     watts = [w for w in group.power.watts if w] if group.power else []
-    return {"median_ms": statistics.median(first.samples_ms), "samples": len(first.samples_ms),
-            "sm_mhz": [min(clocks), max(clocks)] if clocks else None, "watts": max(watts) if watts else None,
-            **ratio(group)}
+    return {
+        "median_ms": statistics.median(first.samples_ms),
+        "samples": len(first.samples_ms),
+        "sm_mhz": [min(clocks), max(clocks)] if clocks else None,
+        "watts": max(watts) if watts else None,
+        **ratio(group),
+    }
 
 
 def spread(values: list[float]) -> float:
@@ -143,8 +156,11 @@ def main() -> None:
         call = attention(*kernel)
         rows = [sustained(call, number, args) for number in range(args.repeats)]
         result["sustained"].append({"kernel": kernel, "rows": rows})
-    known = {"spin 20 µs": (spin(40_000), spin(40_400)), "spin 1 ms": (spin(2_000_000), spin(2_020_000)),
-             "matmul": (looped_matmul(100), looped_matmul(101))}
+    known = {
+        "spin 20 µs": (spin(40_000), spin(40_400)),
+        "spin 1 ms": (spin(2_000_000), spin(2_020_000)),
+        "matmul": (looped_matmul(100), looped_matmul(101)),
+    }
     for name, (a, b) in known.items():
         a(), b()
         torch.cuda.synchronize()
@@ -170,13 +186,17 @@ def report(result: dict) -> None:
     for item in result["sustained"]:
         worst = max((row["ratio"] for row in item["rows"]), key=lambda r: abs(r - 1))
         ours = [row["median_ms"] for row in item["rows"]]
-        print(f"{item['kernel']!s:30} sustained {1e3 * statistics.median(ours):8.2f} µs {100 * spread(ours):5.2f} %  "
-              f"A/A worst {worst:.5f}  clock {item['rows'][-1]['sm_mhz']}  {item['rows'][-1]['watts']} W")
+        print(
+            f"{item['kernel']!s:30} sustained {1e3 * statistics.median(ours):8.2f} µs {100 * spread(ours):5.2f} %  "
+            f"A/A worst {worst:.5f}  clock {item['rows'][-1]['sm_mhz']}  {item['rows'][-1]['watts']} W"
+        )
     for item in result["ab"]:
         ratios = [row["ratio"] for row in item["rows"]]
         right = sum(row["high"] is not None and row["high"] < 1 for row in item["rows"])
-        print(f"{item['pair']:12} true {item['true']:.5f}  seen {min(ratios):.5f} to {max(ratios):.5f}  "
-              f"below 1: {sum(r < 1 for r in ratios)}/{len(ratios)}, interval too: {right}/{len(ratios)}")
+        print(
+            f"{item['pair']:12} true {item['true']:.5f}  seen {min(ratios):.5f} to {max(ratios):.5f}  "
+            f"below 1: {sum(r < 1 for r in ratios)}/{len(ratios)}, interval too: {right}/{len(ratios)}"
+        )
 
 
 if __name__ == "__main__":

@@ -107,10 +107,12 @@ def main() -> None:
             **opened(page, args.repeats),
         }  # fmt: skip
     args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"built {statistics.median(seconds):.2f} s ({statistics.median(cpu_seconds):.2f} s of CPU), "
-          f"{result['page_mb']:.2f} MB, first sort answered after "
-          f"{statistics.median(result['interactive_s']):.2f} s, sort {statistics.median(result['sort_ms']):.0f} ms "
-          f"(worst {max(result['sort_ms']):.0f} ms), load {result['load']:.1f}")
+    print(
+        f"built {statistics.median(seconds):.2f} s ({statistics.median(cpu_seconds):.2f} s of CPU), "
+        f"{result['page_mb']:.2f} MB, first sort answered after "
+        f"{statistics.median(result['interactive_s']):.2f} s, sort {statistics.median(result['sort_ms']):.0f} ms "
+        f"(worst {max(result['sort_ms']):.0f} ms), load {result['load']:.1f}"
+    )
 
 
 if __name__ == "__main__":

@@ -19,10 +19,14 @@ def _row(record: Record) -> list[str]:
     where = case["cache"] + (f", {case['on_host_hit']}" if case["cache"] == "host-hit" else "")
     speedup = record.speedup
     rate = 1e3 * record.counters["requests"] / whole.median_ms if whole and whole.median_ms else None
-    return [f"{case['batch']} × {case['num_candidates']}", f"{case['cached']}, {where}", f"`{backend_name(record)}`",
-            *(_ms(value) for value in (whole and whole.median_ms, whole and whole.p99_ms, device and device.median_ms)),
-            "" if rate is None else f"{rate:.0f}",
-            f"{speedup.ratio:.2f}×" if speedup and speedup.ratio else ""]
+    return [
+        f"{case['batch']} × {case['num_candidates']}",
+        f"{case['cached']}, {where}",
+        f"`{backend_name(record)}`",
+        *(_ms(value) for value in (whole and whole.median_ms, whole and whole.p99_ms, device and device.median_ms)),
+        "" if rate is None else f"{rate:.0f}",
+        f"{speedup.ratio:.2f}×" if speedup and speedup.ratio else "",
+    ]
 
 
 def _ms(value: float | None) -> str:

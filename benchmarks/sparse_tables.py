@@ -16,6 +16,11 @@ def _row(record: Record) -> list[str]:
     rate, efficiency = record.rate, sparse.efficiency(record)
     phases = [record.phases.get(name) for name in ("predict", "convert")]
     return [
-        f"`{record.backend}`", f"{record.time.median_ms:.3f}", f"{rate.tflops:.0f}", f"{rate.effective_tflops:.0f}",
-        f"{sparse.density(record):.2f}", "" if efficiency is None else f"{efficiency:.2f}",
-        *("" if phase is None else f"{1e3 * phase.median_ms:.0f}" for phase in phases)]
+        f"`{record.backend}`",
+        f"{record.time.median_ms:.3f}",
+        f"{rate.tflops:.0f}",
+        f"{rate.effective_tflops:.0f}",
+        f"{sparse.density(record):.2f}",
+        "" if efficiency is None else f"{efficiency:.2f}",
+        *("" if phase is None else f"{1e3 * phase.median_ms:.0f}" for phase in phases),
+    ]

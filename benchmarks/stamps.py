@@ -46,8 +46,9 @@ KINDS = {
 
 @triton.jit
 def _now(lane):
-    return tl.inline_asm_elementwise("{ mov.u64 $0, %globaltimer; }", "=l,r", [lane], dtype=tl.int64, is_pure=False,
-                                     pack=1)
+    return tl.inline_asm_elementwise(
+        "{ mov.u64 $0, %globaltimer; }", "=l,r", [lane], dtype=tl.int64, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -165,9 +166,25 @@ def by_ncu(cache: str, folder: Path) -> dict[str, dict] | None:
     if ncu is None:
         return None
     told = folder / "watched.json"
-    command = [ncu, "--csv", "--page", "raw", "--metrics", "gpu__time_duration.sum", "--clock-control", "none",
-               "--cache-control", cache, "-k", "regex:stamped_", sys.executable, __file__, "--out", str(told),
-               "--watched"]
+    command = [
+        ncu,
+        "--csv",
+        "--page",
+        "raw",
+        "--metrics",
+        "gpu__time_duration.sum",
+        "--clock-control",
+        "none",
+        "--cache-control",
+        cache,
+        "-k",
+        "regex:stamped_",
+        sys.executable,
+        __file__,
+        "--out",
+        str(told),
+        "--watched",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     if len(lines) < 2 or not told.exists():
@@ -206,8 +223,10 @@ def main() -> None:
 def offset(found: dict) -> str:
     """Median truth and what the tool reads beyond it."""
     beyond = [1e3 * (ms - truth) for ms, truth in zip(found["ms"], found["truth_ms"], strict=True)]
-    return (f"{1e3 * statistics.median(found['truth_ms']):.2f} µs {statistics.median(beyond):+.2f} "
-            f"[{min(beyond):+.2f} {max(beyond):+.2f}]")
+    return (
+        f"{1e3 * statistics.median(found['truth_ms']):.2f} µs {statistics.median(beyond):+.2f} "
+        f"[{min(beyond):+.2f} {max(beyond):+.2f}]"
+    )
 
 
 if __name__ == "__main__":

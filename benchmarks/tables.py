@@ -31,33 +31,71 @@ TICK_MS = 3.2e-5
 """Tick of an H200's global timer, which stamps kernels."""
 
 CHINESE = {
-    "kernel": "算子", "shape": "形状", "TFLOP/s": "TFLOP/s",
-    "fastest other": "最快的其他实现", "ours over it": "我们的是它的几倍",
+    "kernel": "算子",
+    "shape": "形状",
+    "TFLOP/s": "TFLOP/s",
+    "fastest other": "最快的其他实现",
+    "ours over it": "我们的是它的几倍",
     "Not measured yet.": "尚未测量。",
-    "backend": "后端", "what": "说明", "install": "安装", "tested on": "已在何处测试", "untested": "未测试",
+    "backend": "后端",
+    "what": "说明",
+    "install": "安装",
+    "tested on": "已在何处测试",
+    "untested": "未测试",
     "kernel (batch, heads, length, head dim)": "算子（批大小，头数，长度，头维度）",
     "its attention kernel": "其中的注意力算子",
-    "do_bench": "do_bench", "spread": "离散度", "attnbench": "attnbench",
-    "A/A, worst": "A/A，最差", "SM clock": "SM 频率", "sampling": "采样用时",
-    "pair": "对照", "true": "真值", "found": "测得", "right sign": "方向正确",
-    "interval leaves out 1": "区间不含 1", "power": "功耗", "A/A ratio, at the power limit": "功率上限下：A/A 之比",
-    "wanted": "目标", "reached": "实际", "met": "达到", "yes": "是", "no": "否",
-    "worst": "最差", "of": "/", "batch": "批大小", "length": "长度", "head dim": "头维度", "causal": "因果",
+    "do_bench": "do_bench",
+    "spread": "离散度",
+    "attnbench": "attnbench",
+    "A/A, worst": "A/A，最差",
+    "SM clock": "SM 频率",
+    "sampling": "采样用时",
+    "pair": "对照",
+    "true": "真值",
+    "found": "测得",
+    "right sign": "方向正确",
+    "interval leaves out 1": "区间不含 1",
+    "power": "功耗",
+    "A/A ratio, at the power limit": "功率上限下：A/A 之比",
+    "wanted": "目标",
+    "reached": "实际",
+    "met": "达到",
+    "yes": "是",
+    "no": "否",
+    "worst": "最差",
+    "of": "/",
+    "batch": "批大小",
+    "length": "长度",
+    "head dim": "头维度",
+    "causal": "因果",
     "Useful TFLOP/s, median; the fastest in bold.": "有效 TFLOP/s，取中位数；最快者加粗。",
-    "Not in the table: ": "未列入表中：", "Measured on ": "测量环境：", ", ": "，", ".": "。",
-    "cases × backends": "算例 × 后端", "wall time": "总用时", "share of it spent sampling": "其中采样所占比例",
-    "a case": "每个算例", "half interval, median": "半区间，中位数",
+    "Not in the table: ": "未列入表中：",
+    "Measured on ": "测量环境：",
+    ", ": "，",
+    ".": "。",
+    "cases × backends": "算例 × 后端",
+    "wall time": "总用时",
+    "share of it spent sampling": "其中采样所占比例",
+    "a case": "每个算例",
+    "half interval, median": "半区间，中位数",
     "spread of the median, under 30 µs": "30 µs 以下：中位数的离散度",
     "CUPTI beyond a kernel's own stamps, less an empty kernel's": "CUPTI 与算子自记时间戳之差（扣除空算子）",
-    "kernel that stamps itself": "自记时间戳的算子", "first to last stamp": "首末时间戳之差",
+    "kernel that stamps itself": "自记时间戳的算子",
+    "first to last stamp": "首末时间戳之差",
     "CTAs": "CTA 数",
-    "A/A ratio, over 0.5 ms": "0.5 ms 以上：A/A 之比", "A/A ratio, under 30 µs": "30 µs 以下：A/A 之比",
+    "A/A ratio, over 0.5 ms": "0.5 ms 以上：A/A 之比",
+    "A/A ratio, under 30 µs": "30 µs 以下：A/A 之比",
     "1 % found with the right sign": "1 % 的差别，方向判断正确",
     "device time a backend, against do_bench's": "每个后端的设备时间，与 do_bench 相比",
     "wall time spent sampling": "总用时中的采样比例",
-    "at most 2 % or a tick": "不超过 2 % 或一个计时刻度", "within 3 % or 0.3 µs": "3 % 或 0.3 µs 以内",
-    "1 ± 0.1 %": "1 ± 0.1 %", "1 ± 0.2 % or a tick": "1 ± 0.2 % 或一个计时刻度", "all": "全部",
-    "no more": "不超过", "at least 60 %": "至少 60 %", "not measured": "未测量",
+    "at most 2 % or a tick": "不超过 2 % 或一个计时刻度",
+    "within 3 % or 0.3 µs": "3 % 或 0.3 µs 以内",
+    "1 ± 0.1 %": "1 ± 0.1 %",
+    "1 ± 0.2 % or a tick": "1 ± 0.2 % 或一个计时刻度",
+    "all": "全部",
+    "no more": "不超过",
+    "at least 60 %": "至少 60 %",
+    "not measured": "未测量",
 }
 
 Say = Callable[[str], str]
@@ -79,9 +117,16 @@ def backends(say: Say) -> str:
     """Every shipped backend, from the registry."""
     from attnbench.backends.registry import all_backends
 
-    rows = [(f"`{name}`", backend.title, f"`{backend.install.replace('{max_jobs}', 'N')}`",
-             backend.tested or say("untested"))
-            for name, backend in sorted(all_backends().items()) if type(backend).__module__.startswith("attnbench.")]
+    rows = [
+        (
+            f"`{name}`",
+            backend.title,
+            f"`{backend.install.replace('{max_jobs}', 'N')}`",
+            backend.tested or say("untested"),
+        )
+        for name, backend in sorted(all_backends().items())
+        if type(backend).__module__.startswith("attnbench.")
+    ]
     return markdown([say(word) for word in ("backend", "what", "install", "tested on")], rows)
 
 
@@ -111,13 +156,19 @@ def on_card(say: Say, path: Path) -> str:
     rows = []
     for case_id, case in {r.case_id: r.case for r in run.records}.items():
         best = max(rates.get((case_id, name), 0.0) for name in names)
-        cells = [(f"**{rate:.0f}**" if rate == best else f"{rate:.0f}") if (rate := rates.get((case_id, name))) else ""
-                 for name in names]
+        cells = [
+            (f"**{rate:.0f}**" if rate == best else f"{rate:.0f}") if (rate := rates.get((case_id, name))) else ""
+            for name in names
+        ]
         shape = (case["batch"], case["seqlen"], case["headdim"], say("yes") if case["causal"] else say("no"))
         rows.append([*map(str, shape), *cells])
     head = [say(word) for word in ("batch", "length", "head dim", "causal")]
-    lines = [markdown([*head, *(f"`{name}`" for name in names)], rows), "",
-             say("Useful TFLOP/s, median; the fastest in bold."), where(to_dict(run.environments[0]), say)]
+    lines = [
+        markdown([*head, *(f"`{name}`" for name in names)], rows),
+        "",
+        say("Useful TFLOP/s, median; the fastest in bold."),
+        where(to_dict(run.environments[0]), say),
+    ]
     lost = dict.fromkeys(f"`{r.backend}` ({r.status.value})" for r in run.records if r.status is not Status.PASSED)
     return "\n".join([*lines, *([f"{say('Not in the table: ')}{say(', ').join(lost)}{say('.')}"] if lost else [])])
 
@@ -125,17 +176,33 @@ def on_card(say: Say, path: Path) -> str:
 def precision(say: Say, path: Path) -> str:
     """The harness beside do_bench, kernel by kernel."""
     data = json.loads(path.read_text("utf-8"))
-    words = ("kernel (batch, heads, length, head dim)", "do_bench", "spread", "attnbench", "spread",
-             "its attention kernel", "A/A, worst", "SM clock", "sampling")
+    words = (
+        "kernel (batch, heads, length, head dim)",
+        "do_bench",
+        "spread",
+        "attnbench",
+        "spread",
+        "its attention kernel",
+        "A/A, worst",
+        "SM clock",
+        "sampling",
+    )
     rows = []
     for item in data["aa"]:
         ours, theirs = ([row[key] for row in item["rows"]] for key in ("median_ms", "do_bench_ms"))
-        rows.append((
-            label(item["kernel"]), time(statistics.median(theirs)), percent(spread(theirs)),
-            time(statistics.median(ours)), percent(spread(ours)), time(kernel_alone(item["rows"])),
-            f"{worst(item['rows']):.5f}", clocks(item["rows"]),
-            f"{statistics.median(row['sampling_s'] for row in item['rows']):.2g} s",
-        ))
+        rows.append(
+            (
+                label(item["kernel"]),
+                time(statistics.median(theirs)),
+                percent(spread(theirs)),
+                time(statistics.median(ours)),
+                percent(spread(ours)),
+                time(kernel_alone(item["rows"])),
+                f"{worst(item['rows']):.5f}",
+                clocks(item["rows"]),
+                f"{statistics.median(row['sampling_s'] for row in item['rows']):.2g} s",
+            )
+        )
     return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
 
 
@@ -163,8 +230,16 @@ def power_limit(say: Say, path: Path) -> str:
     for item in json.loads(path.read_text("utf-8")).get("sustained", ()):
         ours = [row["median_ms"] for row in item["rows"]]
         watts = [row["watts"] for row in item["rows"] if row["watts"]]
-        rows.append((label(item["kernel"]), time(statistics.median(ours)), percent(spread(ours)),
-                     f"{worst(item['rows']):.5f}", clocks(item["rows"]), f"{max(watts):.0f} W" if watts else ""))
+        rows.append(
+            (
+                label(item["kernel"]),
+                time(statistics.median(ours)),
+                percent(spread(ours)),
+                f"{worst(item['rows']):.5f}",
+                clocks(item["rows"]),
+                f"{max(watts):.0f} W" if watts else "",
+            )
+        )
     words = ("kernel (batch, heads, length, head dim)", "attnbench", "spread", "A/A, worst", "SM clock", "power")
     return markdown([say(word) for word in words], rows)
 
@@ -177,8 +252,15 @@ def known_answers(say: Say, path: Path) -> str:
         ratios = [row["ratio"] for row in item["rows"]]
         right = sum((ratio < 1) == (item["true"] < 1) for ratio in ratios)
         sure = sum(_sign(row, item["true"]).met for row in item["rows"])
-        rows.append((item["pair"], f"{item['true']:.5f}", f"{min(ratios):.5f}-{max(ratios):.5f}",
-                     f"{right} {say('of')} {len(ratios)}", f"{sure} {say('of')} {len(ratios)}"))
+        rows.append(
+            (
+                item["pair"],
+                f"{item['true']:.5f}",
+                f"{min(ratios):.5f}-{max(ratios):.5f}",
+                f"{right} {say('of')} {len(ratios)}",
+                f"{sure} {say('of')} {len(ratios)}",
+            )
+        )
     return markdown([say(word) for word in ("pair", "true", "found", "right sign", "interval leaves out 1")], rows)
 
 
@@ -187,8 +269,15 @@ def overhead(say: Say, path: Path) -> str:
     data = json.loads(path.read_text("utf-8"))
     halves = data["relative_half_width"]
     words = ("cases × backends", "wall time", "share of it spent sampling", "a case", "half interval, median")
-    rows = [(f"{data['groups']} × {data['records'] // data['groups']}", f"{data['wall_s']:.0f} s",
-             percent(data["share"]), f"{data['seconds_per_group']:.2g} s", percent(halves[len(halves) // 2]))]
+    rows = [
+        (
+            f"{data['groups']} × {data['records'] // data['groups']}",
+            f"{data['wall_s']:.0f} s",
+            percent(data["share"]),
+            f"{data['seconds_per_group']:.2g} s",
+            percent(halves[len(halves) // 2]),
+        )
+    ]
     return markdown([say(word) for word in words], rows)
 
 
@@ -200,15 +289,32 @@ def compared(say: Say, path: Path) -> str:
         name, caught, others = equal["setting"]["name"], changed["changed"], changed["unchanged"]
         judged, doubts = sum(caught.values()), caught.get("unclear", 0) + others.get("unclear", 0)
         cause, count = max(changed["causes"].items(), key=lambda one: one[1])
-        rows.append((name, say("yes") if equal["setting"]["yardsticks"] else "",
-                     f"{equal['grids_with_alarm']} {say('of')} {equal['grids']}",
-                     f"{100 * caught.get('slower', 0) / judged:.1f} %" if judged else "",
-                     f"{100 * doubts / (judged + sum(others.values())):.1f} %",
-                     f"{say(cause)}: {count} {say('of')} {changed['grids']}" if cause != "none" else "",
-                     percent(equal["smallest"])))
-    return markdown([say(word) for word in ("simulated", "yardsticks", "equal code: diffs with an alarm",
-                                            "3 % slower: called", "then unclear", "and all rows said to be by",
-                                            "seen from, median row")], rows)
+        rows.append(
+            (
+                name,
+                say("yes") if equal["setting"]["yardsticks"] else "",
+                f"{equal['grids_with_alarm']} {say('of')} {equal['grids']}",
+                f"{100 * caught.get('slower', 0) / judged:.1f} %" if judged else "",
+                f"{100 * doubts / (judged + sum(others.values())):.1f} %",
+                f"{say(cause)}: {count} {say('of')} {changed['grids']}" if cause != "none" else "",
+                percent(equal["smallest"]),
+            )
+        )
+    return markdown(
+        [
+            say(word)
+            for word in (
+                "simulated",
+                "yardsticks",
+                "equal code: diffs with an alarm",
+                "3 % slower: called",
+                "then unclear",
+                "and all rows said to be by",
+                "seen from, median row",
+            )
+        ],
+        rows,
+    )
 
 
 def compared_card(say: Say, path: Path) -> str:
@@ -219,12 +325,26 @@ def compared_card(say: Say, path: Path) -> str:
         judged = sum(sum(one["verdicts"].values()) for one in diffs)
         doubts = sum(one["verdicts"].get("unclear", 0) for one in diffs)
         clock = max(one["largest_clock_change"] or 0.0 for one in diffs)
-        rows.append((name, f"{sum(bool(one['alarms']) for one in diffs)} {say('of')} {len(diffs)}",
-                     f"{doubts} {say('of')} {judged}", percent(max(one["largest_change"] for one in diffs)),
-                     percent(max(one["largest_time_change"] for one in diffs)), percent(clock),
-                     percent(statistics.median(seen for one in diffs for seen in one["smallest_seen"]))))
-    words = ("equal code, measured", "diffs with an alarm", "rows unclear", "largest change", "largest of the times",
-             "largest of the clocks", "seen from, median row")
+        rows.append(
+            (
+                name,
+                f"{sum(bool(one['alarms']) for one in diffs)} {say('of')} {len(diffs)}",
+                f"{doubts} {say('of')} {judged}",
+                percent(max(one["largest_change"] for one in diffs)),
+                percent(max(one["largest_time_change"] for one in diffs)),
+                percent(clock),
+                percent(statistics.median(seen for one in diffs for seen in one["smallest_seen"])),
+            )
+        )
+    words = (
+        "equal code, measured",
+        "diffs with an alarm",
+        "rows unclear",
+        "largest change",
+        "largest of the times",
+        "largest of the clocks",
+        "seen from, median row",
+    )
     return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
 
 
@@ -232,10 +352,18 @@ def compared_speed(say: Say, path: Path) -> str:
     """How long a diff of two large runs took."""
     data = json.loads(path.read_text("utf-8"))["speed"]
     words = ("records × samples, each side", "file", "wall time", "CPU time", "load by other work, on cores")
-    return markdown([say(word) for word in words], [(
-        f"{data['records']:,} × {data['samples']}", f"{data['megabytes']:.1f} MB",
-        f"{min(data['wall_s']):.2f}-{max(data['wall_s']):.2f} s", f"{statistics.median(data['cpu_s']):.2f} s",
-        f"{data['load']:.1f}, {data['cores']}")])
+    return markdown(
+        [say(word) for word in words],
+        [
+            (
+                f"{data['records']:,} × {data['samples']}",
+                f"{data['megabytes']:.1f} MB",
+                f"{min(data['wall_s']):.2f}-{max(data['wall_s']):.2f} s",
+                f"{statistics.median(data['cpu_s']):.2f} s",
+                f"{data['load']:.1f}, {data['cores']}",
+            )
+        ],
+    )
 
 
 def targets(say: Say, precise: Path, long: Path, stamped: Path) -> str:
@@ -264,14 +392,24 @@ def report_page(say: Say, path: Path) -> str:
         ("rows sorted, median", "under 100 ms", f"{middle['sort_ms']:.2g} ms", middle["sort_ms"] < 100),
         ("rows sorted, slowest", "", f"{max(data['sort_ms']):.3g} ms", None),
     ]
-    known = [(what, wanted, reached, "" if met is None else "yes" if met else "no")
-             for what, wanted, reached, met in rows]
+    known = [
+        (what, wanted, reached, "" if met is None else "yes" if met else "no") for what, wanted, reached, met in rows
+    ]
     machine = data["environment"]
-    words = [machine["cpu"], f"{machine['cores']} cores", f"Chromium {data['chromium']}",
-             f"medians of {len(data['built_s'])}"]
+    words = [
+        machine["cpu"],
+        f"{machine['cores']} cores",
+        f"Chromium {data['chromium']}",
+        f"medians of {len(data['built_s'])}",
+    ]
     words += ["scheduled ahead of the other work on the machine"] if data["ahead_of_others"] else []
-    return "\n".join([markdown([say(word) for word in ("what", "wanted", "reached", "met")], known), "",
-                      f"{say('Measured on ')}{say(', ').join(words)}{say('.')}"])
+    return "\n".join(
+        [
+            markdown([say(word) for word in ("what", "wanted", "reached", "met")], known),
+            "",
+            f"{say('Measured on ')}{say(', ').join(words)}{say('.')}",
+        ]
+    )
 
 
 def history(say: Say, path: Path) -> str:
@@ -281,13 +419,25 @@ def history(say: Say, path: Path) -> str:
     rows = [
         (f"records, with {data['samples']} samples each", "", f"{data['records']:,}", ""),
         ("size", "", f"{data['megabytes'] / 1024:.2g} GiB, {data['bytes_per_record']:.0f} B a record", ""),
-        ("one row's trend with change points, median", "under 200 ms", f"{trend['median']:.0f} ms",
-         "yes" if trend["median"] < 200 else "no"),
+        (
+            "one row's trend with change points, median",
+            "under 200 ms",
+            f"{trend['median']:.0f} ms",
+            "yes" if trend["median"] < 200 else "no",
+        ),
         ("the slowest of them", "", f"{trend['max']:.0f} ms", ""),
-        ("rows with a change: found", "all", f"{data['shifted_rows_found']} of {data['shifted_rows']}",
-         "yes" if data["shifted_rows_found"] == data["shifted_rows"] else "no"),
-        ("rows without: an alarm", "none", f"{data['steady_rows_alarmed']} of {steady}",
-         "yes" if not data["steady_rows_alarmed"] else "no"),
+        (
+            "rows with a change: found",
+            "all",
+            f"{data['shifted_rows_found']} of {data['shifted_rows']}",
+            "yes" if data["shifted_rows_found"] == data["shifted_rows"] else "no",
+        ),
+        (
+            "rows without: an alarm",
+            "none",
+            f"{data['steady_rows_alarmed']} of {steady}",
+            "yes" if not data["steady_rows_alarmed"] else "no",
+        ),
     ]
     return markdown([say(word) for word in ("what", "wanted", "reached", "met")], rows)
 
@@ -297,16 +447,34 @@ def tuner(say: Say, path: Path) -> str:
     rows = []
     for row in json.loads(path.read_text("utf-8"))["settings"]:
         trials = row["trials"]
-        rows.append((row["setting"]["name"], f"{row['within']} {say('of')} {trials}", percent(row["worst_loss"]),
-                     f"{percent(row['mean_loss'])}, {percent(row['mean_stated_loss'])}",
-                     f"{row['covered']} {say('of')} {trials}, {percent(row['mean_stated_most'])}",
-                     percent(row["mean_stated_close"]),
-                     f"{percent(row['mean_share'])}, {percent(row['largest_share'])}",
-                     f"{row['usual_within']} {say('of')} {trials}, {percent(row['usual_worst_loss'])}"))
-    return markdown([say(word) for word in (
-        "landscape, noise", "pick within 1 %", "worst loss", "mean loss: true, stated",
-        "true loss within the stated most: races, mean of it", "stated chance of 1 %",
-        "sampling, of exhaustive: mean, most", "in sequence: within 1 %, worst")], rows)
+        rows.append(
+            (
+                row["setting"]["name"],
+                f"{row['within']} {say('of')} {trials}",
+                percent(row["worst_loss"]),
+                f"{percent(row['mean_loss'])}, {percent(row['mean_stated_loss'])}",
+                f"{row['covered']} {say('of')} {trials}, {percent(row['mean_stated_most'])}",
+                percent(row["mean_stated_close"]),
+                f"{percent(row['mean_share'])}, {percent(row['largest_share'])}",
+                f"{row['usual_within']} {say('of')} {trials}, {percent(row['usual_worst_loss'])}",
+            )
+        )
+    return markdown(
+        [
+            say(word)
+            for word in (
+                "landscape, noise",
+                "pick within 1 %",
+                "worst loss",
+                "mean loss: true, stated",
+                "true loss within the stated most: races, mean of it",
+                "stated chance of 1 %",
+                "sampling, of exhaustive: mean, most",
+                "in sequence: within 1 %, worst",
+            )
+        ],
+        rows,
+    )
 
 
 def median_ticks(say: Say, path: Path) -> str:
@@ -338,27 +506,54 @@ def tuner_card(say: Say, path: Path) -> str:
     data = json.loads(path.read_text("utf-8"))
     trials = data["trials"]
     rows = [
-        ("configurations, right, within 1 % of the best",
-         f"{data['configurations']}, {data['right']}, {data['near']}", ""),
-        ("pick within 1 % of the exhaustive best", f"{data['within']} of {len(trials)}, worst "
-         f"{percent(max(row['loss'] for row in trials))}", "at least 19 of 20"),
+        (
+            "configurations, right, within 1 % of the best",
+            f"{data['configurations']}, {data['right']}, {data['near']}",
+            "",
+        ),
+        (
+            "pick within 1 % of the exhaustive best",
+            f"{data['within']} of {len(trials)}, worst {percent(max(row['loss'] for row in trials))}",
+            "at least 19 of 20",
+        ),
         ("sampling, of exhaustive", f"{percent(max(row['share'] for row in trials))} at most", "at most 20 %"),
         ("a race, by the clock", f"{statistics.median(row['wall_s'] for row in trials):.1f} s", ""),
-        ("compiling ahead and checking, once", f"{data['seconds']['compile']:.0f} s, {data['seconds']['check']:.0f} s",
-         ""),
+        (
+            "compiling ahead and checking, once",
+            f"{data['seconds']['compile']:.0f} s, {data['seconds']['check']:.0f} s",
+            "",
+        ),
     ]
-    return "\n".join([markdown(("what", "reached", "wanted"), rows), "",
-                      f"{data['backend']}, {data['case_id']}.", where(data["environment"], say)])
+    return "\n".join(
+        [
+            markdown(("what", "reached", "wanted"), rows),
+            "",
+            f"{data['backend']}, {data['case_id']}.",
+            where(data["environment"], say),
+        ]
+    )
 
 
 def flash_kernels(mode: str) -> Callable[..., str]:
     """Our FlashAttention beside its peers, in one mode."""
+
     def render(say: Say, path: Path) -> str:
         import kernel_tables
 
         run = kernel_tables.load(path)
-        words = ("head dim", "length", "mask", "ours", "`sdpa-cudnn`", "`sdpa-flash`", "`fa3-fwd`", "bar", "met",
-                 "aim", "met")
+        words = (
+            "head dim",
+            "length",
+            "mask",
+            "ours",
+            "`sdpa-cudnn`",
+            "`sdpa-flash`",
+            "`fa3-fwd`",
+            "bar",
+            "met",
+            "aim",
+            "met",
+        )
         return measured_kernels(say, words, kernel_tables.flash_rows(run, mode), run, kernel_tables.clock(run, mode))
 
     return render
@@ -379,10 +574,28 @@ def flash_sparse(say: Say, path: Path) -> str:
     import kernel_tables
 
     data = json.loads(path.read_text("utf-8"))
-    words = ("block", "head dim", "length", "mask", "density", "dense, ms", "equal rows, ms", "E", "unequal rows, ms",
-             "E", "bar", "met", "lists, of dense")
-    return "\n".join([markdown([say(word) for word in words], kernel_tables.sparse_rows(data)), "",
-                      f"{where(data['environment'], say)} {kernel_tables.sparse_clock(data)}."])
+    words = (
+        "block",
+        "head dim",
+        "length",
+        "mask",
+        "density",
+        "dense, ms",
+        "equal rows, ms",
+        "E",
+        "unequal rows, ms",
+        "E",
+        "bar",
+        "met",
+        "lists, of dense",
+    )
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], kernel_tables.sparse_rows(data)),
+            "",
+            f"{where(data['environment'], say)} {kernel_tables.sparse_clock(data)}.",
+        ]
+    )
 
 
 def flash_sparse_forms(say: Say, path: Path) -> str:
@@ -390,20 +603,44 @@ def flash_sparse_forms(say: Say, path: Path) -> str:
     import kernel_tables
 
     data = json.loads(path.read_text("utf-8"))
-    words = ("block", "head dim", "length", "configuration", "default",
-             *(f"E at {kept:g}" for kept in kernel_tables.SPARSE_DENSITIES))
-    return "\n".join([markdown([say(word) for word in words], kernel_tables.sparse_form_rows(data)), "",
-                      f"{where(data['environment'], say)} {kernel_tables.sparse_clock(data)}."])
+    words = (
+        "block",
+        "head dim",
+        "length",
+        "configuration",
+        "default",
+        *(f"E at {kept:g}" for kept in kernel_tables.SPARSE_DENSITIES),
+    )
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], kernel_tables.sparse_form_rows(data)),
+            "",
+            f"{where(data['environment'], say)} {kernel_tables.sparse_clock(data)}.",
+        ]
+    )
 
 
 def hstu_kernels(mode: str) -> Callable[..., str]:
     """Our dense HSTU attention beside NVIDIA's, in one mode."""
+
     def render(say: Say, path: Path) -> str:
         import kernel_tables
 
         run = kernel_tables.load(path)
-        words = ("heads", "dim", "length", "`hstu-fbgemm`", "from earlier", "ours", "TFLOP/s", "ratio", "bar", "met",
-                 "aim", "met")
+        words = (
+            "heads",
+            "dim",
+            "length",
+            "`hstu-fbgemm`",
+            "from earlier",
+            "ours",
+            "TFLOP/s",
+            "ratio",
+            "bar",
+            "met",
+            "aim",
+            "met",
+        )
         low, high = kernel_tables.drift(run, mode)
         text = measured_kernels(say, words, kernel_tables.hstu_rows(run, mode), run, kernel_tables.clock(run, mode))
         return f"{text} `hstu-fbgemm` lies {100 * low:.0f} to {100 * high:.0f} % over what do_bench took earlier."
@@ -417,8 +654,18 @@ def hstu_sparse(say: Say, *paths: Path) -> str:
 
     runs = [kernel_tables.load(path) for path in paths]
     run = replace(runs[0], records=tuple(record for one in runs for record in one.records))
-    words = ("heads", "dims", "length", "ours", "ms", *(f"over `{name}`" for name in kernel_tables.DENSE), "bar", "met",
-             "aim", "met")
+    words = (
+        "heads",
+        "dims",
+        "length",
+        "ours",
+        "ms",
+        *(f"over `{name}`" for name in kernel_tables.DENSE),
+        "bar",
+        "met",
+        "aim",
+        "met",
+    )
     mode = run.records[0].case["mode"]
     return measured_kernels(say, words, kernel_tables.bsa_rows(run), run, kernel_tables.clock(run, mode))
 
@@ -432,8 +679,13 @@ def hstu_uneven(say: Say, path: Path) -> str:
     return measured_kernels(say, words, kernel_tables.jagged_rows(run), run, kernel_tables.clock(run, "fwd"))
 
 
-OURS = {"flash fwd": "flash-fwd-h200.json", "flash bwd": "flash-h200.json", "dense fwd": "hstu-dense-fwd-h200.json",
-        "dense bwd": "hstu-dense-bwd-h200.json", "sparse fwd": "hstu-bsa-fwd-h200.json"}
+OURS = {
+    "flash fwd": "flash-fwd-h200.json",
+    "flash bwd": "flash-h200.json",
+    "dense fwd": "hstu-dense-fwd-h200.json",
+    "dense bwd": "hstu-dense-bwd-h200.json",
+    "sparse fwd": "hstu-bsa-fwd-h200.json",
+}
 """Run files of the README's first table."""
 
 
@@ -445,8 +697,13 @@ def our_kernels(say: Say, *paths: Path) -> str:
 
     runs = dict(zip(OURS, map(kernel_tables.load, paths), strict=True))
     words = ("kernel", "shape", "TFLOP/s", "fastest other", "TFLOP/s", "ours over it")
-    return "\n".join([markdown([say(word) for word in words], kernel_tables.ours_rows(runs)), "",
-                      where(to_dict(runs["flash fwd"].environments[0]), say)])
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], kernel_tables.ours_rows(runs)),
+            "",
+            where(to_dict(runs["flash fwd"].environments[0]), say),
+        ]
+    )
 
 
 def flash_counters(say: Say, path: Path) -> str:
@@ -454,10 +711,24 @@ def flash_counters(say: Say, path: Path) -> str:
     import kernel_tables
 
     data = json.loads(path.read_text("utf-8"))["captures"]
-    words = ("case", "backend", "cycles", "SM MHz", "tensor cores", "L2", "hits of code", "time without an instruction",
-             "time for loads")
-    return "\n".join([markdown([say(word) for word in words], kernel_tables.counter_rows(data)), "",
-                      f"Nsight Compute {data[0]['tool_version']} on {data[0]['device']}; cold caches, free clocks."])
+    words = (
+        "case",
+        "backend",
+        "cycles",
+        "SM MHz",
+        "tensor cores",
+        "L2",
+        "hits of code",
+        "time without an instruction",
+        "time for loads",
+    )
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], kernel_tables.counter_rows(data)),
+            "",
+            f"Nsight Compute {data[0]['tool_version']} on {data[0]['device']}; cold caches, free clocks.",
+        ]
+    )
 
 
 def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock: str) -> str:
@@ -465,8 +736,13 @@ def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock:
     from attnbench.record import to_dict
 
     regimes = ", ".join(sorted({one.time.regime for one in run.records if one.time}))
-    return "\n".join([markdown([say(word) for word in words], rows), "",
-                      f"{where(to_dict(run.environments[0]), say)} Samples: {regimes}; {clock}."])
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], rows),
+            "",
+            f"{where(to_dict(run.environments[0]), say)} Samples: {regimes}; {clock}.",
+        ]
+    )
 
 
 def hstu_paged(say: Say, path: Path) -> str:
@@ -512,8 +788,11 @@ def loads(say: Say, *paths: Path) -> str:
     import load_tables
 
     rows = load_tables.load_rows(paths)
-    return f"{markdown([say(word) for word in load_tables.HEAD], rows)}\n\n" + say("Measured on ") + (
-        load_tables.machine_of(paths) + say("."))
+    return (
+        f"{markdown([say(word) for word in load_tables.HEAD], rows)}\n\n"
+        + say("Measured on ")
+        + (load_tables.machine_of(paths) + say("."))
+    )
 
 
 def generators(say: Say, path: Path) -> str:
@@ -582,15 +861,27 @@ def _precise(path: Path) -> list[tuple[str, str, list[Finding]]]:
     short = [(ms, item) for ms, item in kernels if ms < SHORT_MS]
     long = [item for ms, item in kernels if ms > LONG_MS]
     return [
-        ("spread of the median, under 30 µs", "at most 2 % or a tick", [
-            _spread(ms, item["rows"]) for ms, item in short]),
+        (
+            "spread of the median, under 30 µs",
+            "at most 2 % or a tick",
+            [_spread(ms, item["rows"]) for ms, item in short],
+        ),
         ("A/A ratio, over 0.5 ms", "1 ± 0.1 %", [_ratio(row, 0.001, 0.0) for item in long for row in item["rows"]]),
-        ("A/A ratio, at the power limit", "1 ± 0.1 %", [
-            _ratio(row, 0.001, 0.0) for item in data.get("sustained", ()) for row in item["rows"]]),
-        ("A/A ratio, under 30 µs", "1 ± 0.2 % or a tick", [
-            _ratio(row, 0.002, TICK_MS / ms) for ms, item in short for row in item["rows"]]),
-        ("1 % found with the right sign", "all", [
-            _sign(row, item["true"]) for item in data["ab"] for row in item["rows"]]),
+        (
+            "A/A ratio, at the power limit",
+            "1 ± 0.1 %",
+            [_ratio(row, 0.001, 0.0) for item in data.get("sustained", ()) for row in item["rows"]],
+        ),
+        (
+            "A/A ratio, under 30 µs",
+            "1 ± 0.2 % or a tick",
+            [_ratio(row, 0.002, TICK_MS / ms) for ms, item in short for row in item["rows"]],
+        ),
+        (
+            "1 % found with the right sign",
+            "all",
+            [_sign(row, item["true"]) for item in data["ab"] for row in item["rows"]],
+        ),
         ("device time a backend, against do_bench's", "no more", [_cost(item["rows"]) for item in data["aa"]]),
     ]
 
@@ -678,8 +969,12 @@ def percent(share: float) -> str:
 
 def where(environment: dict[str, Any], say: Say) -> str:
     """What it was measured on."""
-    words = [environment["gpu"], f"driver {environment['driver']}", f"torch {environment['torch']}",
-             f"triton {environment['triton']}"]
+    words = [
+        environment["gpu"],
+        f"driver {environment['driver']}",
+        f"torch {environment['torch']}",
+        f"triton {environment['triton']}",
+    ]
     return f"{say('Measured on ')}{say(', ').join(words)}{say('.')}"
 
 

@@ -96,8 +96,14 @@ def landscape(kind: str, lots: np.random.Generator) -> np.ndarray:
             logs = np.concatenate([[0.0], 0.03 + lots.exponential(0.35, count - 1)])
         elif kind == "near":  # a tenth within 1 %, a fifth more within 4 %
             tenth, fifth = int(NEAR * count) - 1, count // 5
-            logs = np.concatenate([[0.0], lots.uniform(0.0, CLOSE, tenth), lots.uniform(CLOSE, 0.04, fifth),
-                                   0.04 + lots.exponential(0.3, count - 1 - tenth - fifth)])
+            logs = np.concatenate(
+                [
+                    [0.0],
+                    lots.uniform(0.0, CLOSE, tenth),
+                    lots.uniform(CLOSE, 0.04, fifth),
+                    0.04 + lots.exponential(0.3, count - 1 - tenth - fifth),
+                ]
+            )
         else:  # as tiles, warps and stages leave it: few good, many middling, some bad
             logs = 1.2 * lots.beta(1.2, 2.5, count)
             logs -= logs.min()
@@ -185,8 +191,9 @@ def trial(setting: Setting, seed: int, rules: Rules = Rules()) -> Trial:  # noqa
     while (heat := race.heat) is not None:
         drawn = card.rounds(true_ms[[places[name] for name in heat.names]], rules.warmup + heat.rounds)
         spent_ms += float(drawn.sum())
-        race.take({name: dict(enumerate(map(float, drawn[rules.warmup :, column])))
-                   for column, name in enumerate(heat.names)})
+        race.take(
+            {name: dict(enumerate(map(float, drawn[rules.warmup :, column]))) for column, name in enumerate(heat.names)}
+        )
     outcome = race.outcome()
     exhaustive_ms = float(true_ms.sum()) * (rules.warmup + rules.final_rounds)
     each = max(1, round(spent_ms / float(true_ms.sum())))
@@ -195,10 +202,14 @@ def trial(setting: Setting, seed: int, rules: Rules = Rules()) -> Trial:  # noqa
     usual = np.median(drawn.reshape(len(true_ms), each), axis=1)
     best = names[int(true_ms.argmin())]
     return Trial(
-        loss=float(true_ms[places[outcome.pick]] / true_ms.min() - 1.0), share=spent_ms / exhaustive_ms,
-        stated_loss=outcome.regret, stated_most=outcome.most,
-        stated_close=outcome.close, best_ended=next(one for one in outcome.standings if one.name == best).ended,
-        usual_loss=float(true_ms[usual.argmin()] / true_ms.min() - 1.0))
+        loss=float(true_ms[places[outcome.pick]] / true_ms.min() - 1.0),
+        share=spent_ms / exhaustive_ms,
+        stated_loss=outcome.regret,
+        stated_most=outcome.most,
+        stated_close=outcome.close,
+        best_ended=next(one for one in outcome.standings if one.name == best).ended,
+        usual_loss=float(true_ms[usual.argmin()] / true_ms.min() - 1.0),
+    )
 
 
 def simulated(trials: int, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -208,20 +219,29 @@ def simulated(trials: int, say: Callable[[str], None] = print) -> dict[str, Any]
         found = [trial(setting, seed) for seed in range(trials)]
         rows.append({"setting": dataclasses.asdict(setting), **summary(found)})
         say(json.dumps(rows[-1]))
-    return {"configurations": CONFIGURATIONS, "near": NEAR, "drift": DRIFT, "memory_s": MEMORY_S,
-            "rules": dataclasses.asdict(Rules()), "settings": rows}
+    return {
+        "configurations": CONFIGURATIONS,
+        "near": NEAR,
+        "drift": DRIFT,
+        "memory_s": MEMORY_S,
+        "rules": dataclasses.asdict(Rules()),
+        "settings": rows,
+    }
 
 
 def summary(found: list[Trial]) -> dict[str, Any]:
     """What became of some trials."""
     return {
-        "trials": len(found), "within": sum(one.loss <= CLOSE for one in found),
-        "mean_loss": statistics.fmean(one.loss for one in found), "worst_loss": max(one.loss for one in found),
+        "trials": len(found),
+        "within": sum(one.loss <= CLOSE for one in found),
+        "mean_loss": statistics.fmean(one.loss for one in found),
+        "worst_loss": max(one.loss for one in found),
         "mean_stated_loss": statistics.fmean(one.stated_loss for one in found),
         "mean_stated_most": statistics.fmean(one.stated_most for one in found),
         "covered": sum(one.loss <= one.stated_most + 1e-9 for one in found),
         "mean_stated_close": statistics.fmean(one.stated_close for one in found),
-        "mean_share": statistics.fmean(one.share for one in found), "largest_share": max(one.share for one in found),
+        "mean_share": statistics.fmean(one.share for one in found),
+        "largest_share": max(one.share for one in found),
         "best_dropped": sum(one.best_ended == "dropped" for one in found),
         "best_cut": sum(one.best_ended == "cut" for one in found),
         "usual_within": sum(one.usual_loss <= CLOSE for one in found),
@@ -232,9 +252,15 @@ def summary(found: list[Trial]) -> dict[str, Any]:
 # ── on the card ────────────────────────────────────────────────────────────────────────────────────
 
 
-def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[str, ...] = (),
-            device: str = "auto", patterns: tuple[str, ...] = (), rules: Rules = Rules(),  # noqa: B008 (frozen)
-            ) -> dict[str, Any]:
+def on_card(
+    backend_name: str,
+    shape: dict[str, Any],
+    trials: int,
+    files: tuple[str, ...] = (),
+    device: str = "auto",
+    patterns: tuple[str, ...] = (),
+    rules: Rules = Rules(),  # noqa: B008 (frozen)
+) -> dict[str, Any]:
     """The truth by sampling everyone as a finalist, then races with other seeds."""
     from attnbench.machine.devices import resolve
     from attnbench.record import Run
@@ -253,11 +279,25 @@ def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[
     settings = Settings(device=str(where))
     run = Run(id=new_id(), suite="tuner", command="benchmarks/tuner.py", started=now(), settings=settings)
     with Execution(run, files=files) as execution:
-        kept = RaceFile(key={}, backend=backend.name, workload=workload.name, case=case.to_dict(), case_id=case.id,
-                    started=now(), environment=execution.environment(), settings=settings,
-                    configs=space(backend, case, patterns, "benchmarks/tuner.py"), rules=dataclasses.asdict(rules))
-        tuning = Tuning(kept=kept, path=None, execution=execution, files=files,
-                        jobs=0 if not where.on_gpu or not backend.compiles else default_jobs())
+        kept = RaceFile(
+            key={},
+            backend=backend.name,
+            workload=workload.name,
+            case=case.to_dict(),
+            case_id=case.id,
+            started=now(),
+            environment=execution.environment(),
+            settings=settings,
+            configs=space(backend, case, patterns, "benchmarks/tuner.py"),
+            rules=dataclasses.asdict(rules),
+        )
+        tuning = Tuning(
+            kept=kept,
+            path=None,
+            execution=execution,
+            files=files,
+            jobs=0 if not where.on_gpu or not backend.compiles else default_jobs(),
+        )
         tuning.prepare()
         prepared = tuning.kept
         print(f"{len(prepared.checked)} of {len(prepared.configs)} run and are right; {prepared.seconds}", flush=True)
@@ -270,17 +310,36 @@ def on_card(backend_name: str, shape: dict[str, Any], trials: int, files: tuple[
             began = time.perf_counter()
             outcome = tuning.carry_out().outcome()
             assert outcome is not None
-            rows.append({"seed": seed, "pick": outcome.pick, "loss": ratios[outcome.pick] - 1.0,
-                         "sampled_s": outcome.sampled_s, "share": outcome.sampled_s / exhaustive["sampled_s"],
-                         "stated_loss": outcome.regret, "stated_close": outcome.close,
-                         "heats": len(tuning.kept.heats), "wall_s": time.perf_counter() - began,
-                         "sampling_wall_s": tuning.kept.seconds.sampling})
+            rows.append(
+                {
+                    "seed": seed,
+                    "pick": outcome.pick,
+                    "loss": ratios[outcome.pick] - 1.0,
+                    "sampled_s": outcome.sampled_s,
+                    "share": outcome.sampled_s / exhaustive["sampled_s"],
+                    "stated_loss": outcome.regret,
+                    "stated_close": outcome.close,
+                    "heats": len(tuning.kept.heats),
+                    "wall_s": time.perf_counter() - began,
+                    "sampling_wall_s": tuning.kept.seconds.sampling,
+                }
+            )
             print(json.dumps(rows[-1]), flush=True)
-    return {"environment": to_dict(prepared.environment), "case_id": case.id, "backend": backend.name,
-            "configurations": len(prepared.configs), "right": len(prepared.checked), "near": near,
-            "failures": {name: to_dict(failure) for name, failure in prepared.failures.items()},
-            "seconds": to_dict(prepared.seconds), "exhaustive": exhaustive, "ratios": ratios, "rules":
-            dataclasses.asdict(rules), "trials": rows, "within": sum(row["loss"] <= CLOSE for row in rows)}
+    return {
+        "environment": to_dict(prepared.environment),
+        "case_id": case.id,
+        "backend": backend.name,
+        "configurations": len(prepared.configs),
+        "right": len(prepared.checked),
+        "near": near,
+        "failures": {name: to_dict(failure) for name, failure in prepared.failures.items()},
+        "seconds": to_dict(prepared.seconds),
+        "exhaustive": exhaustive,
+        "ratios": ratios,
+        "rules": dataclasses.asdict(rules),
+        "trials": rows,
+        "within": sum(row["loss"] <= CLOSE for row in rows),
+    }
 
 
 def _exhaustive(tuning: Any, rules: Rules) -> tuple[dict[str, float], dict[str, float]]:
@@ -296,8 +355,14 @@ def _exhaustive(tuning: Any, rules: Rules) -> tuple[dict[str, float], dict[str, 
         logs, lap_s = {anchor: 0.0}, 0.0
         for first in range(0, len(others), rules.heat - 1):
             part = [anchor, *others[first : first + rules.heat - 1]]
-            settings = dataclasses.replace(tuning.kept.settings, check=False, iterations=rules.final_rounds,
-                                           warmup=rules.warmup, baseline=anchor, seed=lap)
+            settings = dataclasses.replace(
+                tuning.kept.settings,
+                check=False,
+                iterations=rules.final_rounds,
+                warmup=rules.warmup,
+                baseline=anchor,
+                seed=lap,
+            )
             records = tuning.execution.one(tuning.group(f"exhaustive {lap} {first}", part), settings)
             for record in records:
                 if record.time is None or record.speedup is None:
@@ -310,8 +375,10 @@ def _exhaustive(tuning: Any, rules: Rules) -> tuple[dict[str, float], dict[str, 
     return ratios, {"sampled_s": sampled_s, "wall_s": (time.perf_counter() - began) / 2}
 
 
-SHAPE = {"attention": {"batch": 4, "seqlen": 4096, "nheads": 16, "headdim": 128, "causal": True, "dtype": "bf16"},
-         "hstu": {"batch": 32, "seqlen": 4096, "nheads": 4, "attn_dim": 128, "linear_dim": 128, "dtype": "bf16"}}
+SHAPE = {
+    "attention": {"batch": 4, "seqlen": 4096, "nheads": 16, "headdim": 128, "causal": True, "dtype": "bf16"},
+    "hstu": {"batch": 32, "seqlen": 4096, "nheads": 4, "attn_dim": 128, "linear_dim": 128, "dtype": "bf16"},
+}
 """Head dim 128, 4096 tokens, causal."""
 
 

@@ -19,7 +19,7 @@ class Chunked(DenseBackend):
             for first in range(0, case.seqlen, 256):
                 here = first + case.seqlen_k - case.seqlen  # the key position of the chunk's first query
                 seen = slice(0, here + 256 if case.causal else None)
-                scores = q[:, :, first:first + 256] @ k[:, :, seen].mT * case.scale
+                scores = q[:, :, first : first + 256] @ k[:, :, seen].mT * case.scale
                 if case.causal:
                     future = torch.ones_like(scores, dtype=torch.bool).triu(here + 1)
                     scores = scores.masked_fill(future, -torch.inf)

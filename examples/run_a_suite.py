@@ -4,8 +4,7 @@ import attnbench
 
 if __name__ == "__main__":
     result = attnbench.run(
-        "quick", backends=["sdpa", "sdpa-math"], axes={"batch": [1], "seqlen": [200], "causal": [True]},
-        max_seconds=0.5,
+        "quick", backends=["sdpa", "sdpa-math"], axes={"batch": [1], "seqlen": [200], "causal": [True]}, max_seconds=0.5
     )
     print(result)
     frame = result.to_pandas()

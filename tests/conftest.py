@@ -19,8 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("ATTNBENCH_HISTORY", None)
 
 # An example may take as long as it takes: how long is a question of the machine.
-settings.register_profile("any machine", deadline=None,
-                          suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("any machine")
 
 NEEDS_GPU = "needs a CUDA GPU"

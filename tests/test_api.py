@@ -80,31 +80,58 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
     found.assert_speedup("mine", at_least=0.05)
 
 
-@pytest.mark.parametrize(("call", "kind", "words"), [
-    (lambda: attnbench.compare({"a": print}), UsageError, "functions=1 are too few; two or more"),
-    (lambda: attnbench.compare({"a": print, "b": print}, baseline="c"), UsageError, "baseline=c is not known; one"),
-    (lambda: attnbench.bench(3), UsageError, r"fn=3 cannot be called; a function"),
-    (lambda: attnbench.bench(print, device="tpu"), UsageError, "device=tpu is not known; auto, cpu"),
-    (lambda: attnbench.bench(lambda: None, device="cpu", timer="cupti"), Unavailable, "does not work on cpu"),
-    (lambda: attnbench.bench(lambda: None, device="cpu", l2="hot"), UsageError, "l2=hot is not known"),
-    (lambda: attnbench.bench(print, device="cpu", iterations=0), UsageError, "iterations=0 cannot be used; a whole"),
-    (lambda: attnbench.compare([print]), UsageError, r"functions=1 are too few; two or more, compare\(f, g\), "),
-    (lambda: attnbench.compare(print), UsageError, "functions=1 are too few; two or more"),
-    (lambda: attnbench.compare(print, [1, 2]), UsageError, r"functions=list is not a function; .*lambda: f\(x\)"),
-    (lambda: attnbench.compare(3), UsageError, r"functions=int is not a function; compare\(f, g\)"),
-    (lambda: attnbench.compare({"a": print}, print), UsageError, "functions=dict is not a function"),
-    (lambda: attnbench.compare({1: print, 2: print}), UsageError, "functions=dict does not name them by texts; comp"),
-    (lambda: attnbench.compare({"a": print, "b": 3}), UsageError, "compare: b=3 cannot be called; a function"),
-    (lambda: attnbench.bench(list(range(999))), UsageError, "bench: fn=list cannot be called; a function"),
-    (lambda: attnbench.run(device="cpu", axes={"dtype": "float8"}), UsageError, "dtype=float8 cannot be used; one of"),
-    (lambda: attnbench.run(device="cpu", axes={"attn_dim": 3}), UsageError, "axis=attn_dim .* mean --headdim"),
-    (lambda: attnbench.run(device="cpu", foo=1), UsageError, "attnbench.run: setting=foo is not known; one of check, "),
-    (lambda: attnbench.run(device="cpu", rel_ci="1 %"), UsageError, "run: rel_ci=1 % cannot be used; a number above 0"),
-    (lambda: attnbench.run(device="cpu", replicates=0), UsageError, "run: replicates=0 cannot be used; a whole number"),
-    (lambda: attnbench.run(device="cpu", timer="nope"), UsageError, "timer=nope is not known; one of"),
-    (lambda: attnbench.run(device="cpu", save="/dev/null/run.json"), UsageError, "run.json cannot be written"),
-    (lambda: attnbench.load("/nowhere.json"), UsageError, "nowhere.json"),
-])
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: attnbench.compare({"a": print}), UsageError, "functions=1 are too few; two or more"),
+        (lambda: attnbench.compare({"a": print, "b": print}, baseline="c"), UsageError, "baseline=c is not known; one"),
+        (lambda: attnbench.bench(3), UsageError, r"fn=3 cannot be called; a function"),
+        (lambda: attnbench.bench(print, device="tpu"), UsageError, "device=tpu is not known; auto, cpu"),
+        (lambda: attnbench.bench(lambda: None, device="cpu", timer="cupti"), Unavailable, "does not work on cpu"),
+        (lambda: attnbench.bench(lambda: None, device="cpu", l2="hot"), UsageError, "l2=hot is not known"),
+        (
+            lambda: attnbench.bench(print, device="cpu", iterations=0),
+            UsageError,
+            "iterations=0 cannot be used; a whole",
+        ),
+        (lambda: attnbench.compare([print]), UsageError, r"functions=1 are too few; two or more, compare\(f, g\), "),
+        (lambda: attnbench.compare(print), UsageError, "functions=1 are too few; two or more"),
+        (lambda: attnbench.compare(print, [1, 2]), UsageError, r"functions=list is not a function; .*lambda: f\(x\)"),
+        (lambda: attnbench.compare(3), UsageError, r"functions=int is not a function; compare\(f, g\)"),
+        (lambda: attnbench.compare({"a": print}, print), UsageError, "functions=dict is not a function"),
+        (
+            lambda: attnbench.compare({1: print, 2: print}),
+            UsageError,
+            "functions=dict does not name them by texts; comp",
+        ),
+        (lambda: attnbench.compare({"a": print, "b": 3}), UsageError, "compare: b=3 cannot be called; a function"),
+        (lambda: attnbench.bench(list(range(999))), UsageError, "bench: fn=list cannot be called; a function"),
+        (
+            lambda: attnbench.run(device="cpu", axes={"dtype": "float8"}),
+            UsageError,
+            "dtype=float8 cannot be used; one of",
+        ),
+        (lambda: attnbench.run(device="cpu", axes={"attn_dim": 3}), UsageError, "axis=attn_dim .* mean --headdim"),
+        (
+            lambda: attnbench.run(device="cpu", foo=1),
+            UsageError,
+            "attnbench.run: setting=foo is not known; one of check, ",
+        ),
+        (
+            lambda: attnbench.run(device="cpu", rel_ci="1 %"),
+            UsageError,
+            "run: rel_ci=1 % cannot be used; a number above 0",
+        ),
+        (
+            lambda: attnbench.run(device="cpu", replicates=0),
+            UsageError,
+            "run: replicates=0 cannot be used; a whole number",
+        ),
+        (lambda: attnbench.run(device="cpu", timer="nope"), UsageError, "timer=nope is not known; one of"),
+        (lambda: attnbench.run(device="cpu", save="/dev/null/run.json"), UsageError, "run.json cannot be written"),
+        (lambda: attnbench.load("/nowhere.json"), UsageError, "nowhere.json"),
+    ],
+)
 def test_wrong_arguments_are_answered_in_one_line(call, kind, words: str) -> None:
     with pytest.raises(kind, match=words) as caught:
         call()
@@ -135,18 +162,25 @@ FUTURE = concurrent.futures.Future()
 FUTURE.set_result(1)
 
 
-@pytest.mark.parametrize(("fn", "what", "todo"), [
-    (coroutine, "a coroutine", "asyncio.run"), (stream, "an async generator", "list"),
-    (generator, "a generator", "list"), (Later(), "a coroutine", "asyncio.run"),
-    (functools.partial(coroutine), "a coroutine", "asyncio.run"), (lambda: coroutine(), "a coroutine", "asyncio.run"),
-    (lambda: generator(), "a generator", "list"), (lambda: stream(), "an async generator", "list"),
-    (lambda: FUTURE, "a future", "result"), (lambda: Later(), "an awaitable", "asyncio.run"),
-    (lambda: map(abs, [1]), "an iterator", "list"),
-])
+@pytest.mark.parametrize(
+    ("fn", "what", "todo"),
+    [
+        (coroutine, "a coroutine", "asyncio.run"),
+        (stream, "an async generator", "list"),
+        (generator, "a generator", "list"),
+        (Later(), "a coroutine", "asyncio.run"),
+        (functools.partial(coroutine), "a coroutine", "asyncio.run"),
+        (lambda: coroutine(), "a coroutine", "asyncio.run"),
+        (lambda: generator(), "a generator", "list"),
+        (lambda: stream(), "an async generator", "list"),
+        (lambda: FUTURE, "a future", "result"),
+        (lambda: Later(), "an awaitable", "asyncio.run"),
+        (lambda: map(abs, [1]), "an iterator", "list"),
+    ],
+)
 def test_work_that_is_left_for_later_is_refused(fn, what, todo) -> None:
     """Warnings are errors here: a coroutine that nobody awaits would fail the test as well."""
-    for call in (lambda: attnbench.bench(fn, device="cpu"),
-                 lambda: attnbench.compare(lambda: 1, fn, device="cpu")):
+    for call in (lambda: attnbench.bench(fn, device="cpu"), lambda: attnbench.compare(lambda: 1, fn, device="cpu")):
         with pytest.raises(UsageError, match=rf"={what} is the answer of a call, so .* not be timed; .*{todo}") as why:
             call()
         assert "\n" not in str(why.value)
@@ -161,14 +195,19 @@ def test_bench_calls_with_arguments() -> None:
     assert found.name == "fn"
 
 
-@pytest.mark.parametrize(("call", "names"), [
-    (lambda f, g, **more: attnbench.compare(f, g, **more), ["f", "g"]),
-    (lambda f, g, **more: attnbench.compare([f, g], **more), ["f", "g"]),
-    (lambda f, g, **more: attnbench.compare((f, g, f), **more), ["f", "g", "f-2"]),
-    (lambda f, g, **more: attnbench.compare(lambda: f(), lambda: g(), functools.partial(f), **more),
-     ["fn", "fn-2", "f"]),
-    (lambda f, g, **more: attnbench.compare({"a": f, "b": g}, **more), ["a", "b"]),
-])
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda f, g, **more: attnbench.compare(f, g, **more), ["f", "g"]),
+        (lambda f, g, **more: attnbench.compare([f, g], **more), ["f", "g"]),
+        (lambda f, g, **more: attnbench.compare((f, g, f), **more), ["f", "g", "f-2"]),
+        (
+            lambda f, g, **more: attnbench.compare(lambda: f(), lambda: g(), functools.partial(f), **more),
+            ["fn", "fn-2", "f"],
+        ),
+        (lambda f, g, **more: attnbench.compare({"a": f, "b": g}, **more), ["a", "b"]),
+    ],
+)
 def test_compare_takes_functions_as_they_come(call, names) -> None:
     def f():
         return 1
@@ -184,8 +223,14 @@ def test_compare_takes_functions_as_they_come(call, names) -> None:
 def test_what_is_returned_is_short_to_print_and_whole_as_data(nap, tmp_path) -> None:
     timing = attnbench.bench(nap(0.004), name="a<b>", device="cpu", warmup=0, iterations=400)
     both = attnbench.compare({"a<b>": nap(0.04), "b": nap(0.02)}, device="cpu", warmup=0, iterations=400)
-    made = attnbench.run("minimal", device="cpu", backends=["sdpa-math", "sage1"], warmup=1, iterations=3,
-                         axes={"seqlen": [64], "dtype": ["float32"]})
+    made = attnbench.run(
+        "minimal",
+        device="cpu",
+        backends=["sdpa-math", "sage1"],
+        warmup=1,
+        iterations=3,
+        axes={"seqlen": [64], "dtype": ["float32"]},
+    )
     for found, lines in ((timing, 1), (both, 3), (made, 1)):
         shown = repr(found)
         assert shown.startswith(f"<{type(found).__name__} ")
@@ -220,8 +265,15 @@ def test_a_failed_test_shows_few_lines(pytester: pytest.Pytester) -> None:
 
 def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    made = attnbench.run("minimal", device="cpu", backends=["sdpa-math"], save=path, warmup=1, iterations=3,
-                         axes={"seqlen": [64], "dtype": ["fp32"]})
+    made = attnbench.run(
+        "minimal",
+        device="cpu",
+        backends=["sdpa-math"],
+        save=path,
+        warmup=1,
+        iterations=3,
+        axes={"seqlen": [64], "dtype": ["fp32"]},
+    )
     assert [record.status for record in made.run.records] == ["passed"]
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]  # no history that nobody asked for
     loaded = attnbench.load(path)
@@ -251,16 +303,20 @@ def test_a_run_that_a_history_could_not_take_is_kept_and_warned_of(monkeypatch: 
 def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files: (run, backend_files))
     suite = tmp_path / "own.toml"
-    suite.write_text('name = "own"\ntitle = "one"\nworkload = "attention"\nbackends = ["sdpa"]\n'
-                     'axes = { seqlen = [64] }\n')
+    suite.write_text(
+        'name = "own"\ntitle = "one"\nworkload = "attention"\nbackends = ["sdpa"]\naxes = { seqlen = [64] }\n'
+    )
     mine = Path(__file__).parents[1] / "examples" / "my_kernel.py"
-    planned, files = attnbench.run(suite, device="cpu", backends="eager,sdpa-math", files=mine, axes={"seqlen": 63},
-                                   max_seconds=1, iterations=None).run
+    planned, files = attnbench.run(
+        suite, device="cpu", backends="eager,sdpa-math", files=mine, axes={"seqlen": 63}, max_seconds=1, iterations=None
+    ).run
     assert [group.case["seqlen"] for group in planned.plan] == [63]
     assert planned.plan[0].backends == ("eager", "sdpa-math", "chunked")
     assert files == (str(mine),)
-    assert planned.command == ("attnbench.run('own.toml', device='cpu', backends=['eager,sdpa-math'], "
-                               "files=['my_kernel.py'], axes={'seqlen': (63,)}, max_seconds=1)")
+    assert planned.command == (
+        "attnbench.run('own.toml', device='cpu', backends=['eager,sdpa-math'], "
+        "files=['my_kernel.py'], axes={'seqlen': (63,)}, max_seconds=1)"
+    )
 
 
 def test_a_run_on_a_gpu_is_planned_with_the_suites_section_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,8 +406,11 @@ def test_what_the_fixture_measures_is_kept_and_compared(pytester: pytest.Pyteste
     (path,) = (pytester.path / "results").glob("*.json")
     run = read(path)
     assert [(record.case_id, record.backend) for record in run.records] == [
-        ("test_kept.py::test_speed", "one"), ("test_kept.py::test_speed", "two"),
-        ("test_kept.py::test_twice:1", "first"), ("test_kept.py::test_twice:2", "second")]
+        ("test_kept.py::test_speed", "one"),
+        ("test_kept.py::test_speed", "two"),
+        ("test_kept.py::test_twice:1", "first"),
+        ("test_kept.py::test_twice:2", "second"),
+    ]
     assert run.records[1].speedup.ratio == pytest.approx(0.5)
 
     pytester.makepyfile(test_kept=TIMED.format(seconds=0.006))

@@ -12,19 +12,24 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("reason", "ci", "code"), [
-    ("needs a CUDA GPU", "true", 0),
-    ("did not feel like it", "true", 1),
-    ("did not feel like it", "", 0),
-])
+@pytest.mark.parametrize(
+    ("reason", "ci", "code"),
+    [("needs a CUDA GPU", "true", 0), ("did not feel like it", "true", 1), ("did not feel like it", "", 0)],
+)
 def test_a_skip_needs_a_listed_reason(tmp_path: Path, reason: str, ci: str, code: int) -> None:
     for name in ("conftest.py", "skips.toml"):
         (tmp_path / name).write_bytes((HERE / name).read_bytes())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: x\n")
     (tmp_path / "test_it.py").write_text(
-        f"import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip({reason!r})\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)], text=True,
-                          capture_output=True, cwd=tmp_path, env={**os.environ, "CI": ci})
+        f"import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip({reason!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
+        text=True,
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "CI": ci},
+    )
     assert done.returncode == code, done.stdout
     assert ("skips.toml does not list" in done.stdout) == bool(code)
     assert done.stdout.strip().splitlines()[-1].startswith("=")
@@ -36,10 +41,15 @@ def test_tests_of_one_kind_of_card_say_first_that_there_is_none(tmp_path: Path) 
         (tmp_path / name).write_bytes((HERE / name).read_bytes())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\n    hopper: x\n")
     (tmp_path / "test_it.py").write_text(
-        "import pytest\n@pytest.mark.gpu\n@pytest.mark.hopper\ndef test_one(): assert False\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", str(tmp_path)], text=True,
-                          capture_output=True, cwd=tmp_path,
-                          env={**os.environ, "CI": "true", "CUDA_VISIBLE_DEVICES": ""})
+        "import pytest\n@pytest.mark.gpu\n@pytest.mark.hopper\ndef test_one(): assert False\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", str(tmp_path)],
+        text=True,
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "CI": "true", "CUDA_VISIBLE_DEVICES": ""},
+    )
     assert done.returncode == 0, done.stdout
     assert "needs a CUDA GPU" in done.stdout
 

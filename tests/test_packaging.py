@@ -24,8 +24,9 @@ HEAVY = {"vl-convert-python", "pandas", "psycopg", "diffusers", "mlcommons-loadg
 
 def run(*words: str | Path, cwd: Path, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True,
-                          env=clean | environment)
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, capture_output=True, text=True, env=clean | environment
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -50,8 +51,11 @@ def built(tmp_path_factory):
 def package_files() -> set[str]:
     """What belongs to the package: everything in its folder that git would keep."""
     folder = ROOT / "src"
-    return {str(path.relative_to(folder)) for path in (folder / "attnbench").rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts}
+    return {
+        str(path.relative_to(folder))
+        for path in (folder / "attnbench").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def test_both_hold_every_file_of_the_package_and_nothing_else(built):
@@ -64,8 +68,16 @@ def test_both_hold_every_file_of_the_package_and_nothing_else(built):
     assert {f"src/{name}" for name in package_files()} <= inside
     assert {"README.md", "LICENSE", "pyproject.toml", "PKG-INFO"} <= inside
     assert {name.split("/")[0] for name in inside} <= {
-        "src", "examples", "README.md", "README.zh-CN.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "PKG-INFO",
-        ".gitignore"}
+        "src",
+        "examples",
+        "README.md",
+        "README.zh-CN.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "pyproject.toml",
+        "PKG-INFO",
+        ".gitignore",
+    }
     assert wheel.stat().st_size < 3e6
 
 
@@ -91,15 +103,43 @@ def test_a_wheel_alone_measures_in_a_folder_of_its_own(built, tmp_path):
     site = next(home.rglob("site-packages"))
     libraries = [path for path in sys.path if Path(path).name == "site-packages"]
     (site / "installed_here.pth").write_text("\n".join(libraries))
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index",
-        "--target", site, built[1], cwd=tmp_path)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        site,
+        built[1],
+        cwd=tmp_path,
+    )
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     place = run(home / "bin/python", "-c", "import attnbench; print(attnbench.__file__)", cwd=folder)
     assert Path(place.strip()).is_relative_to(home)
-    said = run(home / "bin/python", "-m", "attnbench", "run", "quick", "--device", "cpu", "--seqlen", "64",
-               "--no-causal", "--max-seconds", "0.05", "--html", "quick.html", cwd=folder, OMP_NUM_THREADS="1",
-               COLUMNS="100")
+    said = run(
+        home / "bin/python",
+        "-m",
+        "attnbench",
+        "run",
+        "quick",
+        "--device",
+        "cpu",
+        "--seqlen",
+        "64",
+        "--no-causal",
+        "--max-seconds",
+        "0.05",
+        "--html",
+        "quick.html",
+        cwd=folder,
+        OMP_NUM_THREADS="1",
+        COLUMNS="100",
+    )
     assert "sdpa" in said
     assert (folder / "quick.html").stat().st_size > 1e5
     [path] = (folder / "results").glob("*.json")

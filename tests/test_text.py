@@ -30,7 +30,7 @@ from attnbench.text import UNSHOWN, shown, spelled, without_passwords
 from made_up_run import H200, make_case, make_group, make_lost, make_run
 
 HOSTILE = "a\udc80b\x1b[2J\rc\x9bd\u202ee\u2028f\x7fg\ufeff\U000e0041\ufffe\x00"
-SPELLED = (r"a\udc80b\u001b[2J\u000dc\u009bd\u202ee\u2028f\u007fg\ufeff\udb40\udc41\ufffe\u0000")
+SPELLED = r"a\udc80b\u001b[2J\u000dc\u009bd\u202ee\u2028f\u007fg\ufeff\udb40\udc41\ufffe\u0000"
 
 
 def hostile_run():
@@ -46,8 +46,15 @@ def hostile_run():
     ) for size in (512, 1024) for item in make_group(make_case(seqlen=size))]  # fmt: skip
     records.append(make_lost(make_case() | hostile, HOSTILE, Status.FAILED, HOSTILE))
     environment = dataclasses.replace(H200, os=HOSTILE, gpu=HOSTILE, packages={HOSTILE: HOSTILE})
-    return make_run(records, suite=HOSTILE, command=HOSTILE, started=HOSTILE, backend_files=(HOSTILE,),
-                    environments=(environment,), settings=Settings(device="cuda", timer=HOSTILE, baseline=HOSTILE))
+    return make_run(
+        records,
+        suite=HOSTILE,
+        command=HOSTILE,
+        started=HOSTILE,
+        backend_files=(HOSTILE,),
+        environments=(environment,),
+        settings=Settings(device="cuda", timer=HOSTILE, baseline=HOSTILE),
+    )
 
 
 def test_what_cannot_be_shown_is_written_as_an_escape():
@@ -124,19 +131,22 @@ def test_neither_terminal_nor_file_gets_it(capsys, tmp_path):
     assert (tmp_path / "a").read_text() == SPELLED
 
 
-@pytest.mark.parametrize(("text", "plain"), [
-    ("RUN=postgresql://me:secret@host/db is not there", "RUN=postgresql://me:***@host/db is not there"),
-    ("https://me:se/cr@et@host:80/x", "https://me:***@host:80/x"),
-    ("path=postgresql:/me:secret@host/db is not there", "path=postgresql:/me:***@host/db is not there"),
-    ("a postgres+psycopg://:pw@h b://c:d@e", "a postgres+psycopg://:***@h b://c:***@e"),
-    ("postgresql://h/db?user=me&password=secret&x=1", "postgresql://h/db?user=me&password=***&x=1"),
-    (".postgresql://me:secret@host/db", ".postgresql://me:***@host/db"),
-    ("-postgresql://me:secret@host/db", "-postgresql://me:***@host/db"),
-    ("sslpassword=abc, PGPASSWORD=x y", "sslpassword=***, PGPASSWORD=*** y"),
-    ("http://host:8080/x", "http://host:8080/x"),
-    ("postgresql://me@host/db", "postgresql://me@host/db"),
-    ("a: b=c; mail me@host", "a: b=c; mail me@host"),
-])
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("RUN=postgresql://me:secret@host/db is not there", "RUN=postgresql://me:***@host/db is not there"),
+        ("https://me:se/cr@et@host:80/x", "https://me:***@host:80/x"),
+        ("path=postgresql:/me:secret@host/db is not there", "path=postgresql:/me:***@host/db is not there"),
+        ("a postgres+psycopg://:pw@h b://c:d@e", "a postgres+psycopg://:***@h b://c:***@e"),
+        ("postgresql://h/db?user=me&password=secret&x=1", "postgresql://h/db?user=me&password=***&x=1"),
+        (".postgresql://me:secret@host/db", ".postgresql://me:***@host/db"),
+        ("-postgresql://me:secret@host/db", "-postgresql://me:***@host/db"),
+        ("sslpassword=abc, PGPASSWORD=x y", "sslpassword=***, PGPASSWORD=*** y"),
+        ("http://host:8080/x", "http://host:8080/x"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("a: b=c; mail me@host", "a: b=c; mail me@host"),
+    ],
+)
 def test_no_password_is_repeated(text, plain, capsys):
     assert without_passwords(text) == plain
     Output().note(text)

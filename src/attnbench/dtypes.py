@@ -30,13 +30,16 @@ class DType:
     "row of machine/peaks.toml with the data sheet's throughput"
 
 
-DTYPES: dict[str, DType] = {one.name: one for one in (
-    DType("fp32", "float32", 4, "fp32", "fp32"),
-    DType("fp16", "float16", 2, "fp16", "fp16"),
-    DType("bf16", "bfloat16", 2, "bf16", "bf16"),
-    DType("e4m3", "float8_e4m3fn", 1, "bf16", "fp8"),
-    DType("int8", "int8", 1, "bf16", "int8"),
-)}
+DTYPES: dict[str, DType] = {
+    one.name: one
+    for one in (
+        DType("fp32", "float32", 4, "fp32", "fp32"),
+        DType("fp16", "float16", 2, "fp16", "fp16"),
+        DType("bf16", "bfloat16", 2, "bf16", "bf16"),
+        DType("e4m3", "float8_e4m3fn", 1, "bf16", "fp8"),
+        DType("int8", "int8", 1, "bf16", "int8"),
+    )
+}
 
 
 def torch_dtype(name: str) -> torch_type:

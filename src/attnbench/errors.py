@@ -78,8 +78,10 @@ def nearest(value: str, names: Iterable[str]) -> list[str]:
     plain = {name: _plain(name) for name in names}
     wanted = _plain(value)
     same = [name for name, text in plain.items() if text == wanted]
-    begun = sorted((name for name, text in plain.items() if len(wanted) > 1 and text.startswith(wanted)),
-                   key=lambda name: (len(name), name))
+    begun = sorted(
+        (name for name, text in plain.items() if len(wanted) > 1 and text.startswith(wanted)),
+        key=lambda name: (len(name), name),
+    )
     alike = difflib.get_close_matches(wanted, plain.values(), n=1)
     return same[:1] or begun[:3] or [name for name, text in plain.items() if text in alike][:1]
 

@@ -62,11 +62,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attnbench")
     group.addoption("--attnbench-device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.addoption("--attnbench-max-seconds", type=float, default=None, help="sampling time of one measurement")
-    group.addoption("--attnbench-save", nargs="?", const="", default=None, metavar="PATH",
-                    help=f"keep what is measured as a run file (default of the bare flag: a new one in {FOLDER})")
-    group.addoption("--attnbench-compare", nargs="?", const=LATEST, default=None, metavar="RUN", help=(
-        f"hold what is measured against a run file, the id of one in {FOLDER}, latest or previous (default of the "
-        "bare flag: latest)"))
+    group.addoption(
+        "--attnbench-save",
+        nargs="?",
+        const="",
+        default=None,
+        metavar="PATH",
+        help=f"keep what is measured as a run file (default of the bare flag: a new one in {FOLDER})",
+    )
+    group.addoption(
+        "--attnbench-compare",
+        nargs="?",
+        const=LATEST,
+        default=None,
+        metavar="RUN",
+        help=(
+            f"hold what is measured against a run file, the id of one in {FOLDER}, latest or previous (default of the "
+            "bare flag: latest)"
+        ),
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -127,8 +141,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def _carried(reporter: Any, name: str) -> list[str]:
     """What the reports of all tests carry under a name, each once."""
-    found = (value for reports in reporter.stats.values() for report in reports
-             for key, value in getattr(report, "user_properties", ()) if key == name)
+    found = (
+        value
+        for reports in reporter.stats.values()
+        for report in reports
+        for key, value in getattr(report, "user_properties", ())
+        if key == name
+    )
     return list(dict.fromkeys(found))
 
 
@@ -144,13 +163,33 @@ def _run(test: str, bench: Bench, device: str) -> Run:
         case: dict[str, Any] = {"test": test} | ({"number": number} if len(bench.found) > 1 else {})
         case_id = test if len(bench.found) == 1 else f"{test}:{number}"
         for name, timing in timings.items():
-            records.append(Record(
-                workload="python", case=case, case_id=case_id, group=case_id, backend=name, status=Status.PASSED,
-                kernels=timing.kernels, kernel_ms=timing.kernel_ms, environment=0, notes=timing.notes,
-                time=timing.time, timers=timing.timers or {}, power_w=timing.power,
-                speedup=compared.speedups.get(name) if compared else None))
-    return Run(id=new_id(), suite="pytest", command="pytest", started=now(), settings=Settings(device=str(place)),
-               environments=(environment(place),), records=tuple(records))
+            records.append(
+                Record(
+                    workload="python",
+                    case=case,
+                    case_id=case_id,
+                    group=case_id,
+                    backend=name,
+                    status=Status.PASSED,
+                    kernels=timing.kernels,
+                    kernel_ms=timing.kernel_ms,
+                    environment=0,
+                    notes=timing.notes,
+                    time=timing.time,
+                    timers=timing.timers or {},
+                    power_w=timing.power,
+                    speedup=compared.speedups.get(name) if compared else None,
+                )
+            )
+    return Run(
+        id=new_id(),
+        suite="pytest",
+        command="pytest",
+        started=now(),
+        settings=Settings(device=str(place)),
+        environments=(environment(place),),
+        records=tuple(records),
+    )
 
 
 def _joined(texts: Sequence[str]) -> Run:

@@ -139,11 +139,18 @@ class Rate:
     def of(cls, work: Work, median_ms: float, percent_of_peak: float | None = None) -> Rate:
         """Work over a median time; the caller, who knows the card, says the share of the peak (of `least_flops`)."""
         share = None if (percent_of_peak or 0.0) > 100.0 else percent_of_peak  # 8-bit arithmetic, data in the L2
-        useful, executed, effective = (None if flops is None else flops / median_ms / 1e9
-                                       for flops in (work.flops, work.executed_flops, work.dense_flops))
-        return cls(tflops=useful, executed_tflops=executed, effective_tflops=effective,
-                   gbps=work.bytes / median_ms / 1e6, percent_of_peak=share,
-                   peak_counts=None if share is None else "useful" if work.least_flops == work.flops else "executed")
+        useful, executed, effective = (
+            None if flops is None else flops / median_ms / 1e9
+            for flops in (work.flops, work.executed_flops, work.dense_flops)
+        )
+        return cls(
+            tflops=useful,
+            executed_tflops=executed,
+            effective_tflops=effective,
+            gbps=work.bytes / median_ms / 1e6,
+            percent_of_peak=share,
+            peak_counts=None if share is None else "useful" if work.least_flops == work.flops else "executed",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,8 +347,10 @@ def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
     if strange := sorted(set(data) - set(hints)):
         raise RunFileError(f"{where}.{strange[0]}: unknown field; one of {', '.join(hints)}")
     plain = _plain_fields(cls)  # type: ignore[arg-type]
-    values = {name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}")
-              for name, item in data.items()}
+    values = {
+        name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}")
+        for name, item in data.items()
+    }
     if missing := [name for name in _needed(cls) if name not in values]:  # type: ignore[arg-type]
         raise RunFileError(f"{where}.{missing[0]}: missing field")
     return cls(**values)
@@ -357,8 +366,11 @@ def _plain_fields(cls: type) -> dict[str, frozenset[type]]:
 
 @cache
 def _needed(cls: type) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls)
-                 if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
+    return tuple(
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    )
 
 
 @cache

@@ -24,8 +24,9 @@ def dense(q, k, v, **how):
 
 def packed(q, k, v, offsets_q, offsets_k, **how):
     """[T, H, D] with the offsets of each sequence."""
-    parts = zip(*(x.split(at.diff().tolist()) for x, at in ((q, offsets_q), (k, offsets_k), (v, offsets_k))),
-                strict=True)
+    parts = zip(
+        *(x.split(at.diff().tolist()) for x, at in ((q, offsets_q), (k, offsets_k), (v, offsets_k))), strict=True
+    )
     return torch.cat([attention(*part, **how) for part in parts])
 
 

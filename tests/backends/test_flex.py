@@ -10,8 +10,15 @@ from attnbench.workloads.attention.inputs import make_inputs
 from .reference import expected
 
 SHAPE = {"batch": 2, "seqlen": 21, "nheads": 4, "headdim": 16, "dtype": "fp32"}
-RAGGED = {"batch": 3, "seqlen": 20, "nheads": 1, "headdim": 16, "dtype": "fp32", "seqlen_k": 30,
-          "lengths": "20/9:1/30:13/13"}
+RAGGED = {
+    "batch": 3,
+    "seqlen": 20,
+    "nheads": 1,
+    "headdim": 16,
+    "dtype": "fp32",
+    "seqlen_k": 30,
+    "lengths": "20/9:1/30:13/13",
+}
 
 
 def run(case, seeds=(1,)):
@@ -23,8 +30,9 @@ def run(case, seeds=(1,)):
             inputs = make_inputs(case, seed=seed, kind="normal", device="cpu")
             launch.reload(inputs)
             launch.forward()
-            torch.testing.assert_close(launch.outputs()["out"].double(), expected(case, inputs)["out"], rtol=2e-5,
-                                       atol=2e-5)
+            torch.testing.assert_close(
+                launch.outputs()["out"].double(), expected(case, inputs)["out"], rtol=2e-5, atol=2e-5
+            )
 
 
 def test_compiled_forward_of_documents():
@@ -54,11 +62,20 @@ def test_one_shape_after_another_is_compiled(monkeypatch):
             torch.compile(made(2), fullgraph=True, dynamic=False)(ones[:1], ones[:1], ones[:1])
 
 
-@pytest.mark.parametrize(("shape", "more"), [
-    (SHAPE, {}), (SHAPE, {"causal": True}), (SHAPE, {"seqlen_k": 9, "causal": True}),
-    (SHAPE, {"seqlen_k": 30, "window": (4, 2)}), (SHAPE, {"window": (-1, 2)}), (SHAPE, {"headdim_v": 24}),
-    (RAGGED, {}), (RAGGED, {"causal": True}), (RAGGED, {"causal": True, "window": (3, 0)}),
-])
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [
+        (SHAPE, {}),
+        (SHAPE, {"causal": True}),
+        (SHAPE, {"seqlen_k": 9, "causal": True}),
+        (SHAPE, {"seqlen_k": 30, "window": (4, 2)}),
+        (SHAPE, {"window": (-1, 2)}),
+        (SHAPE, {"headdim_v": 24}),
+        (RAGGED, {}),
+        (RAGGED, {"causal": True}),
+        (RAGGED, {"causal": True, "window": (3, 0)}),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_masks_and_layouts_without_compiling(monkeypatch, shape, more):
     monkeypatch.setattr(flex, "compiled_alone", lambda attend: attend)
@@ -74,8 +91,9 @@ def test_buffers_are_kept_while_the_first_call_compiles(monkeypatch):
     from torch._functorch import config
 
     seen = []
-    monkeypatch.setattr(torch, "compile", lambda fn, **how: lambda *args: (seen.append((config.donated_buffer, how)),
-                                                                           fn(*args))[1])
+    monkeypatch.setattr(
+        torch, "compile", lambda fn, **how: lambda *args: (seen.append((config.donated_buffer, how)), fn(*args))[1]
+    )
     before = config.donated_buffer
     attend = flex.compiled_alone(lambda q, k, v: q + k + v)
     assert [attend(1, 2, 3), attend(1, 2, 4)] == [6, 7]

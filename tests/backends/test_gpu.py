@@ -122,8 +122,10 @@ def test_a_pinned_kernel_is_the_one_that_runs(name, machine):
 
     case = AttentionCase(**{**BASE, "seqlen": 256}, dtype="bf16")
     words = {"sdpa-flash": "flash", "sdpa-efficient": "fmha", "sdpa-cudnn": "cudnn", "sdpa-math": "softmax"}[name]
-    with (all_backends()[name].session(case, make_inputs(case, seed=1, kind="normal", device="cuda")) as launch,
-          torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as seen):
+    with (
+        all_backends()[name].session(case, make_inputs(case, seed=1, kind="normal", device="cuda")) as launch,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as seen,
+    ):
         launch.forward()
         torch.cuda.synchronize()
     kernels = [event.key.lower() for event in seen.key_averages() if event.device_time_total > 0]

@@ -27,8 +27,10 @@ HOPPER = Machine("cuda", (9, 0))
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 2, "seqlen": 20, "nheads": 2, "attn_dim": 32, "dtype": "fp16", "mode": "fwd-bwd",
-                          "lengths": "20:9"} | values)
+    return WORKLOAD.case(
+        {"batch": 2, "seqlen": 20, "nheads": 2, "attn_dim": 32, "dtype": "fp16", "mode": "fwd-bwd", "lengths": "20:9"}
+        | values
+    )
 
 
 def make(case, seed=1):
@@ -43,11 +45,14 @@ def _at_once(monkeypatch):
 # ── ours ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("selector", "values"), [
-    ("hstu-triton", {"mode": "fwd", "num_targets": "3:0", "contextual_len": 4}),
-    ("hstu-triton", {"delta_q": 7, "max_attn_len": 5}),
-    ("hstu-triton[deterministic]", {"dtype": "fp32", "causal": False}),
-])
+@pytest.mark.parametrize(
+    ("selector", "values"),
+    [
+        ("hstu-triton", {"mode": "fwd", "num_targets": "3:0", "contextual_len": 4}),
+        ("hstu-triton", {"delta_q": 7, "max_attn_len": 5}),
+        ("hstu-triton[deterministic]", {"dtype": "fp32", "causal": False}),
+    ],
+)
 def test_ours_is_right_and_survives_the_examination(selector, values):
     pytest.importorskip("triton")
     case = case_of(**values)
@@ -84,22 +89,53 @@ def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
     assert set(both) == {"forward", "deterministic", "columns"}
 
 
-@pytest.mark.parametrize(("mode", "short", "said"), [
-    ("fwd", "f128x128w8s2-wss", "f128x128w8s2-wss has the word wss; one of masked_stagesN, loadstma, registersN, exp, "
-     "tf32x3, tf32, section_mibN, ahead, ws, partsN; the nearest valid one is f128x128w8s2-ws"),
-    ("fwd", "f128x65w8s3-plain", "f128x65w8s3-plain is not known; one of the 26 listed for this shape; the nearest "
-     "valid one is f128x64w8s3-plain"),
-    ("fwd", "f128x64w8s3-section_mib8", "f128x64w8s3-section_mib8 is not how it is spelled; "
-     "f128x64w8s3-section_mib8.0; the nearest valid one is f128x64w8s3-section_mib8.0"),
-    ("fwd", "x64", "x64 is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the nearest valid one "
-     "is f128x64w8s4-ws"),
-    ("bwd", "determinstic", "determinstic is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the "
-     "nearest valid one is deterministic"),
-    ("fwd", "a64x128w8s2-ws", "a64x128w8s2-ws is of the backward, which mode=fwd has not; f… of the forward"),
-    ("bwd", "f128x128w8s2-ws+a64x128w8s2-pp", "a64x128w8s2-pp has the word pp; one of masked_stagesN, loadstma, "
-     "registersN, exp, tf32x3, tf32, section_mibN, ws, split; the nearest valid one is a64x128w8s2"),
-    ("bwd", "a64x128w8s2-ws+a64x128w8s2", "a64x128w8s2-ws+a64x128w8s2 joins more than one of each; f…, a… or f…+a…"),
-])
+@pytest.mark.parametrize(
+    ("mode", "short", "said"),
+    [
+        (
+            "fwd",
+            "f128x128w8s2-wss",
+            "f128x128w8s2-wss has the word wss; one of masked_stagesN, loadstma, registersN, exp, "
+            "tf32x3, tf32, section_mibN, ahead, ws, partsN; the nearest valid one is f128x128w8s2-ws",
+        ),
+        (
+            "fwd",
+            "f128x65w8s3-plain",
+            "f128x65w8s3-plain is not known; one of the 26 listed for this shape; the nearest "
+            "valid one is f128x64w8s3-plain",
+        ),
+        (
+            "fwd",
+            "f128x64w8s3-section_mib8",
+            "f128x64w8s3-section_mib8 is not how it is spelled; "
+            "f128x64w8s3-section_mib8.0; the nearest valid one is f128x64w8s3-section_mib8.0",
+        ),
+        (
+            "fwd",
+            "x64",
+            "x64 is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the nearest valid one "
+            "is f128x64w8s4-ws",
+        ),
+        (
+            "bwd",
+            "determinstic",
+            "determinstic is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the "
+            "nearest valid one is deterministic",
+        ),
+        ("fwd", "a64x128w8s2-ws", "a64x128w8s2-ws is of the backward, which mode=fwd has not; f… of the forward"),
+        (
+            "bwd",
+            "f128x128w8s2-ws+a64x128w8s2-pp",
+            "a64x128w8s2-pp has the word pp; one of masked_stagesN, loadstma, "
+            "registersN, exp, tf32x3, tf32, section_mibN, ws, split; the nearest valid one is a64x128w8s2",
+        ),
+        (
+            "bwd",
+            "a64x128w8s2-ws+a64x128w8s2",
+            "a64x128w8s2-ws+a64x128w8s2 joins more than one of each; f…, a… or f…+a…",
+        ),
+    ],
+)
 def test_one_that_is_none_is_answered_with_the_nearest_and_where_all_are(mode, short, said):
     with pytest.raises(UsageError, match=f"^hstu-triton: config={re.escape(said)}$"):
         all_backends()["hstu-triton"].config_of(short, case_of(mode=mode, attn_dim=128, linear_dim=128))
@@ -108,9 +144,13 @@ def test_one_that_is_none_is_answered_with_the_nearest_and_where_all_are(mode, s
 def test_the_order_that_does_not_fit_is_the_one_that_is_named():
     backend, case = all_backends()["hstu-triton"], case_of(mode="fwd-bwd", attn_dim=128, linear_dim=128, dtype="bf16")
     backend = type(backend)(backend.config_of("f128x128w8s2-ahead+a64x128w8s2-ws", case))
-    with pytest.raises(Unsupported, match=(
+    with pytest.raises(
+        Unsupported,
+        match=(
             r"^hstu-triton: config=a64x128w8s2-ws has the order ws, which is for sm_90 alone, not sm_100; "
-            r"another order; the nearest valid one is a64x128w8s2$")):
+            r"another order; the nearest valid one is a64x128w8s2$"
+        ),
+    ):
         backend.check(case, Machine("cuda", (10, 0)))
     backend.check(case, Machine("cuda", (9, 0)))
 
@@ -203,41 +243,127 @@ def install(monkeypatch, **modules):
 
 def fbgemm(case, seen, *, scaling=True, renamed=False):
     """The library's function, of a version with or without a divisor of its own, or with offsets by another name."""
-    def newer(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, scaling_seqlen,
-              num_contexts=None, num_targets=None, target_group_size=1, window_size=(-1, -1), alpha=1.0):
-        seen.append({"scaling": scaling_seqlen, "contexts": num_contexts, "targets": num_targets,
-                     "window": window_size, "dtype": cu_seqlens_k.dtype, "lengths": (max_seqlen_q, max_seqlen_k)})
+
+    def newer(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        scaling_seqlen,
+        num_contexts=None,
+        num_targets=None,
+        target_group_size=1,
+        window_size=(-1, -1),
+        alpha=1.0,
+    ):
+        seen.append(
+            {
+                "scaling": scaling_seqlen,
+                "contexts": num_contexts,
+                "targets": num_targets,
+                "window": window_size,
+                "dtype": cu_seqlens_k.dtype,
+                "lengths": (max_seqlen_q, max_seqlen_k),
+            }
+        )
         assert alpha == case.alpha
         assert seqused_q is seqused_k is None
         return attend(q, k, v, case)
 
-    def older(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, num_contexts=None, num_targets=None,
-              target_group_size=1, window_size=(-1, -1), alpha=1.0):
-        return newer(q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k, None, num_contexts,
-                     num_targets, target_group_size, window_size, alpha)
+    def older(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        num_contexts=None,
+        num_targets=None,
+        target_group_size=1,
+        window_size=(-1, -1),
+        alpha=1.0,
+    ):
+        return newer(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            None,
+            None,
+            max_seqlen_q,
+            max_seqlen_k,
+            None,
+            num_contexts,
+            num_targets,
+            target_group_size,
+            window_size,
+            alpha,
+        )
 
-    def other(q, k, v, seq_offsets_q, seq_offsets_k, max_seqlen_q, max_seqlen_k, scaling_seqlen, num_contexts,
-              num_targets, target_group_size=1, window_size=(-1, -1), alpha=1.0):
-        return newer(q, k, v, seq_offsets_q, seq_offsets_k, None, None, max_seqlen_q, max_seqlen_k, scaling_seqlen,
-                     num_contexts, num_targets, target_group_size, window_size, alpha)
+    def other(
+        q,
+        k,
+        v,
+        seq_offsets_q,
+        seq_offsets_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        scaling_seqlen,
+        num_contexts,
+        num_targets,
+        target_group_size=1,
+        window_size=(-1, -1),
+        alpha=1.0,
+    ):
+        return newer(
+            q,
+            k,
+            v,
+            seq_offsets_q,
+            seq_offsets_k,
+            None,
+            None,
+            max_seqlen_q,
+            max_seqlen_k,
+            scaling_seqlen,
+            num_contexts,
+            num_targets,
+            target_group_size,
+            window_size,
+            alpha,
+        )
 
     return other if renamed else newer if scaling else older
 
 
 @pytest.mark.parametrize("renamed", [False, True])
-@pytest.mark.parametrize(("values", "window", "contexts", "targets"), [
-    ({}, (-1, 0), None, None),
-    ({"causal": False}, (-1, -1), None, None),
-    ({"max_attn_len": 6}, (6, 0), None, None),
-    ({"max_attn_len": 6, "causal": False}, (6, 6), None, None),
-    ({"contextual_len": 10, "num_targets": "4:2"}, (-1, 0), [10, 7], [4, 2]),
-    ({"delta_q": 5, "scaling_seqlen": 100, "alpha": 0.3}, (-1, 0), None, None),
-])
+@pytest.mark.parametrize(
+    ("values", "window", "contexts", "targets"),
+    [
+        ({}, (-1, 0), None, None),
+        ({"causal": False}, (-1, -1), None, None),
+        ({"max_attn_len": 6}, (6, 0), None, None),
+        ({"max_attn_len": 6, "causal": False}, (6, 6), None, None),
+        ({"contextual_len": 10, "num_targets": "4:2"}, (-1, 0), [10, 7], [4, 2]),
+        ({"delta_q": 5, "scaling_seqlen": 100, "alpha": 0.3}, (-1, 0), None, None),
+    ],
+)
 def test_fbgemm_is_asked_for_the_case(monkeypatch, values, window, contexts, targets, renamed):
     case, seen = case_of(**values), []
     backend = all_backends()["hstu-fbgemm"]
-    install(monkeypatch, fbgemm_gpu={}, fbgemm_gpu__experimental={},
-            fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, seen, renamed=renamed)})
+    install(
+        monkeypatch,
+        fbgemm_gpu={},
+        fbgemm_gpu__experimental={},
+        fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, seen, renamed=renamed)},
+    )
     backend.probe()
     backend.check(case, HOPPER)
     held(backend, case)
@@ -251,19 +377,29 @@ def test_fbgemm_is_asked_for_the_case(monkeypatch, values, window, contexts, tar
 
 def test_fbgemm_of_an_older_version_divides_by_the_longest_sequence(monkeypatch):
     case = case_of()
-    install(monkeypatch, fbgemm_gpu={}, fbgemm_gpu__experimental={},
-            fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, [], scaling=False)})
+    install(
+        monkeypatch,
+        fbgemm_gpu={},
+        fbgemm_gpu__experimental={},
+        fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, [], scaling=False)},
+    )
     backend = all_backends()["hstu-fbgemm"]
     held(backend, case)
-    with pytest.raises(Unsupported, match="scaling_seqlen=30 is not taken by this version; the longest sequence, 20"), \
-            backend.session(other := replace(case, scaling_seqlen=30), make(other)):
+    with (
+        pytest.raises(Unsupported, match="scaling_seqlen=30 is not taken by this version; the longest sequence, 20"),
+        backend.session(other := replace(case, scaling_seqlen=30), make(other)),
+    ):
         pass
 
 
 def test_fbgemm_says_when_its_kernels_will_end_the_process(monkeypatch):
     case = case_of()
-    install(monkeypatch, fbgemm_gpu={}, fbgemm_gpu__experimental={},
-            fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, [])})
+    install(
+        monkeypatch,
+        fbgemm_gpu={},
+        fbgemm_gpu__experimental={},
+        fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, [])},
+    )
     backend = all_backends()["hstu-fbgemm"]
     for built, warned in (("13.0", True), ("12.8", False), (None, False)):
         monkeypatch.setattr(torch.version, "cuda", built)
@@ -272,18 +408,26 @@ def test_fbgemm_says_when_its_kernels_will_end_the_process(monkeypatch):
 
 def test_fbgemm_says_why_it_does_not_import(monkeypatch):
     install(monkeypatch, fbgemm_gpu={}, fbgemm_gpu__experimental={}, fbgemm_gpu__experimental__hstu={})
-    with pytest.raises(Unavailable, match=r"fbgemm: fbgemm_gpu.experimental.hstu does not import: .*; a wheel for"), \
-            all_backends()["hstu-fbgemm"].session(case_of(), make(case_of())):
+    with (
+        pytest.raises(Unavailable, match=r"fbgemm: fbgemm_gpu.experimental.hstu does not import: .*; a wheel for"),
+        all_backends()["hstu-fbgemm"].session(case_of(), make(case_of())),
+    ):
         pass
 
 
-@pytest.mark.parametrize(("values", "words"), [
-    ({"dtype": "fp32"}, "dtype=fp32 is not supported; bf16, fp16"),
-    ({"attn_dim": 48}, "attn_dim=48 is not supported; one of 32, 64, 128, 256"),
-    ({"linear_dim": 64}, "linear_dim=64 is not supported; attn_dim=32"),
-    ({"max_attn_len": 4, "num_targets": 2}, "num_targets=2 is not supported; 0 with a window or without causal"),
-    ({"causal": False, "contextual_len": 2}, "contextual_len=2 is not supported; 0 with a window or without causal"),
-])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dtype": "fp32"}, "dtype=fp32 is not supported; bf16, fp16"),
+        ({"attn_dim": 48}, "attn_dim=48 is not supported; one of 32, 64, 128, 256"),
+        ({"linear_dim": 64}, "linear_dim=64 is not supported; attn_dim=32"),
+        ({"max_attn_len": 4, "num_targets": 2}, "num_targets=2 is not supported; 0 with a window or without causal"),
+        (
+            {"causal": False, "contextual_len": 2},
+            "contextual_len=2 is not supported; 0 with a window or without causal",
+        ),
+    ],
+)
 def test_fbgemm_refuses_what_it_does_not_compute(values, words):
     with pytest.raises(Unsupported, match=f"hstu-fbgemm: {words}"):
         all_backends()["hstu-fbgemm"].check(case_of(**values), HOPPER)
@@ -348,13 +492,16 @@ def test_meta_is_found_in_the_folder_that_is_named_and_called_fairly(checkout):
 def test_meta_names_what_the_folder_or_this_python_lacks(checkout, monkeypatch):
     backend, variable = all_backends()["hstu-meta-triton"], "ATTNBENCH_GENERATIVE_RECOMMENDERS"
     file = checkout / "generative_recommenders" / "ops" / "triton" / "triton_hstu_attention.py"
-    file.write_text(META.format(more="import made_up_fbgemm\nfrom generative_recommenders.deep import x"),
-                    encoding="utf-8")
+    file.write_text(
+        META.format(more="import made_up_fbgemm\nfrom generative_recommenders.deep import x"), encoding="utf-8"
+    )
     (checkout / "generative_recommenders" / "deep.py").write_text("import made_up_rec\nx = 1\n", encoding="utf-8")
     with pytest.raises(Unavailable, match=rf"{variable}=.* needs made_up_fbgemm, made_up_rec, which this Python does"):
         backend.probe()
-    with pytest.raises(Unavailable, match=r"does not import from .*: ModuleNotFoundError: No module named 'made_up"), \
-            backend.session(case_of(), make(case_of())):
+    with (
+        pytest.raises(Unavailable, match=r"does not import from .*: ModuleNotFoundError: No module named 'made_up"),
+        backend.session(case_of(), make(case_of())),
+    ):
         pass
     file.unlink()
     with pytest.raises(Unavailable, match=rf"{variable}=.* holds no generative_recommenders/ops/triton/triton_hstu"):
@@ -367,12 +514,15 @@ def test_meta_names_what_the_folder_or_this_python_lacks(checkout, monkeypatch):
         backend.probe()
 
 
-@pytest.mark.parametrize(("values", "words"), [
-    ({"causal": False}, "causal=false is not supported; true"),
-    ({"delta_q": 3}, "delta_q=3 is not supported; none"),
-    ({"scaling_seqlen": 7}, "scaling_seqlen=7 is not supported; seqlen=20"),
-    ({"contextual_len": 10}, "lengths=20:9 is not supported; sequences that hold contextual_len and their targets"),
-])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"causal": False}, "causal=false is not supported; true"),
+        ({"delta_q": 3}, "delta_q=3 is not supported; none"),
+        ({"scaling_seqlen": 7}, "scaling_seqlen=7 is not supported; seqlen=20"),
+        ({"contextual_len": 10}, "lengths=20:9 is not supported; sequences that hold contextual_len and their targets"),
+    ],
+)
 def test_meta_refuses_what_it_does_not_compute(values, words):
     with pytest.raises(Unsupported, match=f"hstu-meta-triton: {words}"):
         all_backends()["hstu-meta-triton"].check(case_of(**values), HOPPER)
@@ -384,8 +534,11 @@ def test_path_names_a_checkout_to_whoever_looks_for_it(checkout, monkeypatch):
     name_checkouts([checkout.name], "attnbench run")
     assert os.environ["ATTNBENCH_GENERATIVE_RECOMMENDERS"] == str(checkout)
     all_backends()["hstu-meta-triton"].probe()
-    with pytest.raises(UsageError, match=r"^attnbench run: --path=\S+ is no checkout that a backend looks for; a "
-                                         r"folder that holds generative_recommenders/ops/\S+ \(hstu-meta-triton\)$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^attnbench run: --path=\S+ is no checkout that a backend looks for; a "
+        r"folder that holds generative_recommenders/ops/\S+ \(hstu-meta-triton\)$",
+    ):
         name_checkouts([str(checkout / "generative_recommenders")], "attnbench run")
 
 

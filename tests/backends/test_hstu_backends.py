@@ -25,8 +25,10 @@ from attnbench.workloads.hstu.inputs import make_inputs
 OURS = {name: one for name, one in all_backends().items() if one.workload == "hstu" and one.module is None}
 # torch.compile takes seconds a case, and what it compiles is hstu-eager: it has a test of its own.
 PLACES = [(name, device) for name, one in OURS.items() for device in one.devices if name != "hstu-compile"]
-EACH = [pytest.param(name, device, marks=[pytest.mark.gpu] * (device == "cuda"), id=f"{name}-{device}")
-        for name, device in PLACES]
+EACH = [
+    pytest.param(name, device, marks=[pytest.mark.gpu] * (device == "cuda"), id=f"{name}-{device}")
+    for name, device in PLACES
+]
 SPARSE = [place for place in EACH if OURS[place.values[0]].variant == "hstu-bsa"]
 
 GRID = {
@@ -51,8 +53,20 @@ BLOCKS = ("sliding", "shared", "pairs", "no-gates")
 
 
 def of(**values):
-    return WORKLOAD.case({"batch": 2, "seqlen": 129, "nheads": 2, "attn_dim": 32, "linear_dim": 32, "dtype": "fp32",
-                          "mode": "fwd-bwd", "block_size": 16, "block_counts": 3} | values)
+    return WORKLOAD.case(
+        {
+            "batch": 2,
+            "seqlen": 129,
+            "nheads": 2,
+            "attn_dim": 32,
+            "linear_dim": 32,
+            "dtype": "fp32",
+            "mode": "fwd-bwd",
+            "block_size": 16,
+            "block_counts": 3,
+        }
+        | values
+    )
 
 
 def make(case, device, seed=1):
@@ -83,14 +97,18 @@ def examined(name, case, device):
     backend = OURS[name]
     inputs = [make(case, device, seed) for seed in (1, 2)]
     with backend.session(case, inputs[0]) as launch:
-        return examine(launch, References(WORKLOAD, case, *inputs), variant=backend.variant,
-                       budget=backend.budget(case))
+        return examine(
+            launch, References(WORKLOAD, case, *inputs), variant=backend.variant, budget=backend.budget(case)
+        )
 
 
 def test_every_backend_of_ours_is_held_to_this():
     assert {*OURS} == {"hstu-eager", "hstu-compile", "hstu-triton", "hstu-bsa-eager", "hstu-bsa-triton"}
-    assert {param.values for param in SPARSE} == {("hstu-bsa-eager", "cpu"), ("hstu-bsa-eager", "cuda"),
-                                                  ("hstu-bsa-triton", "cuda")}
+    assert {param.values for param in SPARSE} == {
+        ("hstu-bsa-eager", "cpu"),
+        ("hstu-bsa-eager", "cuda"),
+        ("hstu-bsa-triton", "cuda"),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -205,8 +223,10 @@ def test_compiled_computes_the_same_gradients(device):
 
 @pytest.mark.parametrize("name", sorted(name for name, one in OURS.items() if one.variant == "hstu-bsa"))
 def test_the_sparse_variant_refuses_what_it_is_not_defined_for(name):
-    for values, words in (({"causal": False}, "hstu-bsa: causal=False is not defined; causal=true only"),
-                          ({"contextual_len": 2}, "hstu-bsa: contextual_len=2 is not defined; contextual_len=0 only"),
-                          ({"max_attn_len": 9}, "hstu-bsa: max_attn_len=9 is not defined; max_attn_len=none only")):
+    for values, words in (
+        ({"causal": False}, "hstu-bsa: causal=False is not defined; causal=true only"),
+        ({"contextual_len": 2}, "hstu-bsa: contextual_len=2 is not defined; contextual_len=0 only"),
+        ({"max_attn_len": 9}, "hstu-bsa: max_attn_len=9 is not defined; max_attn_len=none only"),
+    ):
         with pytest.raises(Unsupported, match=words):
             OURS[name].check(of(**values), Machine(OURS[name].devices[-1], (9, 0)))

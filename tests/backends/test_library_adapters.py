@@ -64,6 +64,7 @@ def _fresh_calls():
 
 def flash(*, tupled, unbounded=-1, windows=True):
     """The two functions of a FlashAttention package of some version."""
+
     def finish(out):
         return (out, torch.zeros(1)) if tupled else out
 
@@ -80,8 +81,18 @@ def flash(*, tupled, unbounded=-1, windows=True):
     def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size=none):
         return finish(dense(q, k, v, **seen("dense", q, k, v, softmax_scale, causal, window_size)))
 
-    def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None,
-                               causal=False, window_size=none):
+    def flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale=None,
+        causal=False,
+        window_size=none,
+    ):
         assert (max_seqlen_q, max_seqlen_k) == (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
         how = seen("varlen", q, k, v, softmax_scale, causal, window_size)
         return finish(packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **how))
@@ -89,8 +100,10 @@ def flash(*, tupled, unbounded=-1, windows=True):
     def without_windows(q, k, v, softmax_scale=None, causal=False):
         return flash_attn_func(q, k, v, softmax_scale, causal)
 
-    return {"flash_attn_func": flash_attn_func if windows else without_windows,
-            "flash_attn_varlen_func": flash_attn_varlen_func}
+    return {
+        "flash_attn_func": flash_attn_func if windows else without_windows,
+        "flash_attn_varlen_func": flash_attn_varlen_func,
+    }
 
 
 def sage():
@@ -103,8 +116,19 @@ def sage():
         assert (tensor_layout, ignored) == ("NHD", {})
         return dense(q, k, v, **smooth(q, k, v, is_causal, sm_scale))
 
-    def sageattn_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal=False,
-                        sm_scale=None, smooth_k=True, **ignored):
+    def sageattn_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        is_causal=False,
+        sm_scale=None,
+        smooth_k=True,
+        **ignored,
+    ):
         assert ignored == {}
         return packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **smooth(q, k, v, is_causal, sm_scale))
 
@@ -118,11 +142,30 @@ class Wrapper:
         assert (workspace.dtype, workspace.numel(), kv_layout) == (torch.uint8, 128 << 20, "NHD")
         CALLS.append({"name": "wrapper", "backend": backend})
 
-    def plan(self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None, *, causal=False,
-             window_left=-1, sm_scale=None, q_data_type="float16"):
+    def plan(
+        self,
+        qo_indptr,
+        kv_indptr,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim_qk,
+        head_dim_vo=None,
+        *,
+        causal=False,
+        window_left=-1,
+        sm_scale=None,
+        q_data_type="float16",
+    ):
         assert {qo_indptr.dtype, kv_indptr.dtype} == {torch.int32}
-        CALLS.append({"name": "plan", "causal": causal, "window": window_left, "dtype": q_data_type,
-                      "heads": (num_qo_heads, num_kv_heads, head_dim_qk)})
+        CALLS.append(
+            {
+                "name": "plan",
+                "causal": causal,
+                "window": window_left,
+                "dtype": q_data_type,
+                "heads": (num_qo_heads, num_kv_heads, head_dim_qk),
+            }
+        )
         self.offsets = qo_indptr, kv_indptr
         self.how = {"causal": causal, "window": (window_left, -1), "scale": sm_scale}
 
@@ -152,8 +195,10 @@ def xformers(reasons=()):
     def operator(name):
         return type(name, (), {"not_supported_reasons": staticmethod(lambda asked: list(reasons))})
 
-    ops = {kind: types.SimpleNamespace(FwOp=operator(f"{kind}F"), BwOp=operator(f"{kind}B"))
-           for kind in ("flash", "cutlass")}
+    ops = {
+        kind: types.SimpleNamespace(FwOp=operator(f"{kind}F"), BwOp=operator(f"{kind}B"))
+        for kind in ("flash", "cutlass")
+    }
 
     def memory_efficient_attention(q, k, v, attn_bias=None, p=0.0, scale=None, *, op=None):
         CALLS.append({"name": "xformers", "op": op, "bias": attn_bias, "dims": q.dim(), "scale": scale})
@@ -162,15 +207,24 @@ def xformers(reasons=()):
             assert k.stride(3) == v.stride(3) == 0 or k.shape[3] == 1
             q, k, v = q.flatten(2, 3), k[:, :, :, 0], v[:, :, :, 0]
         offsets = how.pop("offsets", None)
-        out = packed(q[0], k[0], v[0], *offsets, scale=scale, **how)[None] if offsets else dense(
-            q, k, v, scale=scale, **how)
+        out = (
+            packed(q[0], k[0], v[0], *offsets, scale=scale, **how)[None]
+            if offsets
+            else dense(q, k, v, scale=scale, **how)
+        )
         return out.reshape(*q.shape[:-1], v.shape[-1])
 
     masks = types.SimpleNamespace(
-        BlockDiagonalMask=Blocks, LowerTriangularFromBottomRightMask=lambda: Bias(causal=True),
-        LocalAttentionFromBottomRightMask=lambda window_left, window_right: Bias(window=(window_left, window_right)))
-    return {**ops, "attn_bias": masks, "memory_efficient_attention": memory_efficient_attention,
-            "Inputs": lambda *tensors, scale: types.SimpleNamespace(tensors=tensors)}
+        BlockDiagonalMask=Blocks,
+        LowerTriangularFromBottomRightMask=lambda: Bias(causal=True),
+        LocalAttentionFromBottomRightMask=lambda window_left, window_right: Bias(window=(window_left, window_right)),
+    )
+    return {
+        **ops,
+        "attn_bias": masks,
+        "memory_efficient_attention": memory_efficient_attention,
+        "Inputs": lambda *tensors, scale: types.SimpleNamespace(tensors=tensors),
+    }
 
 
 LIBRARIES = {
@@ -209,13 +263,23 @@ def takes(backend, case):
 
 
 REFUSED = {
-    "flash-attn-2": set(), "flash-attn-3": set(), "flash-attn-4": set(),
+    "flash-attn-2": set(),
+    "flash-attn-3": set(),
+    "flash-attn-4": set(),
     "fa3-fwd": {"window", "causal window", "left bound", "ragged window"},
     "sage1": {"window", "causal window", "left bound", "ragged window", "more keys", "fewer keys", "ragged causal"},
     "flashinfer": {"window", "ragged window", "fewer keys", "ragged causal"},
     "xformers-flash": {"ragged window"},
-    "xformers-cutlass": {"window", "causal window", "left bound", "ragged window", "fewer keys", "ragged causal",
-                         "grouped", "ragged"},
+    "xformers-cutlass": {
+        "window",
+        "causal window",
+        "left bound",
+        "ragged window",
+        "fewer keys",
+        "ragged causal",
+        "grouped",
+        "ragged",
+    },
 }
 INFERENCE = {"fa3-fwd", "sage1", "flashinfer"}
 
@@ -228,8 +292,10 @@ def test_every_case_is_right_or_refused(library, label):
     assert (case is None) == (label in REFUSED[library.name])
     if case is None:
         return
-    assert (case.mode == "fwd") == (library.name in INFERENCE or (library.name, label) in (
-        ("xformers-flash", "grouped"), ("xformers-flash", "ragged")))
+    assert (case.mode == "fwd") == (
+        library.name in INFERENCE
+        or (library.name, label) in (("xformers-flash", "grouped"), ("xformers-flash", "ragged"))
+    )
     first, second = (make_inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
     with library.session(case, first) as launch:
         for inputs in (first, second):
@@ -287,8 +353,9 @@ def test_both_places_and_return_shapes_of_flash_attention_3(monkeypatch, module,
     inputs = make_inputs(case, seed=3, kind="normal", device="cpu")
     with backend.session(case, inputs) as launch:
         launch.forward()
-        torch.testing.assert_close(launch.outputs()["out"].double(), expected(case, inputs)["out"], rtol=5e-2,
-                                   atol=5e-2)
+        torch.testing.assert_close(
+            launch.outputs()["out"].double(), expected(case, inputs)["out"], rtol=5e-2, atol=5e-2
+        )
     assert CALLS == [{"name": "dense", "scale": 0.125, "causal": True, "window": (-1, -1)}]
 
 
@@ -345,8 +412,10 @@ def test_xformers_own_reasons_are_passed_on(monkeypatch):
     install(monkeypatch, "xformers.ops.fmha", **xformers(["requires device with capability > (8, 0)"]))
     case = CASES["odd"]
     inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
-    with (pytest.raises(Unsupported, match=r"is refused by xFormers: requires device with capability > \(8, 0\);"),
-          all_backends()["xformers-flash"].session(case, inputs)):
+    with (
+        pytest.raises(Unsupported, match=r"is refused by xFormers: requires device with capability > \(8, 0\);"),
+        all_backends()["xformers-flash"].session(case, inputs),
+    ):
         pass
     assert CALLS == []
 
@@ -370,58 +439,135 @@ def test_sage_has_a_budget_of_its_own():
     assert all_backends()["flash-attn-3"].budget(case_of()).relative == 0.0
 
 
-@pytest.mark.parametrize(("name", "case", "machine", "words"), [
-    ("flash-attn-2", case_of(), Machine("cpu"), "flash-attn-2: device=cpu is not supported; one of cuda"),
-    ("flash-attn-2", case_of(dtype="fp32"), HOPPER, "flash-attn-2: dtype=fp32 is not supported; one of fp16, bf16"),
-    ("flash-attn-2", case_of(headdim=264), HOPPER, "flash-attn-2: headdim=264 is too large; at most 256"),
-    ("flash-attn-2", case_of(headdim_v=32), HOPPER,
-     "flash-attn-2: headdim_v=32 differs from headdim; the headdim, 64"),
-    ("flash-attn-2", case_of(), Machine("cuda", (7, 5)),
-     "flash-attn-2: compute capability=7.5 is too old; at least 8.0"),
-    ("flash-attn-3", case_of(), Machine("cuda", (10, 0)),
-     "flash-attn-3: compute capability=10.0 is not supported; below 10.0"),
-    ("flash-attn-3", case_of(headdim=60, headdim_v=64), HOPPER,
-     "flash-attn-3: headdim=60 does not fit; a multiple of 8"),
-    ("flash-attn-3", case_of(headdim=264), HOPPER, "flash-attn-3: headdim=264 is too large; at most 256"),
-    ("flash-attn-3", case_of(headdim=128, headdim_v=64, mode="fwd"), HOPPER,
-     "flash-attn-3: headdim_v=64 does not go with headdim=128, mode=fwd; the headdim; in mode fwd also 97 to 128 with "
-     "headdim 129 to 192, or up to 512 with headdim up to 64"),
-    ("flash-attn-3", case_of(headdim=192, headdim_v=128), HOPPER,
-     "flash-attn-3: headdim_v=128 does not go with headdim=192, mode=fwd-bwd; the headdim; in mode fwd also 97 to 128 "
-     "with headdim 129 to 192, or up to 512 with headdim up to 64"),
-    ("fa3-fwd", case_of(dtype="fp16", mode="fwd"), HOPPER, "fa3-fwd: dtype=fp16 is not supported; one of bf16"),
-    ("fa3-fwd", case_of(), HOPPER, "fa3-fwd: mode=fwd-bwd has no backward; fwd"),
-    ("fa3-fwd", case_of(mode="fwd", window=(3, 3)), HOPPER, "fa3-fwd: window=(3, 3) is not supported; none"),
-    ("flash-attn-4", case_of(headdim=192, headdim_v=192), Machine("cuda", (10, 0)),
-     "flash-attn-4: headdim, headdim_v=192, 192 are too large on compute capability 10; at most 128, or 192 with 128, "
-     "or 256 with 256"),
-    ("flash-attn-4", case_of(), Machine("cuda", (8, 9)),
-     "flash-attn-4: mode=fwd-bwd has no backward on compute capability 8; fwd"),
-    ("flash-attn-4", case_of(headdim=20), HOPPER, "flash-attn-4: headdim=20 does not fit; a multiple of 8"),
-    ("xformers-cutlass", case_of(nheads_kv=1), HOPPER,
-     "xformers-cutlass: nheads_kv=1 differs from nheads; the nheads, 4"),
-    ("xformers-cutlass", case_of(), Machine("cuda", (10, 0)),
-     "xformers-cutlass: compute capability=10.0 is not supported; below 9.1"),
-    ("xformers-flash", case_of(nheads_kv=1), HOPPER,
-     "xformers-flash: nheads_kv=1 has no backward; the nheads, 4, or mode fwd"),
-    ("xformers-flash", case_of(**SQUARE, window=(2, 2)), HOPPER,
-     "xformers-flash: window=(2, 2) has no variable length; none"),
-    ("flashinfer", case_of(), HOPPER, "flashinfer: mode=fwd-bwd has no backward; fwd"),
-    ("flashinfer", case_of(mode="fwd", headdim=96), HOPPER,
-     "flashinfer: headdim=96 is not supported; one of 64, 128, 256"),
-    ("flashinfer", case_of(mode="fwd", window=(4, 4)), HOPPER,
-     "flashinfer: window=(4, 4) is bounded on the right; a bound on the left, causal or not"),
-    ("flashinfer[fa3]", case_of(mode="fwd"), Machine("cuda", (8, 0)),
-     "flashinfer: config=fa3 runs on compute capability 9.0; fa2"),
-    ("sage1", case_of(), HOPPER, "sage1: mode=fwd-bwd has no backward; fwd"),
-    ("sage1", case_of(mode="fwd", headdim=32), HOPPER, "sage1: headdim=32 is not supported; one of 64, 96, 128"),
-    ("sage1", case_of(mode="fwd", window=(4, 0), causal=True), HOPPER, "sage1: window=(4, 0) is not supported; none"),
-    ("sage1", case_of(mode="fwd", causal=True, seqlen_k=20), HOPPER,
-     "sage1: causal=True with seqlen=17, seqlen_k=20 would be aligned to the top left; equal lengths, or seqlen=1"),
-    ("sage1", case_of(mode="fwd", headdim=96, **SQUARE), HOPPER, "sage1: headdim=96 has no variable length; 64 or 128"),
-    ("flex", case_of(headdim=8), HOPPER, "flex: headdim=8 is too small on a GPU; at least 16"),
-    ("flex", case_of(), Machine("cpu"), "flex: mode=fwd-bwd has no backward on a CPU; fwd"),
-])
+@pytest.mark.parametrize(
+    ("name", "case", "machine", "words"),
+    [
+        ("flash-attn-2", case_of(), Machine("cpu"), "flash-attn-2: device=cpu is not supported; one of cuda"),
+        ("flash-attn-2", case_of(dtype="fp32"), HOPPER, "flash-attn-2: dtype=fp32 is not supported; one of fp16, bf16"),
+        ("flash-attn-2", case_of(headdim=264), HOPPER, "flash-attn-2: headdim=264 is too large; at most 256"),
+        (
+            "flash-attn-2",
+            case_of(headdim_v=32),
+            HOPPER,
+            "flash-attn-2: headdim_v=32 differs from headdim; the headdim, 64",
+        ),
+        (
+            "flash-attn-2",
+            case_of(),
+            Machine("cuda", (7, 5)),
+            "flash-attn-2: compute capability=7.5 is too old; at least 8.0",
+        ),
+        (
+            "flash-attn-3",
+            case_of(),
+            Machine("cuda", (10, 0)),
+            "flash-attn-3: compute capability=10.0 is not supported; below 10.0",
+        ),
+        (
+            "flash-attn-3",
+            case_of(headdim=60, headdim_v=64),
+            HOPPER,
+            "flash-attn-3: headdim=60 does not fit; a multiple of 8",
+        ),
+        ("flash-attn-3", case_of(headdim=264), HOPPER, "flash-attn-3: headdim=264 is too large; at most 256"),
+        (
+            "flash-attn-3",
+            case_of(headdim=128, headdim_v=64, mode="fwd"),
+            HOPPER,
+            "flash-attn-3: headdim_v=64 does not go with headdim=128, mode=fwd; the headdim; in mode fwd also 97 to 128 with "
+            "headdim 129 to 192, or up to 512 with headdim up to 64",
+        ),
+        (
+            "flash-attn-3",
+            case_of(headdim=192, headdim_v=128),
+            HOPPER,
+            "flash-attn-3: headdim_v=128 does not go with headdim=192, mode=fwd-bwd; the headdim; in mode fwd also 97 to 128 "
+            "with headdim 129 to 192, or up to 512 with headdim up to 64",
+        ),
+        ("fa3-fwd", case_of(dtype="fp16", mode="fwd"), HOPPER, "fa3-fwd: dtype=fp16 is not supported; one of bf16"),
+        ("fa3-fwd", case_of(), HOPPER, "fa3-fwd: mode=fwd-bwd has no backward; fwd"),
+        ("fa3-fwd", case_of(mode="fwd", window=(3, 3)), HOPPER, "fa3-fwd: window=(3, 3) is not supported; none"),
+        (
+            "flash-attn-4",
+            case_of(headdim=192, headdim_v=192),
+            Machine("cuda", (10, 0)),
+            "flash-attn-4: headdim, headdim_v=192, 192 are too large on compute capability 10; at most 128, or 192 with 128, "
+            "or 256 with 256",
+        ),
+        (
+            "flash-attn-4",
+            case_of(),
+            Machine("cuda", (8, 9)),
+            "flash-attn-4: mode=fwd-bwd has no backward on compute capability 8; fwd",
+        ),
+        ("flash-attn-4", case_of(headdim=20), HOPPER, "flash-attn-4: headdim=20 does not fit; a multiple of 8"),
+        (
+            "xformers-cutlass",
+            case_of(nheads_kv=1),
+            HOPPER,
+            "xformers-cutlass: nheads_kv=1 differs from nheads; the nheads, 4",
+        ),
+        (
+            "xformers-cutlass",
+            case_of(),
+            Machine("cuda", (10, 0)),
+            "xformers-cutlass: compute capability=10.0 is not supported; below 9.1",
+        ),
+        (
+            "xformers-flash",
+            case_of(nheads_kv=1),
+            HOPPER,
+            "xformers-flash: nheads_kv=1 has no backward; the nheads, 4, or mode fwd",
+        ),
+        (
+            "xformers-flash",
+            case_of(**SQUARE, window=(2, 2)),
+            HOPPER,
+            "xformers-flash: window=(2, 2) has no variable length; none",
+        ),
+        ("flashinfer", case_of(), HOPPER, "flashinfer: mode=fwd-bwd has no backward; fwd"),
+        (
+            "flashinfer",
+            case_of(mode="fwd", headdim=96),
+            HOPPER,
+            "flashinfer: headdim=96 is not supported; one of 64, 128, 256",
+        ),
+        (
+            "flashinfer",
+            case_of(mode="fwd", window=(4, 4)),
+            HOPPER,
+            "flashinfer: window=(4, 4) is bounded on the right; a bound on the left, causal or not",
+        ),
+        (
+            "flashinfer[fa3]",
+            case_of(mode="fwd"),
+            Machine("cuda", (8, 0)),
+            "flashinfer: config=fa3 runs on compute capability 9.0; fa2",
+        ),
+        ("sage1", case_of(), HOPPER, "sage1: mode=fwd-bwd has no backward; fwd"),
+        ("sage1", case_of(mode="fwd", headdim=32), HOPPER, "sage1: headdim=32 is not supported; one of 64, 96, 128"),
+        (
+            "sage1",
+            case_of(mode="fwd", window=(4, 0), causal=True),
+            HOPPER,
+            "sage1: window=(4, 0) is not supported; none",
+        ),
+        (
+            "sage1",
+            case_of(mode="fwd", causal=True, seqlen_k=20),
+            HOPPER,
+            "sage1: causal=True with seqlen=17, seqlen_k=20 would be aligned to the top left; equal lengths, or seqlen=1",
+        ),
+        (
+            "sage1",
+            case_of(mode="fwd", headdim=96, **SQUARE),
+            HOPPER,
+            "sage1: headdim=96 has no variable length; 64 or 128",
+        ),
+        ("flex", case_of(headdim=8), HOPPER, "flex: headdim=8 is too small on a GPU; at least 16"),
+        ("flex", case_of(), Machine("cpu"), "flex: mode=fwd-bwd has no backward on a CPU; fwd"),
+    ],
+)
 def test_refusals(name, case, machine, words):
     with pytest.raises(Unsupported) as refused:
         resolve(name, case).check(case, machine)

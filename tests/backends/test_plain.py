@@ -67,21 +67,28 @@ def test_it_computes_forward_and_gradients(tmp_path, text, causal):
 
 def test_what_it_is_called_and_takes(tmp_path):
     one, other = backend(tmp_path, PLAIN, "old.py"), backend(tmp_path, WINDOWED, "new.py")
-    assert (one.name, one.title, one.devices, one.workload) == ("old", "attention of old.py", ("cpu", "cuda"),
-                                                                "attention")
+    assert (one.name, one.title, one.devices, one.workload) == (
+        "old",
+        "attention of old.py",
+        ("cpu", "cuda"),
+        "attention",
+    )
     other.check(case(window=(2, 0)), Machine("cpu"))
     with pytest.raises(Unsupported, match=r"old: window=\(2, 0\) is not supported"):
         one.check(case(window=(2, 0)), Machine("cpu"))
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("def attention(q, k, v, mask): ...", r"has attention\(q, k, v, mask\), which wants mask; def attention\("),
-    ("def attention(x): ...", r"has attention\(x\), which does not begin with q, k, v; "),
-    ("def attention(q, v, k): ...", r"which does not begin with q, k, v; "),
-    ("layout = 'sbhd'\ndef attention(q, k, v): ...", r"has layout='sbhd'; one of bhsd, bshd: the order of "),
-    ("def attend(q, k, v, causal, scale): ...", r"holds no backend; a function `def attention\(q, k, v, c"),
-    ("attention = 3", "holds no backend; a function `def attention"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def attention(q, k, v, mask): ...", r"has attention\(q, k, v, mask\), which wants mask; def attention\("),
+        ("def attention(x): ...", r"has attention\(x\), which does not begin with q, k, v; "),
+        ("def attention(q, v, k): ...", r"which does not begin with q, k, v; "),
+        ("layout = 'sbhd'\ndef attention(q, k, v): ...", r"has layout='sbhd'; one of bhsd, bshd: the order of "),
+        ("def attend(q, k, v, causal, scale): ...", r"holds no backend; a function `def attention\(q, k, v, c"),
+        ("attention = 3", "holds no backend; a function `def attention"),
+    ],
+)
 def test_what_is_no_kernel_is_refused_with_the_signature(tmp_path, text, words):
     with pytest.raises(UsageError, match=words) as refused:
         backend(tmp_path, text)
@@ -93,7 +100,17 @@ def test_it_is_measured_in_a_worker(tmp_path):
 
     for name, text in (("old.py", TORCH), ("new.py", TORCH.replace("return", "return 2 *"))):
         (tmp_path / name).write_text(text)
-    found = attnbench.run("minimal", device="cpu", backends="sdpa", files=[tmp_path / "old.py", tmp_path / "new.py"],
-                          axes={"seqlen": 16, "batch": 1}, warmup=1, iterations=2)
+    found = attnbench.run(
+        "minimal",
+        device="cpu",
+        backends="sdpa",
+        files=[tmp_path / "old.py", tmp_path / "new.py"],
+        axes={"seqlen": 16, "batch": 1},
+        warmup=1,
+        iterations=2,
+    )
     assert {record.backend: record.status.value for record in found.run.records} == {
-        "sdpa": "passed", "old": "passed", "new": "incorrect"}
+        "sdpa": "passed",
+        "old": "passed",
+        "new": "incorrect",
+    }

@@ -24,8 +24,10 @@ RULES = ("topk0.5", "cdf0.9", "sub0.9", "anti0.9", "cdf0.9-sim0.3", "topk0.25-si
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 1, "seqlen": 300, "nheads": 2, "headdim": 16, "dtype": "fp32", "block": "64x64",
-                          "density": 0.5} | values)
+    return WORKLOAD.case(
+        {"batch": 1, "seqlen": 300, "nheads": 2, "headdim": 16, "dtype": "fp32", "block": "64x64", "density": 0.5}
+        | values
+    )
 
 
 def predicted(text, case, inputs):
@@ -34,8 +36,17 @@ def predicted(text, case, inputs):
 
 
 @pytest.mark.parametrize("text", RULES)
-@pytest.mark.parametrize("values", [{}, {"causal": True}, {"nheads": 4, "nheads_kv": 2}, {"block": "128x64"},
-                                    {"seqlen_k": 500, "causal": True}, {"seqlen": 65}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"causal": True},
+        {"nheads": 4, "nheads_kv": 2},
+        {"block": "128x64"},
+        {"seqlen_k": 500, "causal": True},
+        {"seqlen": 65},
+    ],
+)
 def test_a_map_keeps_a_visible_block_of_every_row_and_no_other(text, values):
     case = case_of(**values, pattern="full", density=1.0)
     found = predicted(text, case, WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu"))
@@ -56,8 +67,8 @@ def test_the_block_that_matters_is_found(rule):
     inputs.q.mul_(0.1)
     inputs.k.mul_(0.1)
     for i in range(5):
-        inputs.q[:, 64 * i:64 * (i + 1), :, i] += 8.0
-        inputs.k[:, 64 * (4 - i):64 * (5 - i), :, i] += 8.0
+        inputs.q[:, 64 * i : 64 * (i + 1), :, i] += 8.0
+        inputs.k[:, 64 * (4 - i) : 64 * (5 - i), :, i] += 8.0
     found = predicted(rule, case, inputs)
     assert torch.equal(found[0, 0], torch.eye(5, dtype=torch.bool).flip(1))
 
@@ -126,8 +137,9 @@ def test_a_wrong_answer_to_its_own_map_is_found():
         launch.forward()
         right = launch.outputs
         launch.outputs = lambda: {**right(), "block_map": right()["block_map"].roll(1, -1)}
-        outcome = examine(launch, References(WORKLOAD, case, inputs, fresh), variant="chosen",
-                          budget=backend.budget(case))
+        outcome = examine(
+            launch, References(WORKLOAD, case, inputs, fresh), variant="chosen", budget=backend.budget(case)
+        )
     assert not outcome.ok
     assert "out: wrong values" in outcome.reason
 
@@ -144,8 +156,10 @@ def test_configurations_of_a_library_and_of_a_predictor_go_together():
     assert resolve("fastvideo-vsa[cdf0.98-sim0.6]", case).predictor == Predictor("cdf", 0.98, 0.6)
     assert resolve("fastvideo-vsa[tk]", case).predictor is None
     assert resolve("fastvideo-vsa[tk]", case).variant_of(case) == "given"
-    for name, words in [("fastvideo-vsa[tc+cdf0.98]", "config=tc is not known"),
-                        ("fastvideo-vsa[cdf2]", "predictor=cdf2 cannot be read"),
-                        ("sparse-flashinfer[cdf0.5]", "config=cdf0.5 is not known")]:
+    for name, words in [
+        ("fastvideo-vsa[tc+cdf0.98]", "config=tc is not known"),
+        ("fastvideo-vsa[cdf2]", "predictor=cdf2 cannot be read"),
+        ("sparse-flashinfer[cdf0.5]", "config=cdf0.5 is not known"),
+    ]:
         with pytest.raises(UsageError, match=words):
             resolve(name, case)

@@ -33,14 +33,21 @@ def mine(folder, name="mine", workload="attention", file="mine.py"):
 
 
 def test_scan_and_listing_import_neither_torch_nor_triton_nor_pandas():
-    code = ("import sys; from attnbench.backends.registry import all_backends\n"
-            "for backend in all_backends().values():\n"
-            "    backend.version()\n"
-            "    try: backend.probe()\n"
-            "    except Exception as error: assert type(error).__name__ == 'Unavailable', error\n"
-            "print(*sorted({'torch', 'triton', 'pandas', 'numpy'} & set(sys.modules)))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          env={"PYTHONPATH": str(Path(registry.__file__).parents[2])}, check=False)
+    code = (
+        "import sys; from attnbench.backends.registry import all_backends\n"
+        "for backend in all_backends().values():\n"
+        "    backend.version()\n"
+        "    try: backend.probe()\n"
+        "    except Exception as error: assert type(error).__name__ == 'Unavailable', error\n"
+        "print(*sorted({'torch', 'triton', 'pandas', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(registry.__file__).parents[2])},
+        check=False,
+    )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
@@ -62,15 +69,18 @@ def test_a_file_joins_and_is_run_once(tmp_path):
     assert "mine" not in all_backends()
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("import nowhere_to_be_found\n", "line 1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
-    ("x = 1\n\ndef f(:\n", "line 3: SyntaxError: invalid syntax"),
-    ("def f():\n    return 1 / 0\n\n\nf()\n", "line 2: ZeroDivisionError: division by zero"),
-    ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
-    ("raise ValueError('one\\ntwo')\n", "line 1: ValueError: one two"),
-    ("x = 1\n", "holds no backend"),
-    ("from attnbench.backends.eager import Eager\n", "holds no backend"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nowhere_to_be_found\n", "line 1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("x = 1\n\ndef f(:\n", "line 3: SyntaxError: invalid syntax"),
+        ("def f():\n    return 1 / 0\n\n\nf()\n", "line 2: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
+        ("raise ValueError('one\\ntwo')\n", "line 1: ValueError: one two"),
+        ("x = 1\n", "holds no backend"),
+        ("from attnbench.backends.eager import Eager\n", "holds no backend"),
+    ],
+)
 def test_a_bad_file_is_refused_in_one_line(tmp_path, text, words):
     path = write(tmp_path, text)
     with pytest.raises(UsageError) as refused:
@@ -118,12 +128,15 @@ def test_entry_points_may_be_a_class_or_a_module(monkeypatch, tmp_path):
     assert {"other", "mine"} <= set(all_backends())
 
 
-@pytest.mark.parametrize(("value", "reason"), [
-    ("nowhere_at_all:X", "entry point nowhere_at_all:X does not import: ModuleNotFoundError: No module named"),
-    ("theirs:missing", "entry point theirs:missing does not import: AttributeError"),
-    ("theirs:number", "entry point theirs:number is not a Backend and holds none"),
-    ("theirs", "entry point theirs is not a Backend and holds none"),
-])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("nowhere_at_all:X", "entry point nowhere_at_all:X does not import: ModuleNotFoundError: No module named"),
+        ("theirs:missing", "entry point theirs:missing does not import: AttributeError"),
+        ("theirs:number", "entry point theirs:number is not a Backend and holds none"),
+        ("theirs", "entry point theirs is not a Backend and holds none"),
+    ],
+)
 def test_a_broken_entry_point_is_listed_with_the_reason_and_harms_nobody(monkeypatch, value, reason):
     monkeypatch.setitem(sys.modules, "theirs", module_of("theirs", number=3))
     offer(monkeypatch, broken=value)
@@ -138,7 +151,10 @@ def test_select_expands_wildcards_in_order_and_once():
     pinned = select(["sdpa-*"], workload="attention")
     assert set(pinned) == {"sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"}
     assert select(["sdpa-math,sdpa-*", "eager,eager"], workload="attention") == [
-        "sdpa-math", *(p for p in pinned if p != "sdpa-math"), "eager"]
+        "sdpa-math",
+        *(p for p in pinned if p != "sdpa-math"),
+        "eager",
+    ]
     assert set(select(["all"])) == set(all_backends())
     assert select(["all"], skip=["sdpa*"]) == [name for name in all_backends() if not name.startswith("sdpa")]
     assert select([]) == []
@@ -171,13 +187,16 @@ def test_short_forms(tmp_path):
         resolve("eager[x]")
 
 
-@pytest.mark.parametrize(("asked", "words"), [
-    ("sdpa-flsh", "name=sdpa-flsh is not known; one of .*; did you mean sdpa-flash\\?"),
-    ("x*", r"name=x\*y matches no backend; one of .*eager"),
-    ("eager[", r"name=eager\[ is not a selector"),
-    ("eager[]", r"name=eager\[\] is not a selector"),
-    ("sdpa-*[x]", r"name=sdpa-\*\[x\] takes no configuration"),
-])
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("sdpa-flsh", "name=sdpa-flsh is not known; one of .*; did you mean sdpa-flash\\?"),
+        ("x*", r"name=x\*y matches no backend; one of .*eager"),
+        ("eager[", r"name=eager\[ is not a selector"),
+        ("eager[]", r"name=eager\[\] is not a selector"),
+        ("sdpa-*[x]", r"name=sdpa-\*\[x\] takes no configuration"),
+    ],
+)
 def test_bad_selectors(asked, words):
     asked = asked + "y" if asked == "x*" else asked
     for request in ({"names": [asked]}, {"names": ["eager"], "skip": [asked]}):
@@ -191,10 +210,19 @@ def test_resolve_unknown():
     assert isinstance(resolve("eager"), Backend)
 
 
-@pytest.mark.parametrize(("name", "there"), [
-    ("os.path", True), ("json.tool", True), ("xml.etree.cElementTwig", False), ("nowhere", False),
-    ("nowhere.at.all", False), ("json.tool.deeper", False), ("", False), ("..", False),
-])
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("os.path", True),
+        ("json.tool", True),
+        ("xml.etree.cElementTwig", False),
+        ("nowhere", False),
+        ("nowhere.at.all", False),
+        ("json.tool.deeper", False),
+        ("", False),
+        ("..", False),
+    ],
+)
 def test_modules_are_looked_for_without_importing_their_packages(name, there):
     assert module_exists(name) is there
 

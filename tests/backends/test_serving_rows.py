@@ -16,8 +16,15 @@ from attnbench.models.hstu_ranking.attention import Reference
 from attnbench.workloads.base import load_workload
 
 WORKLOAD = load_workload("hstu-serving")
-TINY = {"model": "tiny", "batch": 2, "num_candidates": 5, "cached": 62, "new_tokens": 8, "dtype": "fp32",
-        "page_size": 32}
+TINY = {
+    "model": "tiny",
+    "batch": 2,
+    "num_candidates": 5,
+    "cached": 62,
+    "new_tokens": 8,
+    "dtype": "fp32",
+    "page_size": 32,
+}
 
 
 def case(**values):
@@ -34,9 +41,16 @@ def at_once(monkeypatch):
     monkeypatch.setattr("attnbench.check.examine.SETTLE_S", 0.0)
 
 
-STATES = [{"cache": "gpu-hit"}, {"cache": "host-hit"}, {"cache": "partial"}, {"cached": 0}, {"new_tokens": 0},
-          {"cached": 64, "new_tokens": 2}, {"cached": 32, "new_tokens": 64, "dtype": "bf16"},
-          {"cache": "partial", "pool_share": 0.03}]
+STATES = [
+    {"cache": "gpu-hit"},
+    {"cache": "host-hit"},
+    {"cache": "partial"},
+    {"cached": 0},
+    {"new_tokens": 0},
+    {"cached": 64, "new_tokens": 2},
+    {"cached": 32, "new_tokens": 64, "dtype": "bf16"},
+    {"cache": "partial", "pool_share": 0.03},
+]
 
 
 @pytest.mark.parametrize("selector", ["serving-eager", "serving-eager[no-cache]", "serving-gathered[hstu-eager]"])
@@ -92,8 +106,10 @@ def test_the_fixed_buffers_of_a_graph_give_the_logits_too(values, cached):
 
 def test_graphs_are_rows_of_what_reads_all_lengths_on_the_device():
     one = case()
-    shorts = {name: [config.short for config in all_backends()[name].configs(one)] for name in (
-        "serving-paged", "serving-eager")}
+    shorts = {
+        name: [config.short for config in all_backends()[name].configs(one)]
+        for name in ("serving-paged", "serving-eager")
+    }
     assert shorts == {"serving-paged": ["no-cache", "graph", "no-cache+graph"], "serving-eager": ["no-cache"]}
     whole = [resolve(f"serving-paged[{short}]", one) for short in shorts["serving-paged"]]
     assert [(found.cached, found.graph) for found in whole] == [(False, False), (True, True), (False, True)]
@@ -102,8 +118,10 @@ def test_graphs_are_rows_of_what_reads_all_lengths_on_the_device():
     whole[1].check(one, Machine("cuda", (9, 0)))
 
 
-@pytest.mark.parametrize(("how", "seconds", "found"), [("reload", None, 62), ("recompute", None, 0),
-                                                       ("auto", (1.0, 2.0), 62), ("auto", (2.0, 1.0), 0)])
+@pytest.mark.parametrize(
+    ("how", "seconds", "found"),
+    [("reload", None, 62), ("recompute", None, 0), ("auto", (1.0, 2.0), 62), ("auto", (2.0, 1.0), 0)],
+)
 @pytest.mark.parametrize("graph", [True, False])
 def test_what_lies_in_host_memory_is_brought_back_or_computed_again(how, seconds, found, graph, monkeypatch):
     from attnbench.models.hstu_ranking.host_hits import HostHits
@@ -131,7 +149,8 @@ def test_what_lies_in_host_memory_is_brought_back_or_computed_again(how, seconds
         assert launch.notes[1] == (
             f"on host hit: of 512 tokens a user in host memory: reload {1e3 * seconds[0]:.3g} ms "
             f"({512 / seconds[0]:.3g} GB/s), recompute {1e3 * seconds[1]:.3g} ms; reload pays from "
-            f"{512 / seconds[1]:.3g} GB/s on; {chosen} was chosen")
+            f"{512 / seconds[1]:.3g} GB/s on; {chosen} was chosen"
+        )
 
 
 class Blind(Reference):
@@ -139,8 +158,11 @@ class Blind(Reference):
 
     def attend(self, pool, q, k, v):
         given = self.sequences
-        self.sequences = type(given)(given.table, [0] * len(given.cached), *(
-            getattr(given, name) for name in ("new", "targets", "pages", "page_size", "alpha", "scaling_seqlen")))
+        self.sequences = type(given)(
+            given.table,
+            [0] * len(given.cached),
+            *(getattr(given, name) for name in ("new", "targets", "pages", "page_size", "alpha", "scaling_seqlen")),
+        )
         try:
             return super().attend(pool, q, k, v)
         finally:
@@ -165,8 +187,11 @@ def test_a_cache_that_is_not_as_the_case_says_stops_the_step():
     with pytest.raises(AttnbenchError, match=r"cached=\[70, 70\] is not what the step was to find; 62 of each user"):
         session.forward()
     session.cache.evict(session.users[0])
-    with pytest.raises(AttnbenchError, match=r"cached=0 \+ 0 tokens on the device and in host memory are not what "
-                                             r"gpu-hit means; 62 \+ 0"):
+    with pytest.raises(
+        AttnbenchError,
+        match=r"cached=0 \+ 0 tokens on the device and in host memory are not what "
+        r"gpu-hit means; 62 \+ 0",
+    ):
         session.prove()
 
 

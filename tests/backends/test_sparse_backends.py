@@ -58,8 +58,9 @@ def result(name, case, inputs):
         fresh = WORKLOAD.inputs(case, seed=9, kind="normal", device="cpu")
         launch.reload(fresh)
         launch.forward()
-        torch.testing.assert_close(launch.outputs()["out"].double(), attention(case, fresh, used(launch, fresh))[0],
-                                   rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(
+            launch.outputs()["out"].double(), attention(case, fresh, used(launch, fresh))[0], rtol=2e-5, atol=2e-5
+        )
         return first, launch
 
 
@@ -96,8 +97,9 @@ def test_the_dense_reference_ignores_the_map():
         assert backend.variant_of(case) == "dense"
         with backend.session(case, inputs) as launch:
             launch.forward()
-            torch.testing.assert_close(launch.outputs()["out"].double(), attention(case, inputs, whole)[0], rtol=2e-5,
-                                       atol=2e-5)
+            torch.testing.assert_close(
+                launch.outputs()["out"].double(), attention(case, inputs, whole)[0], rtol=2e-5, atol=2e-5
+            )
             launch.reload(inputs)
     assert WORKLOAD.work_of("dense", case).flops == WORKLOAD.work(case).dense_flops > WORKLOAD.work(case).flops
     assert WORKLOAD.work_of("given", case) == WORKLOAD.work(case)
@@ -161,8 +163,11 @@ class Coarse(all_backends()["sparse-eager"].__class__):
                 yield self.launch(case, inputs, lambda q, k, v: outer(launch, q, k, v))
 
         def outer(launch, q, k, v):
-            launch.reload(SparseInputs(**{n: x.transpose(1, 2) for n, x in zip("qkv", (q, k, v), strict=True)},
-                                       block_map=inputs.block_map))
+            launch.reload(
+                SparseInputs(
+                    **{n: x.transpose(1, 2) for n, x in zip("qkv", (q, k, v), strict=True)}, block_map=inputs.block_map
+                )
+            )
             launch.forward()
             return launch.outputs()["out"].transpose(1, 2)
 
@@ -175,8 +180,11 @@ def replace_map(inputs, blocks):
 
 def test_a_map_that_does_not_fit_is_refused_or_rounded_up_and_judged_on_what_was_computed():
     case = case_of(seqlen=300, block="64x64", density=0.5)
-    with pytest.raises(Unsupported, match="coarse: block=64x64 does not fit blocks of 128x128: the map keeps some of "
-                                          "them in part; a map of the blocks 128x128, or --widen"):
+    with pytest.raises(
+        Unsupported,
+        match="coarse: block=64x64 does not fit blocks of 128x128: the map keeps some of "
+        "them in part; a map of the blocks 128x128, or --widen",
+    ):
         Coarse().check(case, CPU)
     wide = replace(case, widen=True)
     Coarse().check(wide, CPU)
@@ -187,8 +195,9 @@ def test_a_map_that_does_not_fit_is_refused_or_rounded_up_and_judged_on_what_was
         outputs = launch.outputs()
     judge = WORKLOAD.choice("chosen")
     assert judge.faults(wide, inputs, outputs["block_map"]) == []
-    follows = judge.follow(wide, inputs, outputs["block_map"], dtype=torch.float64, draw=WORKLOAD.draw(
-        wide, seed=0, max_bytes=2**40))
+    follows = judge.follow(
+        wide, inputs, outputs["block_map"], dtype=torch.float64, draw=WORKLOAD.draw(wide, seed=0, max_bytes=2**40)
+    )
     torch.testing.assert_close(outputs["out"].double(), follows["out"], rtol=2e-5, atol=2e-5)
     assert launch.notes[0] == "map rounded up to blocks of 128x128"
     fits = case_of(seqlen=300, block="64x64", pattern="full", widen=True)
@@ -196,20 +205,29 @@ def test_a_map_that_does_not_fit_is_refused_or_rounded_up_and_judged_on_what_was
     Coarse().check(replace(fits, widen=False), CPU)
 
 
-@pytest.mark.parametrize(("limits", "values", "words"), [
-    ({"dtypes": ("bf16",)}, {}, "dtype=fp32 is not supported; one of bf16"),
-    ({"headdims": (64, 128)}, {}, "headdim=16 is not supported; one of 64, 128"),
-    ({"max_headdim": 8}, {}, "headdim=16 is too large; at most 8"),
-    ({}, {"nheads_kv": 1}, "nheads_kv=1 differs from nheads; the nheads, 2"),
-    ({"batch": 1}, {}, "batch=2 is not supported; at most 1"),
-    ({}, {"causal": True}, "causal=True is not supported; false"),
-    ({"causal": True}, {"causal": True, "seqlen_k": 300}, "would be aligned to the top left; equal lengths"),
-    ({"whole_blocks": True}, {}, "seqlen=200 is cut by the blocks of the map; a multiple of 128"),
-    ({"equal_counts": True}, {"pattern": "random-uneven", "block": "64x64", "seqlen": 512, "density": 0.5},
-     "pattern=random-uneven gives rows different numbers of blocks; the same number in every row"),
-    ({"causal": True, "bottom_right": True, "dtypes": ("fp32",)}, {"causal": True, "seqlen_k": 100},
-     "leaves 400 queries without a visible key; a key for every query"),
-])
+@pytest.mark.parametrize(
+    ("limits", "values", "words"),
+    [
+        ({"dtypes": ("bf16",)}, {}, "dtype=fp32 is not supported; one of bf16"),
+        ({"headdims": (64, 128)}, {}, "headdim=16 is not supported; one of 64, 128"),
+        ({"max_headdim": 8}, {}, "headdim=16 is too large; at most 8"),
+        ({}, {"nheads_kv": 1}, "nheads_kv=1 differs from nheads; the nheads, 2"),
+        ({"batch": 1}, {}, "batch=2 is not supported; at most 1"),
+        ({}, {"causal": True}, "causal=True is not supported; false"),
+        ({"causal": True}, {"causal": True, "seqlen_k": 300}, "would be aligned to the top left; equal lengths"),
+        ({"whole_blocks": True}, {}, "seqlen=200 is cut by the blocks of the map; a multiple of 128"),
+        (
+            {"equal_counts": True},
+            {"pattern": "random-uneven", "block": "64x64", "seqlen": 512, "density": 0.5},
+            "pattern=random-uneven gives rows different numbers of blocks; the same number in every row",
+        ),
+        (
+            {"causal": True, "bottom_right": True, "dtypes": ("fp32",)},
+            {"causal": True, "seqlen_k": 100},
+            "leaves 400 queries without a visible key; a key for every query",
+        ),
+    ],
+)
 def test_limits_refuse_by_field(limits, values, words):
     one = SparseLimits(**({"dtypes": ("fp32",)} | limits))
     with pytest.raises(Unsupported, match="^who: .*" + words):

@@ -30,16 +30,29 @@ SEEN = {}
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 2, "seqlen": 256, "nheads": 2, "headdim": 64, "dtype": "bf16", "block": "64x64",
-                          "density": 0.5} | values)
+    return WORKLOAD.case(
+        {"batch": 2, "seqlen": 256, "nheads": 2, "headdim": 64, "dtype": "bf16", "block": "64x64", "density": 0.5}
+        | values
+    )
 
 
 def computed(case, q, k, v, blocks, shape):
     """Attention [B, H, S, D] over a map in blocks of a shape, as the libraries give it."""
-    whole = replace(case, batch=len(q), nheads=q.shape[1], nheads_kv=k.shape[1], seqlen=q.shape[2],
-                    seqlen_k=k.shape[2], block="x".join(map(str, shape)), pattern="full", density=1.0, widen=False)
-    inputs = SparseInputs(**{name: x.transpose(1, 2) for name, x in zip("qkv", (q, k, v), strict=True)},
-                          block_map=blocks)
+    whole = replace(
+        case,
+        batch=len(q),
+        nheads=q.shape[1],
+        nheads_kv=k.shape[1],
+        seqlen=q.shape[2],
+        seqlen_k=k.shape[2],
+        block="x".join(map(str, shape)),
+        pattern="full",
+        density=1.0,
+        widen=False,
+    )
+    inputs = SparseInputs(
+        **{name: x.transpose(1, 2) for name, x in zip("qkv", (q, k, v), strict=True)}, block_map=blocks
+    )
     return attention(whole, inputs)[0].transpose(1, 2).to(q.dtype)
 
 
@@ -65,14 +78,17 @@ def holds(name, case):
     return launch, out
 
 
-@pytest.mark.parametrize("name", ["sparse-flashinfer", "fastvideo-vsa", "fastvideo-sta", "cudnn-bsa",
-                                  "sparse-flash-attn-4", "sparge", "sparge-fp8"])
+@pytest.mark.parametrize(
+    "name",
+    ["sparse-flashinfer", "fastvideo-vsa", "fastvideo-sta", "cudnn-bsa", "sparse-flash-attn-4", "sparge", "sparge-fp8"],
+)
 def test_each_says_how_it_is_installed(name):
     with pytest.raises(Unavailable, match=f"{name}: module=.* is not installed; (pip install|git clone)"):
         all_backends()[name].probe()
 
 
 # ── FlashInfer ─────────────────────────────────────────────────────────────────────────────────────
+
 
 class Variable:
     def __init__(self, workspace, backend):
@@ -83,11 +99,15 @@ class Variable:
         assert sm_scale == dim**-0.5
         assert q_data_type == torch.bfloat16
         self.rows, self.columns = rows, columns
-        self.tokens = torch.stack([one.repeat_interleave(r.long(), 0).repeat_interleave(c.long(), 1)
-                                   for one, r, c in zip(blocks, rows, columns, strict=True)])
+        self.tokens = torch.stack(
+            [
+                one.repeat_interleave(r.long(), 0).repeat_interleave(c.long(), 1)
+                for one, r, c in zip(blocks, rows, columns, strict=True)
+            ]
+        )
 
     def run(self, q, k, v):
-        scores = q.double() @ k.double().mT / q.shape[-1]**0.5
+        scores = q.double() @ k.double().mT / q.shape[-1] ** 0.5
         weights = scores.masked_fill(~self.tokens, -torch.inf).softmax(-1)
         return (weights @ v.double()).to(q.dtype)
 
@@ -104,8 +124,9 @@ class Bsr(Variable):
 @pytest.fixture
 def flashinfer(monkeypatch):
     monkeypatch.setattr("attnbench.backends.sparse_flashinfer.WORKSPACE_BYTES", 16)
-    install(monkeypatch, "flashinfer.sparse", VariableBlockSparseAttentionWrapper=Variable,
-            BlockSparseAttentionWrapper=Bsr)
+    install(
+        monkeypatch, "flashinfer.sparse", VariableBlockSparseAttentionWrapper=Variable, BlockSparseAttentionWrapper=Bsr
+    )
 
 
 @pytest.mark.usefixtures("flashinfer")
@@ -117,20 +138,25 @@ def test_flashinfer_takes_a_map_for_each_head_and_tails():
     assert SEEN["kernel"] == "fa3"
     same = case_of(batch=1, pattern="window")
     holds("sparse-flashinfer[bsr]", same)
-    for values, words in [({}, "batch=2 is not supported; 1"),
-                          ({"batch": 1}, "pattern=random gives each head a map of its own; one map for all heads; "
-                                         "sparse-flashinfer.variable. takes it"),
-                          ({"batch": 1, "pattern": "window", "seqlen": 250, "seqlen_k": 256}, "seqlen=250 is cut by")]:
+    for values, words in [
+        ({}, "batch=2 is not supported; 1"),
+        (
+            {"batch": 1},
+            "pattern=random gives each head a map of its own; one map for all heads; "
+            "sparse-flashinfer.variable. takes it",
+        ),
+        ({"batch": 1, "pattern": "window", "seqlen": 250, "seqlen_k": 256}, "seqlen=250 is cut by"),
+    ]:
         with pytest.raises(Unsupported, match=words):
             opened("sparse-flashinfer[bsr]", case_of(**values))
     with pytest.raises(Unsupported, match="makes 32800 rows of blocks over all heads; at most 32768"):
-        opened("sparse-flashinfer", case_of(batch=1, nheads=1, headdim=64, seqlen=32800 * 64, seqlen_k=64,
-                                            density=1.0))
+        opened("sparse-flashinfer", case_of(batch=1, nheads=1, headdim=64, seqlen=32800 * 64, seqlen_k=64, density=1.0))
     with pytest.raises(Unsupported, match="causal=True is not supported; false"):
         opened("sparse-flashinfer", case_of(causal=True))
 
 
 # ── FastVideo ──────────────────────────────────────────────────────────────────────────────────────
+
 
 def fastvideo(monkeypatch, **compiled):
     def attend(q, k, v, indices, counts, sizes):
@@ -165,8 +191,11 @@ def test_vsa_cuts_maps_into_its_blocks_and_pads(monkeypatch):
 
 def test_vsa_without_its_compiled_module_is_not_replaced_in_silence(monkeypatch):
     fastvideo(monkeypatch)
-    with pytest.raises(Unavailable, match=r"fastvideo-vsa: module=fastvideo_kernel._C.fastvideo_kernel_ops has no "
-                                          r"block_sparse_fwd; its compiled kernels; .*libcuda\.so\.1"):
+    with pytest.raises(
+        Unavailable,
+        match=r"fastvideo-vsa: module=fastvideo_kernel._C.fastvideo_kernel_ops has no "
+        r"block_sparse_fwd; its compiled kernels; .*libcuda\.so\.1",
+    ):
         opened("fastvideo-vsa", case_of()).__enter__()
 
 
@@ -184,8 +213,9 @@ def test_an_empty_row_is_refused_where_the_kernel_would_compute_one(monkeypatch,
 
 def test_sta_is_given_the_window_of_the_pattern_alone(monkeypatch):
     fastvideo(monkeypatch, sta_fwd=1)
-    case = case_of(batch=1, seqlen=18 * 48 * 80, headdim=128, pattern="sta", grid="18:48:80", density=0.15,
-                   block="128x128")
+    case = case_of(
+        batch=1, seqlen=18 * 48 * 80, headdim=128, pattern="sta", grid="18:48:80", density=0.15, block="128x128"
+    )
 
     def slide(q, k, v, windows, text, has_text, shape):
         SEEN.update(windows=windows, shape=shape, text=(text, has_text))
@@ -197,20 +227,25 @@ def test_sta_is_given_the_window_of_the_pattern_alone(monkeypatch):
     assert SEEN["windows"] == [tile_window(case)] * 2 == [(3, 3, 3)] * 2
     assert (SEEN["shape"], SEEN["text"]) == ("18x48x80", (0, False))
     assert launch.notes == ("window 3x3x3 tiles",)
-    for values, words in [({"headdim": 64}, "headdim=64 is not supported; one of 128"),
-                          ({"pattern": "random"}, "pattern=random is no window of tiles; sta"),
-                          ({"grid": "6:48:80", "seqlen": 6 * 48 * 80, "seqlen_k": 6 * 48 * 80},
-                           "grid=6:48:80 is not compiled; one of 36:48:48, 18:48:80")]:
+    for values, words in [
+        ({"headdim": 64}, "headdim=64 is not supported; one of 128"),
+        ({"pattern": "random"}, "pattern=random is no window of tiles; sta"),
+        (
+            {"grid": "6:48:80", "seqlen": 6 * 48 * 80, "seqlen_k": 6 * 48 * 80},
+            "grid=6:48:80 is not compiled; one of 36:48:48, 18:48:80",
+        ),
+    ]:
         with pytest.raises(Unsupported, match=words):
             opened("fastvideo-sta", replace(case, **values))
 
 
 # ── cuDNN, FlashAttention 4 ────────────────────────────────────────────────────────────────────────
 
+
 @pytest.fixture
 def cudnn(monkeypatch):
     def forward(q, k, v, *, q2k_block_index, q2k_block_nums, sparse_block_size, layout, softmax_scale):
-        assert (layout, softmax_scale) == ("bhsd", q.shape[-1]**-0.5)
+        assert (layout, softmax_scale) == ("bhsd", q.shape[-1] ** -0.5)
         SEEN["block"] = sparse_block_size
         blocks = map_of_lists(q2k_block_nums, q2k_block_index, -(-k.shape[2] // sparse_block_size))
         return computed(SEEN["case"], q, k, v, blocks, (sparse_block_size,) * 2), None
@@ -228,8 +263,13 @@ def cudnn(monkeypatch):
 
 @pytest.mark.usefixtures("cudnn")
 def test_cudnn_takes_blocks_of_64_and_128_and_equal_counts_in_8_bits():
-    for values, block in [({}, 64), ({"block": "128x128"}, 128), ({"nheads": 4, "nheads_kv": 2}, 64),
-                          ({"block": "128x64", "seqlen": 512}, 64), ({"block": "128x128", "seqlen": 200}, 128)]:
+    for values, block in [
+        ({}, 64),
+        ({"block": "128x128"}, 128),
+        ({"nheads": 4, "nheads_kv": 2}, 64),
+        ({"block": "128x64", "seqlen": 512}, 64),
+        ({"block": "128x128", "seqlen": 200}, 128),
+    ]:
         SEEN["case"] = case_of(**values)
         launch, _ = holds("cudnn-bsa", SEEN["case"])
         assert SEEN["block"] == block
@@ -240,11 +280,15 @@ def test_cudnn_takes_blocks_of_64_and_128_and_equal_counts_in_8_bits():
     assert (budget.rel_l1, budget.head_rel_l1) == (0.08, 0.1)
     assert resolve("cudnn-bsa", SEEN["case"]).budget(SEEN["case"]).rel_l1 is None
     for name, values, words in [
-            ("cudnn-bsa", {"seqlen": 200}, "seqlen=200 is cut by blocks of 64 queries; a multiple of 64"),
-            ("cudnn-bsa[fp8]", {"headdim": 128, "pattern": "random-uneven", "seqlen": 512},
-             "gives rows different numbers of blocks"),
-            ("cudnn-bsa[fp8]", {"headdim": 64}, "headdim=64 is not supported; one of 128"),
-            ("cudnn-bsa[fp8]", {"headdim": 128, "seqlen_k": 250}, "seqlen_k=250 is cut by the blocks of the map")]:
+        ("cudnn-bsa", {"seqlen": 200}, "seqlen=200 is cut by blocks of 64 queries; a multiple of 64"),
+        (
+            "cudnn-bsa[fp8]",
+            {"headdim": 128, "pattern": "random-uneven", "seqlen": 512},
+            "gives rows different numbers of blocks",
+        ),
+        ("cudnn-bsa[fp8]", {"headdim": 64}, "headdim=64 is not supported; one of 128"),
+        ("cudnn-bsa[fp8]", {"headdim": 128, "seqlen_k": 250}, "seqlen_k=250 is cut by the blocks of the map"),
+    ]:
         with pytest.raises(Unsupported, match=words):
             opened(name, case_of(**values))
 
@@ -282,6 +326,7 @@ def test_flash_attention_4_lists_blocks_as_full(monkeypatch):
 
 # ── SpargeAttn ─────────────────────────────────────────────────────────────────────────────────────
 
+
 @pytest.fixture
 def spas(monkeypatch):
     def predict(q, k, *, simthreshd1, cdfthreshd, block):
@@ -300,7 +345,8 @@ def spas(monkeypatch):
             assert (is_causal, tensor_layout, pvthreshd) == (False, "HND", 50.0)
             SEEN["thresholds"] = simthreshd1, cdfthreshd
             found = sys.modules["spas_sage_attn.core"].get_block_map_meansim_fuse_quant(
-                q, k, simthreshd1=simthreshd1, cdfthreshd=cdfthreshd, block=block)
+                q, k, simthreshd1=simthreshd1, cdfthreshd=cdfthreshd, block=block
+            )
             return computed(SEEN["case"], q, k, v, found[2], block)
 
         return function
@@ -309,17 +355,25 @@ def spas(monkeypatch):
         return computed(SEEN["case"], q, k, v, mask_id, (64, 128))
 
     monkeypatch.setattr("attnbench.backends.sparge.machine_of", lambda inputs: HOPPER)
-    install(monkeypatch, "spas_sage_attn.core", get_block_map_meansim_fuse_quant=predict,
-            spas_sage_attn_meansim_cuda=attends((128, 64)), spas_sage2_attn_meansim_cuda=attends((64, 128)),
-            block_sparse_sage2_attn_cuda=given)
+    install(
+        monkeypatch,
+        "spas_sage_attn.core",
+        get_block_map_meansim_fuse_quant=predict,
+        spas_sage_attn_meansim_cuda=attends((128, 64)),
+        spas_sage2_attn_meansim_cuda=attends((64, 128)),
+        block_sparse_sage2_attn_cuda=given,
+    )
     return predict
 
 
 def test_sparge_predicts_and_says_what_it_used(spas):
     SEEN["case"] = case_of(seqlen=300)
     before = sys.modules["spas_sage_attn.core"].get_block_map_meansim_fuse_quant
-    for name, thresholds in [("sparge", (0.6, 0.98)), ("sparge[sim0-cdf0.3-pv50]", (0.0, 0.3)),
-                             ("sparge-fp8[sim0-cdf0.5-pv50]", (0.0, 0.5))]:
+    for name, thresholds in [
+        ("sparge", (0.6, 0.98)),
+        ("sparge[sim0-cdf0.3-pv50]", (0.0, 0.3)),
+        ("sparge-fp8[sim0-cdf0.5-pv50]", (0.0, 0.5)),
+    ]:
         launch, outputs = holds(name, SEEN["case"])
         assert SEEN["thresholds"] == thresholds
         assert outputs["block_map"].all() == (name == "sparge")
@@ -339,8 +393,9 @@ def test_sparge_fp8_takes_a_map_in_the_cards_blocks():
         opened("sparge-fp8", case_of(block="128x64"))
     with pytest.raises(Unsupported, match=r"causal=True is not supported with a given map; false; .* takes it"):
         opened("sparge-fp8", case_of(block="64x128", causal=True))
-    with pytest.raises(Unsupported, match="block=128x128 cannot say the map that it predicts; blocks that divide "
-                                          "128x64, such as 64x64"):
+    with pytest.raises(
+        Unsupported, match="block=128x128 cannot say the map that it predicts; blocks that divide 128x64, such as 64x64"
+    ):
         opened("sparge", case_of(block="128x128"))
     with pytest.raises(Unsupported, match="seqlen=100 is too short; at least 128"):
         opened("sparge", case_of(seqlen=100, density=1.0))
@@ -348,10 +403,13 @@ def test_sparge_fp8_takes_a_map_in_the_cards_blocks():
         with pytest.raises(UsageError, match="cannot be read; simX-cdfY-pvZ"):
             resolve(f"sparge[{short}]", SEEN["case"])
     assert [config.short for config in all_backends()["sparge"].configs(SEEN["case"])][:2] == [
-        "sim0.6-cdf0.98-pv50", "sim0-cdf0.2-pv50"]
+        "sim0.6-cdf0.98-pv50",
+        "sim0-cdf0.2-pv50",
+    ]
 
 
 # ── formats ────────────────────────────────────────────────────────────────────────────────────────
+
 
 @pytest.mark.parametrize("seed", range(5))
 def test_compressed_rows_turn_back_into_the_map(seed):

@@ -141,16 +141,21 @@ def test_forward_alone_keeps_no_graph(name):
 
 
 def switches():
-    return {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
-            for name in ("flash", "mem_efficient", "math", "cudnn")}
+    return {
+        name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
+        for name in ("flash", "mem_efficient", "math", "cudnn")
+    }
 
 
 def test_a_pin_holds_inside_the_call_only(monkeypatch):
     case = case_of(1, 9, 1, mode="fwd")
     seen = []
     attend = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention",
-                        lambda *args, **kwargs: (seen.append(switches()), attend(*args, **kwargs))[1])
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *args, **kwargs: (seen.append(switches()), attend(*args, **kwargs))[1],
+    )
     before = switches()
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
     with opened("sdpa-math", case, inputs) as math, opened("sdpa-flash", case, inputs) as flash:
@@ -165,16 +170,25 @@ def test_a_pin_is_taken_back_when_torch_refuses():
     case = case_of(1, 9, 1, headdim=8, headdim_v=16, mode="fwd")
     before = switches()
     inputs = make_inputs(case, seed=8, kind="normal", device="cpu")
-    with (all_backends()["sdpa-flash"].session(case, inputs) as launch,
-          pytest.warns(UserWarning, match="lash attention"), pytest.raises(RuntimeError, match="No available kernel")):
+    with (
+        all_backends()["sdpa-flash"].session(case, inputs) as launch,
+        pytest.warns(UserWarning, match="lash attention"),
+        pytest.raises(RuntimeError, match="No available kernel"),
+    ):
         launch.forward()
     assert switches() == before
 
 
-@pytest.mark.parametrize(("label", "kernel", "masked"), [
-    ("odd", "FLASH_ATTENTION", False), ("wide values", "MATH", False), ("window", "FLASH_ATTENTION", True),
-    ("more keys", "FLASH_ATTENTION", True), ("decode", "FLASH_ATTENTION", False),
-])
+@pytest.mark.parametrize(
+    ("label", "kernel", "masked"),
+    [
+        ("odd", "FLASH_ATTENTION", False),
+        ("wide values", "MATH", False),
+        ("window", "FLASH_ATTENTION", True),
+        ("more keys", "FLASH_ATTENTION", True),
+        ("decode", "FLASH_ATTENTION", False),
+    ],
+)
 def test_sdpa_names_the_kernel_torch_chose(label, kernel, masked):
     case = CASES[label]
     with opened("sdpa", case, make_inputs(case, seed=9, kind="normal", device="cpu")) as launch:
@@ -184,26 +198,58 @@ def test_sdpa_names_the_kernel_torch_chose(label, kernel, masked):
         assert launch.notes[1] == "the mask is a tensor: hidden keys are computed and then dropped"
 
 
-@pytest.mark.parametrize(("name", "case", "machine", "words"), [
-    ("sdpa-efficient", case_of(), CPU, "sdpa-efficient: device=cpu is not supported; one of cuda"),
-    ("sdpa-cudnn", case_of(), CPU, "sdpa-cudnn: device=cpu is not supported; one of cuda"),
-    ("eager", case_of(lengths="uniform"), CPU, "eager: lengths=uniform is not supported; full"),
-    ("sdpa", case_of(lengths="uniform"), CPU, "sdpa: lengths=uniform is not supported; full"),
-    ("sdpa-flash", case_of(headdim=320, dtype="bf16"), Machine("cuda", (9, 0)),
-     "sdpa-flash: headdim=320 is too large; at most 256"),
-    ("sdpa-flash", case_of(), Machine("cuda", (9, 0)), "sdpa-flash: dtype=fp32 is not supported; one of fp16, bf16"),
-    ("sdpa-flash", case_of(dtype="bf16"), Machine("cuda", (7, 5)),
-     "sdpa-flash: compute capability=7.5 is too old; at least 8.0"),
-    ("sdpa-flash", case_of(dtype="bf16", window=(3, 3)), Machine("cuda", (9, 0)),
-     "sdpa-flash: window=(3, 3) is not supported; none"),
-    ("sdpa-cudnn", case_of(dtype="bf16", headdim=20), Machine("cuda", (9, 0)),
-     "sdpa-cudnn: headdim=20 does not fit; a multiple of 8"),
-    ("sdpa-cudnn", case_of(dtype="bf16", causal=True, seqlen_k=64), Machine("cuda", (9, 0)),
-     "sdpa-cudnn: causal=True with seqlen=33, seqlen_k=64 would be aligned to the top left; equal lengths, "
-     "or seqlen=1"),
-    ("sdpa-efficient", case_of(causal=True, seqlen_k=30), Machine("cuda", (9, 0)),
-     "sdpa-efficient: seqlen_k=30 leaves 3 rows without a visible key; at least seqlen=33"),
-])
+@pytest.mark.parametrize(
+    ("name", "case", "machine", "words"),
+    [
+        ("sdpa-efficient", case_of(), CPU, "sdpa-efficient: device=cpu is not supported; one of cuda"),
+        ("sdpa-cudnn", case_of(), CPU, "sdpa-cudnn: device=cpu is not supported; one of cuda"),
+        ("eager", case_of(lengths="uniform"), CPU, "eager: lengths=uniform is not supported; full"),
+        ("sdpa", case_of(lengths="uniform"), CPU, "sdpa: lengths=uniform is not supported; full"),
+        (
+            "sdpa-flash",
+            case_of(headdim=320, dtype="bf16"),
+            Machine("cuda", (9, 0)),
+            "sdpa-flash: headdim=320 is too large; at most 256",
+        ),
+        (
+            "sdpa-flash",
+            case_of(),
+            Machine("cuda", (9, 0)),
+            "sdpa-flash: dtype=fp32 is not supported; one of fp16, bf16",
+        ),
+        (
+            "sdpa-flash",
+            case_of(dtype="bf16"),
+            Machine("cuda", (7, 5)),
+            "sdpa-flash: compute capability=7.5 is too old; at least 8.0",
+        ),
+        (
+            "sdpa-flash",
+            case_of(dtype="bf16", window=(3, 3)),
+            Machine("cuda", (9, 0)),
+            "sdpa-flash: window=(3, 3) is not supported; none",
+        ),
+        (
+            "sdpa-cudnn",
+            case_of(dtype="bf16", headdim=20),
+            Machine("cuda", (9, 0)),
+            "sdpa-cudnn: headdim=20 does not fit; a multiple of 8",
+        ),
+        (
+            "sdpa-cudnn",
+            case_of(dtype="bf16", causal=True, seqlen_k=64),
+            Machine("cuda", (9, 0)),
+            "sdpa-cudnn: causal=True with seqlen=33, seqlen_k=64 would be aligned to the top left; equal lengths, "
+            "or seqlen=1",
+        ),
+        (
+            "sdpa-efficient",
+            case_of(causal=True, seqlen_k=30),
+            Machine("cuda", (9, 0)),
+            "sdpa-efficient: seqlen_k=30 leaves 3 rows without a visible key; at least seqlen=33",
+        ),
+    ],
+)
 def test_refusals(name, case, machine, words):
     with pytest.raises(Unsupported) as refused:
         all_backends()[name].check(case, machine)
@@ -246,7 +292,8 @@ def test_what_torch_says_against_a_kernel_is_passed_on(monkeypatch):
     before = switches()
     words = f"sdpa-cudnn: case={case.id} is refused by torch: cuDNN wants more.; what torch says this kernel takes"
     with pytest.raises(Unsupported) as refused:
-        all_backends()["sdpa-cudnn"]._ask(case, Call.of(case, Mask.of(case), operands.q.device), operands.q, operands.k,
-                                          operands.v)
+        all_backends()["sdpa-cudnn"]._ask(
+            case, Call.of(case, Mask.of(case), operands.q.device), operands.q, operands.k, operands.v
+        )
     assert str(refused.value) == words
     assert switches() == before

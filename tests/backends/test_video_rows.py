@@ -28,8 +28,9 @@ H200 = Machine("cuda", (9, 0), 140 * 2**30)
 
 
 def case(**values):
-    return WORKLOAD.case({"model": "tiny", "height": 32, "width": 32, "dtype": "fp32", "warm_ups": 0, "steps": 3}
-                         | values)
+    return WORKLOAD.case(
+        {"model": "tiny", "height": 32, "width": 32, "dtype": "fp32", "warm_ups": 0, "steps": 3} | values
+    )
 
 
 def inputs(one, seed=1):
@@ -42,9 +43,16 @@ def at_once(monkeypatch):
     monkeypatch.setattr("attnbench.check.examine.SETTLE_S", 0.0)
 
 
-@pytest.mark.parametrize(("selector", "values"), [
-    ("video", {}), ("video[eager]", {}), ("video[fa]", {"dtype": "bf16"}), ("video[sdpa-math]", {"guidance": 1.0}),
-    ("video[eager]", {"model": "tiny-wan"})])
+@pytest.mark.parametrize(
+    ("selector", "values"),
+    [
+        ("video", {}),
+        ("video[eager]", {}),
+        ("video[fa]", {"dtype": "bf16"}),
+        ("video[sdpa-math]", {"guidance": 1.0}),
+        ("video[eager]", {"model": "tiny-wan"}),
+    ],
+)
 def test_a_step_is_right_and_calls_the_attention_once_in_every_layer(selector, values):
     one = case(**values)
     group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
@@ -58,17 +66,24 @@ def test_a_step_is_right_and_calls_the_attention_once_in_every_layer(selector, v
         assert launch.phases["attention"].reported_ms() > 0
         assert recheck(launch, group, **terms).ok
     assert launch.counters | {"denoising_steps": 1, "layers": 2, "copies": 0} == launch.counters
-    assert launch.notes == ("random weights: times and memory hold, frames and which keys matter do not "
-                            "(docs/video.md)",)
+    assert launch.notes == (
+        "random weights: times and memory hold, frames and which keys matter do not (docs/video.md)",
+    )
 
 
 def session_with(attend, one, found):
     return VideoSession(one, found, attend if isinstance(attend, Exchanged) else Exchanged(attend), name="mine")
 
 
-@pytest.mark.parametrize("attend", [
-    lambda q, k, v: torch.zeros_like(v), lambda q, k, v: v,
-    lambda q, k, v: plain(q, k[:, :-1], v[:, :-1]), lambda q, k, v: plain(q.flip(1), k, v)])
+@pytest.mark.parametrize(
+    "attend",
+    [
+        lambda q, k, v: torch.zeros_like(v),
+        lambda q, k, v: v,
+        lambda q, k, v: plain(q, k[:, :-1], v[:, :-1]),
+        lambda q, k, v: plain(q.flip(1), k, v),
+    ],
+)
 def test_a_wrong_attention_is_found_in_the_result_of_the_whole_step(attend):
     one = case()
     group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
@@ -78,10 +93,14 @@ def test_a_wrong_attention_is_found_in_the_result_of_the_whole_step(attend):
     assert "attention: wrong values" in outcome.reason
 
 
-@pytest.mark.parametrize(("attend", "said"), [
-    (lambda q, k, v: None, "NoneType does not fit the model"),
-    (lambda q, k, v: plain(q, k, v)[:, :1], r"[2, 1, 4, 16] torch.float32 does not fit the model; [2, 28, 4, 16] "),
-    (lambda q, k, v: plain(q, k, v).double(), "torch.float64 does not fit the model")])
+@pytest.mark.parametrize(
+    ("attend", "said"),
+    [
+        (lambda q, k, v: None, "NoneType does not fit the model"),
+        (lambda q, k, v: plain(q, k, v)[:, :1], r"[2, 1, 4, 16] torch.float32 does not fit the model; [2, 28, 4, 16] "),
+        (lambda q, k, v: plain(q, k, v).double(), "torch.float64 does not fit the model"),
+    ],
+)
 def test_an_output_of_another_shape_or_precision_is_named(attend, said):
     one = case()
     session = session_with(attend, one, inputs(one))
@@ -128,8 +147,10 @@ def test_a_swap_that_does_nothing_cannot_pass():
 def test_a_generation_tells_its_times_calls_and_distances():
     one, found = case(), None
     found = inputs(one)
-    with resolve("video[sdpa]", one).session(one, found) as first, \
-            resolve("video[eager]", one).session(one, found) as second:
+    with (
+        resolve("video[sdpa]", one).session(one, found) as first,
+        resolve("video[eager]", one).session(one, found) as second,
+    ):
         dense, other = first.whole(), second.whole()
     assert dense["attention_calls"] == other["attention_calls"] == 2 * 3
     assert 0 < dense["decode_s"] < dense["generation_s"]
@@ -146,12 +167,20 @@ def test_a_generation_tells_its_times_calls_and_distances():
 # ── names ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("asked", "meant"), [
-    ("sdpa", ["video[sdpa]"]), ("fa", ["video[sdpa-flash]"]), ("sdpa,flash-triton,fa3-fwd,sage1", [
-        "video[sdpa]", "video[flash-triton]", "video[fa3-fwd]", "video[sage1]"]),
-    ("video[eager],eager", ["video[eager]"]), ("fa3", ["video[fa3-fwd]"]), ("video", ["video"]),
-    ("sdpa-mat*", ["video[sdpa-math]"]), ("sparse-flex*", ["video[sparse-flex]"]),
-    ("flash-triton[m128n32w8s2-tma-pp]", ["video[flash-triton:m128n32w8s2-tma-pp]"])])
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("sdpa", ["video[sdpa]"]),
+        ("fa", ["video[sdpa-flash]"]),
+        ("sdpa,flash-triton,fa3-fwd,sage1", ["video[sdpa]", "video[flash-triton]", "video[fa3-fwd]", "video[sage1]"]),
+        ("video[eager],eager", ["video[eager]"]),
+        ("fa3", ["video[fa3-fwd]"]),
+        ("video", ["video"]),
+        ("sdpa-mat*", ["video[sdpa-math]"]),
+        ("sparse-flex*", ["video[sparse-flex]"]),
+        ("flash-triton[m128n32w8s2-tma-pp]", ["video[flash-triton:m128n32w8s2-tma-pp]"]),
+    ],
+)
 def test_a_backend_of_attention_goes_by_its_own_name(asked, meant):
     assert select([asked], workload="video") == meant
     for name in meant:
@@ -212,16 +241,27 @@ def test_a_map_that_does_not_go_with_the_tokens_is_refused_and_dense_rows_are_no
 # ── what cannot run ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("selector", "values", "machine", "said"), [
-    ("video[flash-triton]", {}, CPU, "device=cpu is not supported; cuda"),
-    ("video[fa3-fwd]", {"model": "cogvideox-2b", "dtype": "fp16"}, H200, "dtype=fp16 is not supported; one of bf16"),
-    ("video[sdpa-flash]", {"model": "cogvideox-2b"}, H200, "dtype=fp32 is not supported"),
-    ("video[sdpa]", {"model": "cogvideox-2b", "dtype": "bf16", "height": 4096, "width": 4096, "frames": 81}, H200,
-     "video: frames=81 at 4096x4096 takes about"),
-])
+@pytest.mark.parametrize(
+    ("selector", "values", "machine", "said"),
+    [
+        ("video[flash-triton]", {}, CPU, "device=cpu is not supported; cuda"),
+        (
+            "video[fa3-fwd]",
+            {"model": "cogvideox-2b", "dtype": "fp16"},
+            H200,
+            "dtype=fp16 is not supported; one of bf16",
+        ),
+        ("video[sdpa-flash]", {"model": "cogvideox-2b"}, H200, "dtype=fp32 is not supported"),
+        (
+            "video[sdpa]",
+            {"model": "cogvideox-2b", "dtype": "bf16", "height": 4096, "width": 4096, "frames": 81},
+            H200,
+            "video: frames=81 at 4096x4096 takes about",
+        ),
+    ],
+)
 def test_a_case_that_a_row_cannot_take_is_refused_with_what_it_takes(selector, values, machine, said):
-    one = WORKLOAD.case(values) if "height" in values else WORKLOAD.case(
-        {"model": "tiny", "dtype": "fp32"} | values)
+    one = WORKLOAD.case(values) if "height" in values else WORKLOAD.case({"model": "tiny", "dtype": "fp32"} | values)
     with pytest.raises(Unsupported) as refused:
         resolve(selector, one).check(one, machine)
     assert said in str(refused.value)
@@ -232,8 +272,11 @@ def test_memory_is_said_with_the_length_that_fits():
     one = WORKLOAD.case({"dtype": "bf16"})
     assert memory_bytes(one) < 40 * 2**30
     Video().check(one, H200)
-    with pytest.raises(Unsupported, match=r"frames=49 at 480x720 takes about \d+ GiB of memory, 11 GiB are there; "
-                                          r"at most (\d+)"):
+    with pytest.raises(
+        Unsupported,
+        match=r"frames=49 at 480x720 takes about \d+ GiB of memory, 11 GiB are there; "
+        r"at most (\d+)",
+    ):
         Video().check(one, Machine("cuda", (9, 0), 11 * 2**30))
 
 
@@ -282,12 +325,13 @@ def test_a_compiled_transformer_gives_the_same_without_a_graph_break(monkeypatch
     """By torch's own tracer alone: the code that inductor makes of it is tried on the card."""
     from functools import partial
 
-    monkeypatch.setattr("attnbench.backends.video_session.compile_blocks",
-                        partial(compile_blocks, compiler="eager"))
+    monkeypatch.setattr("attnbench.backends.video_session.compile_blocks", partial(compile_blocks, compiler="eager"))
     one = case(compile="default")
     found = inputs(one)
-    with resolve("video[eager]", one).session(one, found) as launch, \
-            resolve("video[eager]", case()).session(case(), found) as plainly:
+    with (
+        resolve("video[eager]", one).session(one, found) as launch,
+        resolve("video[eager]", case()).session(case(), found) as plainly,
+    ):
         for each in (launch, plainly):
             each.reset()
             each.forward()

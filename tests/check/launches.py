@@ -64,8 +64,9 @@ class SumWorkload(Workload):
         random = torch.Generator(device).manual_seed(seed)
         dtype = torch_dtype(case.dtype)
         largest = 20.0 if dtype is torch.int8 else 1.0
-        return SumInputs(*(
-            (largest * torch.randn(case.shape, generator=random, device=device)).to(dtype) for _ in range(2)))
+        return SumInputs(
+            *((largest * torch.randn(case.shape, generator=random, device=device)).to(dtype) for _ in range(2))
+        )
 
     def oracle(self, variant: str, case: SumCase, inputs: SumInputs, *, dtype: Any, draw: Draw) -> dict[str, Tensor]:
         answer = mean(inputs.x.to(dtype), inputs.dout.to(dtype), case.mode)
@@ -99,8 +100,10 @@ class SumWorkload(Workload):
     def suspects(
         self, variant: str, case: SumCase, inputs: SumInputs, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
-        yield "a sum from the end", self.select(case, {"out": mean(inputs.x.float().flip(1), inputs.x, "fwd")["out"]},
-                                                draw)
+        yield (
+            "a sum from the end",
+            self.select(case, {"out": mean(inputs.x.float().flip(1), inputs.x, "fwd")["out"]}, draw),
+        )
 
 
 def result_type(case: SumCase) -> torch.dtype:

@@ -47,8 +47,9 @@ class Torch:
         self.reload(inputs)
 
     def reload(self, inputs):
-        self.leaves = [x.detach().transpose(1, 2).requires_grad_(self.case.has_backward)
-                       for x in (inputs.q, inputs.k, inputs.v)]
+        self.leaves = [
+            x.detach().transpose(1, 2).requires_grad_(self.case.has_backward) for x in (inputs.q, inputs.k, inputs.v)
+        ]
         self.dout = None if inputs.dout is None else inputs.dout.transpose(1, 2)
 
     def forward(self):
@@ -76,13 +77,16 @@ def run(attend, device="cpu", max_bytes=None, **values):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("attend", [sdpa, eager])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("shape", [
-    {"seqlen": 1, "seqlen_k": 1, "mode": "fwd-bwd"},
-    {"seqlen": 1, "seqlen_k": 257, "mode": "fwd"},
-    {"seqlen": 63, "seqlen_k": 127, "causal": True, "mode": "fwd-bwd"},
-    {"seqlen": 129, "nheads_kv": 2, "causal": True, "mode": "bwd"},
-    {"seqlen": 127, "headdim": 24, "headdim_v": 40, "mode": "fwd"},
-])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"seqlen": 1, "seqlen_k": 1, "mode": "fwd-bwd"},
+        {"seqlen": 1, "seqlen_k": 257, "mode": "fwd"},
+        {"seqlen": 63, "seqlen_k": 127, "causal": True, "mode": "fwd-bwd"},
+        {"seqlen": 129, "nheads_kv": 2, "causal": True, "mode": "bwd"},
+        {"seqlen": 127, "headdim": 24, "headdim_v": 40, "mode": "fwd"},
+    ],
+)
 def test_honest_torch_passes_before_and_after_timing(attend, dtype, shape, device):
     outcome, after = run(attend, device, dtype=dtype, **shape)
     assert outcome.ok, outcome.reason
@@ -95,8 +99,9 @@ def test_honest_torch_passes_before_and_after_timing(attend, dtype, shape, devic
 @pytest.mark.parametrize("mode", ["fwd", "fwd-bwd"])
 def test_the_wrong_causal_corner_is_named(mode, device):
     outcome, _ = run(top_left, device, seqlen=65, seqlen_k=130, causal=True, mode=mode)
-    assert re.match(r"out: wrong values: worst error .* at \[\d, \d+, \d, \d+\]; .* % of 16640 elements over budget",
-                    outcome.reason)
+    assert re.match(
+        r"out: wrong values: worst error .* at \[\d, \d+, \d, \d+\]; .* % of 16640 elements over budget", outcome.reason
+    )
     assert outcome.reason.endswith("; matches causal mask aligned top-left instead of bottom-right")
 
 
@@ -115,8 +120,11 @@ def test_one_row_of_one_head_off_by_a_percent_and_a_half():
 
     assert run(sdpa, seqlen=300, causal=True, dtype="fp16")[0].ok
     reason = run(off, seqlen=300, causal=True, dtype="fp16")[0].reason
-    assert re.match(r"out: wrong values in a row: \d+(\.\d+)? times what rounding explains \(budget \d.*\) "
-                    r"at \[1, 299, 3\]", reason), reason
+    assert re.match(
+        r"out: wrong values in a row: \d+(\.\d+)? times what rounding explains \(budget \d.*\) "
+        r"at \[1, 299, 3\]",
+        reason,
+    ), reason
 
 
 def test_a_drawn_part_of_real_attention():

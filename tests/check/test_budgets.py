@@ -32,7 +32,8 @@ def test_random_right_problems_pass(benchmark):
     assert found["alarms"] == []
     assert found["counts"]["results"] > 100
     assert {key for key in found["counts"] if key.startswith("problems ")} == {
-        f"problems {word}" for word in ("bf16", "fp16", "fp32", "hstu", "hstu-bsa", "softmax")}
+        f"problems {word}" for word in ("bf16", "fp16", "fp32", "hstu", "hstu-bsa", "softmax")
+    }
 
 
 def test_a_problem_is_the_same_whenever_it_is_asked_for(benchmark):
@@ -60,8 +61,9 @@ def test_one_query_of_many_keys_and_its_like_on_a_cpu(benchmark):
     from budgets_honest import flash, sdpa_flash, sdpa_math
 
     for seqlen, heads in ((1, 8), (4, 2)):
-        case = WORKLOAD.case({"batch": 2, "seqlen": seqlen, "seqlen_k": 8192, "nheads": heads, "nheads_kv": 2,
-                              "dtype": "fp32"})
+        case = WORKLOAD.case(
+            {"batch": 2, "seqlen": seqlen, "seqlen_k": 8192, "nheads": heads, "nheads_kv": 2, "dtype": "fp32"}
+        )
         inputs = WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu")
         truth = benchmark.truth_of(WORKLOAD, "softmax", case, inputs)
         for compute in (flash, sdpa_flash, sdpa_math):
@@ -102,9 +104,20 @@ def benchmark_draw():
     return Draw()
 
 
-ALWAYS = ("TF32 products", "a part of dQ lost", "delta missing", "head missing", "last key dropped", "lse in bf16",
-          "one head reads another KV head", "one row is the one before", "scale off by 0.5 %", "sums in bf16",
-          "tail of a tile stale", "weights without lse")
+ALWAYS = (
+    "TF32 products",
+    "a part of dQ lost",
+    "delta missing",
+    "head missing",
+    "last key dropped",
+    "lse in bf16",
+    "one head reads another KV head",
+    "one row is the one before",
+    "scale off by 0.5 %",
+    "sums in bf16",
+    "tail of a tile stale",
+    "weights without lse",
+)
 "Errors that are found in fp16 too, whatever the problem."
 
 

@@ -21,8 +21,20 @@ pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def of(**values):
-    return WORKLOAD.case({"batch": 2, "seqlen": 61, "nheads": 2, "attn_dim": 8, "linear_dim": 4, "dtype": "fp32",
-                          "mode": "fwd-bwd", "block_size": 4, "block_counts": 3} | values)
+    return WORKLOAD.case(
+        {
+            "batch": 2,
+            "seqlen": 61,
+            "nheads": 2,
+            "attn_dim": 8,
+            "linear_dim": 4,
+            "dtype": "fp32",
+            "mode": "fwd-bwd",
+            "block_size": 4,
+            "block_counts": 3,
+        }
+        | values
+    )
 
 
 class Session:
@@ -152,10 +164,17 @@ def outcome_of(make, case=None):
     return examine(launch, group, variant="hstu-bsa", budget=Budget()), launch, group
 
 
-@pytest.mark.parametrize("values", [
-    {}, {"selection": "shared"}, {"pairs": True, "num_targets": 2}, {"gates": False, "mode": "fwd"},
-    {"lengths": "61:7", "local_window": 5}, {"lengths": "0:0"},
-])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"selection": "shared"},
+        {"pairs": True, "num_targets": 2},
+        {"gates": False, "mode": "fwd"},
+        {"lengths": "61:7", "local_window": 5},
+        {"lengths": "0:0"},
+    ],
+)
 @pytest.mark.parametrize("make", [Session, SaysNothing])
 def test_the_honest_pass(make, values):
     case = of(**values)
@@ -179,14 +198,20 @@ def test_a_tie_broken_otherwise_passes_and_its_gradients_follow():
     assert not recheck(launch, group, variant="hstu-bsa", budget=Budget()).ok
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (WrongByScore, r"^blocks: sequence 0: a block chosen over one that scores higher; sequence 1: a block chosen"),
-    (SaysAnother, r"^out: wrong values"),
-    (SaysNothingWrong, r"^out: wrong values"),
-    (Cached, r"^cached answer: after new inputs the outputs are still those of the old ones: out, dq, dk, dv, dgates"),
-    (Unwritten, r"^wrong on a second call with the same inputs: blocks: sequence 0: .*the local block left out"),
-    (AsFloat, r"^blocks: dtype=torch.float32 is wrong; torch.int32$"),
-])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (WrongByScore, r"^blocks: sequence 0: a block chosen over one that scores higher; sequence 1: a block chosen"),
+        (SaysAnother, r"^out: wrong values"),
+        (SaysNothingWrong, r"^out: wrong values"),
+        (
+            Cached,
+            r"^cached answer: after new inputs the outputs are still those of the old ones: out, dq, dk, dv, dgates",
+        ),
+        (Unwritten, r"^wrong on a second call with the same inputs: blocks: sequence 0: .*the local block left out"),
+        (AsFloat, r"^blocks: dtype=torch.float32 is wrong; torch.int32$"),
+    ],
+)
 def test_who_cheats_is_told_with_words(make, words):
     outcome, _, _ = outcome_of(make)
     assert not outcome.ok
@@ -216,8 +241,11 @@ def test_the_oracle_is_computed_again_only_for_another_choice(monkeypatch):
 
 def test_the_plain_evaluation_is_not_made_under_settings_a_launch_left(monkeypatch):
     seen, right = [], BlockChoice.follow
-    monkeypatch.setattr(BlockChoice, "follow", lambda self, *a, **k: seen.append(
-        torch.get_float32_matmul_precision()) or right(self, *a, **k))
+    monkeypatch.setattr(
+        BlockChoice,
+        "follow",
+        lambda self, *a, **k: seen.append(torch.get_float32_matmul_precision()) or right(self, *a, **k),
+    )
     outcome, _, _ = outcome_of(SetsPrecision, of(dtype="bf16", seqlen=128, attn_dim=16))
     assert outcome.ok
     assert set(seen) == {"highest"}

@@ -28,8 +28,10 @@ def truth_of(right, plain, dtype, expected=0.0):
 
 def real_truth(case, inputs):
     """As `check.reference` makes it."""
-    oracle, plain = (WORKLOAD.oracle("softmax", case, inputs, dtype=dtype, draw=Draw())
-                     for dtype in (torch.float64, DTYPES[case.dtype]))
+    oracle, plain = (
+        WORKLOAD.oracle("softmax", case, inputs, dtype=dtype, draw=Draw())
+        for dtype in (torch.float64, DTYPES[case.dtype])
+    )
     expected = WORKLOAD.expected_errors("softmax", case, inputs, draw=Draw())
     return make_truth(oracle, plain, expected, DTYPES[case.dtype], WORKLOAD.outputs("softmax"))
 
@@ -112,7 +114,8 @@ def test_a_row_of_one_head_is_seen(dtype, share):
     inputs = WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu")
     truth = real_truth(case, inputs)
     found = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v)), is_causal=True).transpose(1, 2)
+        *(x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v)), is_causal=True
+    ).transpose(1, 2)
     assert compare({"out": found}, truth, Budget()).ok
     wrong = found.double()
     wrong[1, 371, 2] *= 1 + share
@@ -137,8 +140,9 @@ def test_a_head_off_by_less_than_the_worst_row_is_seen():
 
 def test_an_answer_that_cancels_to_nothing_is_held_to_the_terms_it_is_made_of():
     """With one key dQ and dK are 0: what is left is the rounding of dP and of delta."""
-    case = WORKLOAD.case({"batch": 2, "seqlen": 9, "seqlen_k": 1, "nheads": 3, "headdim": 8, "dtype": "fp32",
-                          "mode": "bwd"})
+    case = WORKLOAD.case(
+        {"batch": 2, "seqlen": 9, "seqlen_k": 1, "nheads": 3, "headdim": 8, "dtype": "fp32", "mode": "bwd"}
+    )
     truth = real_truth(case, WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu"))
     right = truth.oracle
     assert right["dq"].abs().max() < 1e-15
@@ -190,9 +194,12 @@ def test_another_answer_is_recognised_by_the_wrong_outputs_alone():
 
 def plain_figures(x, t):
     error = x - t
-    return {"max_abs": error.abs().max(), "rel_l1": error.abs().sum() / t.abs().sum(),
-            "rmse": error.square().mean().sqrt(),
-            "cosine": torch.nn.functional.cosine_similarity(x.flatten(), t.flatten(), dim=0)}
+    return {
+        "max_abs": error.abs().max(),
+        "rel_l1": error.abs().sum() / t.abs().sum(),
+        "rmse": error.square().mean().sqrt(),
+        "cosine": torch.nn.functional.cosine_similarity(x.flatten(), t.flatten(), dim=0),
+    }
 
 
 @settings(max_examples=30)

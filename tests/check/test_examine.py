@@ -59,23 +59,36 @@ def test_the_launch_is_left_with_the_first_data():
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize(("make", "words"), [
-    (altered(lambda o: o["out"][1, 5, 2, 3].fill_(math.nan)),
-     r"out: NaN: 1 of 13158 elements, the first at \[1, 5, 2, 3\]"),
-    (altered(lambda o: o["dx"][0, 7].fill_(-math.inf)), r"dx: Inf: 51 of 13158 elements, the first at \[0, 7, 0, 0\]"),
-    (altered(lambda o: o["out"][1, 100, 1, 4].add_(0.5)),
-     r"out: wrong values: worst error 0\.5 \(budget .*\) at \[1, 100, 1, 4\]; 0\.0076 % of 13158 elements over budget"),
-    (altered(lambda o: o.pop("dx")), r"dx: missing from the outputs \(out\)"),
-    (altered(lambda o: o.update(out=o["out"].double())), r"out: dtype=torch.float64 is wrong; torch.float32"),
-    (altered(lambda o: o.update(out=o["out"][:, :-1])), r"out: shape=\[2, 128, 3, 17\] is wrong; \[2, 129, 3, 17\]"),
-    (launches.Unwritten, r"out: never written: 20 of 13158 elements, the first at \[1, 128, 1, 14\]"),
-    (launches.Cached, r"cached answer: after new inputs the outputs are still those of the old ones: out, dx"),
-    (launches.CachedCopy, r"cached answer: after new inputs the outputs are still those of the old ones: out, dx"),
-    (launches.ChangesInput, r"changed inputs: dout$"),
-    (launches.CopyingReload, r"changed inputs: x, dout \(by reload: the session is to keep the new tensors"),
-    (launches.ReadsLate, r"with its inputs overwritten after the call: out: wrong values"),
-    (launches.Forgetful, r"wrong on a second call with the same inputs: out: wrong values"),
-])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            altered(lambda o: o["out"][1, 5, 2, 3].fill_(math.nan)),
+            r"out: NaN: 1 of 13158 elements, the first at \[1, 5, 2, 3\]",
+        ),
+        (
+            altered(lambda o: o["dx"][0, 7].fill_(-math.inf)),
+            r"dx: Inf: 51 of 13158 elements, the first at \[0, 7, 0, 0\]",
+        ),
+        (
+            altered(lambda o: o["out"][1, 100, 1, 4].add_(0.5)),
+            r"out: wrong values: worst error 0\.5 \(budget .*\) at \[1, 100, 1, 4\]; 0\.0076 % of 13158 elements over budget",
+        ),
+        (altered(lambda o: o.pop("dx")), r"dx: missing from the outputs \(out\)"),
+        (altered(lambda o: o.update(out=o["out"].double())), r"out: dtype=torch.float64 is wrong; torch.float32"),
+        (
+            altered(lambda o: o.update(out=o["out"][:, :-1])),
+            r"out: shape=\[2, 128, 3, 17\] is wrong; \[2, 129, 3, 17\]",
+        ),
+        (launches.Unwritten, r"out: never written: 20 of 13158 elements, the first at \[1, 128, 1, 14\]"),
+        (launches.Cached, r"cached answer: after new inputs the outputs are still those of the old ones: out, dx"),
+        (launches.CachedCopy, r"cached answer: after new inputs the outputs are still those of the old ones: out, dx"),
+        (launches.ChangesInput, r"changed inputs: dout$"),
+        (launches.CopyingReload, r"changed inputs: x, dout \(by reload: the session is to keep the new tensors"),
+        (launches.ReadsLate, r"with its inputs overwritten after the call: out: wrong values"),
+        (launches.Forgetful, r"wrong on a second call with the same inputs: out: wrong values"),
+    ],
+)
 def test_misbehaviour_is_named(make, words):
     outcome, _, group = run(make)
     assert not outcome.ok
@@ -85,8 +98,9 @@ def test_misbehaviour_is_named(make, words):
 
 def test_work_left_to_a_thread_is_named():
     outcome, _, _ = run(launches.Late)
-    assert re.match(r"out: unfinished work: \d+ of 13158 elements changed after the launch's stream was done",
-                    outcome.reason)
+    assert re.match(
+        r"out: unfinished work: \d+ of 13158 elements changed after the launch's stream was done", outcome.reason
+    )
 
 
 def test_a_known_mistake_is_named():
@@ -96,6 +110,7 @@ def test_a_known_mistake_is_named():
                 answer = super().compute()
                 answer["out"] = launches.mean(self.inputs.x.flip(1), self.inputs.x, "fwd")["out"]
                 return answer
+
         return Backwards(case, inputs)
 
     outcome, _, _ = run(backwards)
@@ -145,10 +160,15 @@ def test_globals_are_put_back_and_noted():
     outcome, _, _ = run(launches.SetsGlobals)
     assert outcome.ok
     notes = "\n".join(outcome.notes)
-    for words in ("grad mode (True -> False)", "default dtype (torch.float32 -> torch.float64)",
-                  "float32 matmul precision (highest -> medium)", "cudnn benchmark (False -> True)",
-                  "sdp flash (True -> False)",
-                  "number of threads (1 -> 2)", "CPU random generator (numbers were drawn)"):
+    for words in (
+        "grad mode (True -> False)",
+        "default dtype (torch.float32 -> torch.float64)",
+        "float32 matmul precision (highest -> medium)",
+        "cudnn benchmark (False -> True)",
+        "sdp flash (True -> False)",
+        "number of threads (1 -> 2)",
+        "CPU random generator (numbers were drawn)",
+    ):
         assert f"global left changed: {words}" in notes.replace("state of the ", "")
     assert torch.is_grad_enabled()
     assert torch.get_default_dtype() == torch.float32
@@ -172,8 +192,7 @@ def test_a_missing_backward_is_the_launch_s_own_refusal():
 def test_a_drawn_part_is_noted_and_still_catches_unwritten_memory_elsewhere():
     outcome, _, _ = run(Session, max_bytes=40_000)
     assert outcome.ok
-    assert outcome.notes == (
-        "checked in part: 2 columns drawn with seed 0, the corners among them",)
+    assert outcome.notes == ("checked in part: 2 columns drawn with seed 0, the corners among them",)
     hole = altered(lambda o: o["out"][0, 3, 1].fill_(math.nan))  # not a drawn pair
     assert run(hole, max_bytes=40_000)[0].reason.startswith("out: NaN: 17 of 13158")
 

@@ -17,19 +17,24 @@ def test_nothing_changed_says_nothing():
     assert GlobalState.capture().restore() == []
 
 
-@pytest.mark.parametrize(("change", "note"), [
-    (lambda: torch.set_grad_enabled(False), "grad mode (True -> False)"),
-    (lambda: torch.set_default_dtype(torch.float16), "default dtype (torch.float32 -> torch.float16)"),
-    (lambda: torch.set_default_device("meta"), "default device (cpu -> meta)"),
-    (lambda: torch.use_deterministic_algorithms(True), "deterministic algorithms (0 -> 2)"),
-    (lambda: torch.set_autocast_enabled("cpu", True), "autocast of cpu (False -> True)"),
-    (lambda: torch.backends.cuda.enable_math_sdp(False), "sdp math (True -> False)"),
-    (lambda: torch.backends.cuda.enable_cudnn_sdp(False), "sdp cudnn (True -> False)"),
-    (lambda: setattr(torch.backends.cudnn, "deterministic", True), "cudnn deterministic (False -> True)"),
-    (lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
-     "cuda matmul allow_fp16_reduced_precision_reduction (True -> False)"),
-    (lambda: torch.manual_seed(torch.initial_seed() + 1), "state of the CPU random generator (numbers were drawn)"),
-])
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (lambda: torch.set_grad_enabled(False), "grad mode (True -> False)"),
+        (lambda: torch.set_default_dtype(torch.float16), "default dtype (torch.float32 -> torch.float16)"),
+        (lambda: torch.set_default_device("meta"), "default device (cpu -> meta)"),
+        (lambda: torch.use_deterministic_algorithms(True), "deterministic algorithms (0 -> 2)"),
+        (lambda: torch.set_autocast_enabled("cpu", True), "autocast of cpu (False -> True)"),
+        (lambda: torch.backends.cuda.enable_math_sdp(False), "sdp math (True -> False)"),
+        (lambda: torch.backends.cuda.enable_cudnn_sdp(False), "sdp cudnn (True -> False)"),
+        (lambda: setattr(torch.backends.cudnn, "deterministic", True), "cudnn deterministic (False -> True)"),
+        (
+            lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+            "cuda matmul allow_fp16_reduced_precision_reduction (True -> False)",
+        ),
+        (lambda: torch.manual_seed(torch.initial_seed() + 1), "state of the CPU random generator (numbers were drawn)"),
+    ],
+)
 def test_a_change_is_put_back_and_named(change, note):
     state = GlobalState.capture()
     change()
@@ -37,20 +42,32 @@ def test_a_change_is_put_back_and_named(change, note):
     assert state.restore() == []
 
 
-@pytest.mark.parametrize(("change", "word"), [
-    (lambda: torch.set_float32_matmul_precision("high"), "float32 matmul precision (highest -> high)"),
-    (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-     "cuda matmul fp32 precision (tf32) (none -> tf32)"),
-    (lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
-     "cuda matmul fp32 precision (tf32) (none -> tf32)"),
-    (lambda: setattr(torch.backends, "fp32_precision", "tf32"), "fp32 precision (none -> tf32)"),
-    (lambda: setattr(torch.backends.cudnn, "allow_tf32", False), "cudnn allow_tf32 (True -> False)"),
-])
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda: torch.set_float32_matmul_precision("high"), "float32 matmul precision (highest -> high)"),
+        (
+            lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+            "cuda matmul fp32 precision (tf32) (none -> tf32)",
+        ),
+        (
+            lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+            "cuda matmul fp32 precision (tf32) (none -> tf32)",
+        ),
+        (lambda: setattr(torch.backends, "fp32_precision", "tf32"), "fp32 precision (none -> tf32)"),
+        (lambda: setattr(torch.backends.cudnn, "allow_tf32", False), "cudnn allow_tf32 (True -> False)"),
+    ],
+)
 def test_the_old_and_the_new_precision_switches_are_put_back_together(change, word):
     def seen():
-        return (torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32,
-                torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision,
-                torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cudnn.allow_tf32)
+        return (
+            torch.get_float32_matmul_precision(),
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cuda.matmul.fp32_precision,
+            torch.backends.fp32_precision,
+            torch.backends.mkldnn.matmul.fp32_precision,
+            torch.backends.cudnn.allow_tf32,
+        )
 
     before, state = seen(), GlobalState.capture()
     change()
@@ -67,7 +84,9 @@ def test_the_current_stream_and_the_generator_of_the_card():
     torch.rand(1, device="cuda")
     notes = state.restore()
     assert [note.split(":")[1].split("(")[0].strip() for note in notes] == [
-        "current CUDA stream", "state of the random generator of cuda"]
+        "current CUDA stream",
+        "state of the random generator of cuda",
+    ]
     assert torch.cuda.current_stream() == stream
     assert state.restore() == []
 
@@ -78,14 +97,21 @@ def test_what_cannot_be_put_back_is_told_apart(monkeypatch):
     def refuse(value: int) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(globals_of_check, "_settings", lambda: (
-        Setting("niceness", lambda: values["niceness"], refuse),
-        Setting("umask", lambda: values["umask"], lambda value: values.update(umask=value))))
+    monkeypatch.setattr(
+        globals_of_check,
+        "_settings",
+        lambda: (
+            Setting("niceness", lambda: values["niceness"], refuse),
+            Setting("umask", lambda: values["umask"], lambda value: values.update(umask=value)),
+        ),
+    )
     state = GlobalState.capture()
     values.update(niceness=5, umask=0)
     notes = state.restore()
-    assert notes == ["global left changed: niceness (0 -> 5), which cannot be put back",
-                     "global left changed: umask (18 -> 0)"]
+    assert notes == [
+        "global left changed: niceness (0 -> 5), which cannot be put back",
+        "global left changed: umask (18 -> 0)",
+    ]
     assert list(map(is_stuck, notes)) == [True, False]
     values.update(umask=0)
     assert state.restore(but=frozenset({"umask"}))[1] == "global left changed: umask (18 -> 0), which is kept"
@@ -113,7 +139,8 @@ def test_a_context_that_was_closed_since_is_no_change():
     outside = GlobalState.capture()
     with Mode():
         assert outside.restore() == [
-            "global left changed: active modes of torch functions (() -> ('Mode',)), which cannot be put back"]
+            "global left changed: active modes of torch functions (() -> ('Mode',)), which cannot be put back"
+        ]
 
 
 def test_a_mode_that_forbids_the_question_is_an_answer():

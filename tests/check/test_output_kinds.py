@@ -23,8 +23,13 @@ VALUE, GRADIENT, CHOICE = OutputKind.VALUE, OutputKind.GRADIENT, OutputKind.CHOI
 def truth_of(kinds, error=1e-3):
     right = torch.linspace(-1, 1, 256, dtype=torch.float64).reshape(4, 64)
     outputs = dict.fromkeys(kinds, right)
-    return make_truth(outputs, dict.fromkeys(kinds, right + error), dict.fromkeys(kinds, torch.zeros_like(right)),
-                      torch.float32, kinds)
+    return make_truth(
+        outputs,
+        dict.fromkeys(kinds, right + error),
+        dict.fromkeys(kinds, torch.zeros_like(right)),
+        torch.float32,
+        kinds,
+    )
 
 
 @pytest.mark.parametrize("name", ["out", "lse", "scores", "dq"])
@@ -43,11 +48,17 @@ def test_a_second_value_is_not_let_off_as_a_gradient():
     assert set(compare(off, truth, Budget()).faults) == {"out", "lse"}
 
 
-@pytest.mark.parametrize(("kinds", "words"), [
-    ({"out": VALUE}, r"oracle: outputs\[dq\]=None is no kind of an output that is compared; value or gradient; "
-                     r"declare it in Workload.outputs"),
-    ({"out": VALUE, "dq": CHOICE}, r"oracle: outputs\[dq\]=choice is no kind .*"),
-])
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (
+            {"out": VALUE},
+            r"oracle: outputs\[dq\]=None is no kind of an output that is compared; value or gradient; "
+            r"declare it in Workload.outputs",
+        ),
+        ({"out": VALUE, "dq": CHOICE}, r"oracle: outputs\[dq\]=choice is no kind .*"),
+    ],
+)
 def test_an_output_of_the_oracle_needs_a_kind_that_is_compared(kinds, words):
     right = torch.ones(2, 8, dtype=torch.float64)
     both = dict.fromkeys(("out", "dq"), right)

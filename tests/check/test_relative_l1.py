@@ -11,8 +11,9 @@ from attnbench.workloads.attention import WORKLOAD
 
 
 def truth_of(name, right):
-    return make_truth({name: right}, {name: right}, {name: torch.zeros_like(right)}, torch.bfloat16,
-                      WORKLOAD.outputs("softmax"))
+    return make_truth(
+        {name: right}, {name: right}, {name: torch.zeros_like(right)}, torch.bfloat16, WORKLOAD.outputs("softmax")
+    )
 
 
 def off_by(right, share):
@@ -54,9 +55,11 @@ def test_a_budget_bounds_the_output_and_its_worst_head(name, slack):
     assert fault() is None
     assert fault(rel_l1=1.01 * whole, head_rel_l1=0.061) is None
     assert fault(rel_l1=0.99 * whole) == (
-        f"{name}: wrong values: relative L1 {whole * slack:.3g} (budget {0.99 * whole * slack:.3g})")
+        f"{name}: wrong values: relative L1 {whole * slack:.3g} (budget {0.99 * whole * slack:.3g})"
+    )
     assert fault(head_rel_l1=0.059) == (
-        f"{name}: wrong values: relative L1 of a head {share:.3g} (budget {0.059 * slack:.3g})")
+        f"{name}: wrong values: relative L1 of a head {share:.3g} (budget {0.059 * slack:.3g})"
+    )
     record = compare(found, truth, Budget(relative=1.0)).errors[name]
     assert record.head_rel_l1 == pytest.approx(share)
 

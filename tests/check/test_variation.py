@@ -9,14 +9,56 @@ from attnbench.check.variation import Variation
 from attnbench.workloads.base import Draw, load_workload
 
 CASES = [
-    ("attention", "softmax", {"batch": 2, "seqlen": 33, "seqlen_k": 65, "nheads": 4, "nheads_kv": 2, "headdim": 8,
-                              "headdim_v": 5, "causal": True, "dtype": "fp32", "mode": "fwd-bwd"}),
-    ("attention", "softmax", {"batch": 3, "seqlen": 40, "nheads": 1, "headdim": 1, "lengths": "uniform",
-                              "dtype": "bf16", "mode": "fwd"}),
-    ("hstu", "hstu", {"batch": 2, "seqlen": 70, "nheads": 2, "attn_dim": 8, "linear_dim": 4, "num_targets": 3,
-                      "dtype": "fp16", "mode": "fwd-bwd"}),
-    ("hstu", "hstu-bsa", {"batch": 2, "seqlen": 130, "nheads": 2, "attn_dim": 8, "linear_dim": 8, "block_size": 16,
-                          "gates": True, "dtype": "fp32", "mode": "fwd-bwd"}),
+    (
+        "attention",
+        "softmax",
+        {
+            "batch": 2,
+            "seqlen": 33,
+            "seqlen_k": 65,
+            "nheads": 4,
+            "nheads_kv": 2,
+            "headdim": 8,
+            "headdim_v": 5,
+            "causal": True,
+            "dtype": "fp32",
+            "mode": "fwd-bwd",
+        },
+    ),
+    (
+        "attention",
+        "softmax",
+        {"batch": 3, "seqlen": 40, "nheads": 1, "headdim": 1, "lengths": "uniform", "dtype": "bf16", "mode": "fwd"},
+    ),
+    (
+        "hstu",
+        "hstu",
+        {
+            "batch": 2,
+            "seqlen": 70,
+            "nheads": 2,
+            "attn_dim": 8,
+            "linear_dim": 4,
+            "num_targets": 3,
+            "dtype": "fp16",
+            "mode": "fwd-bwd",
+        },
+    ),
+    (
+        "hstu",
+        "hstu-bsa",
+        {
+            "batch": 2,
+            "seqlen": 130,
+            "nheads": 2,
+            "attn_dim": 8,
+            "linear_dim": 8,
+            "block_size": 16,
+            "gates": True,
+            "dtype": "fp32",
+            "mode": "fwd-bwd",
+        },
+    ),
 ]
 
 
@@ -37,7 +79,8 @@ def test_the_answer_is_known(name, variant, values):
         variation.apply()
         signed = workload.signs(case)
         assert {key for key, tensor in inputs.tensors().items() if not torch.equal(tensor, before[key])} == {
-            key for key in before if key in signed}
+            key for key in before if key in signed
+        }
         found = variation.unsigned(oracle())
         assert set(found) == set(right)
         for key, tensor in right.items():

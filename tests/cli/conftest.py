@@ -69,11 +69,32 @@ class FakeSweep:
         passed = status is Status.PASSED
         samples = tuple(1.0 + 0.1 * len(name) + 0.001 * index for index in range(12))
         values = dict.fromkeys(("median_ms", "mean_ms", "min_ms", "max_ms", "p95_ms", "p99_ms"), 1.0)
-        time = Time(timer="wall", l2="warm", regime="cpu", stopped_by="rel-ci", num_samples=12, samples_ms=samples,
-                    rounds=tuple(range(12)), **values) if passed and run.settings.measure else None
-        return Record(workload=group.workload, case=group.case, case_id=group.case_id, group=group.group, backend=name,
-                      replicate=group.replicate, environment=0, status=status, time=time,
-                      reason=None if passed else f"{name} is made to be {status.value}")
+        time = (
+            Time(
+                timer="wall",
+                l2="warm",
+                regime="cpu",
+                stopped_by="rel-ci",
+                num_samples=12,
+                samples_ms=samples,
+                rounds=tuple(range(12)),
+                **values,
+            )
+            if passed and run.settings.measure
+            else None
+        )
+        return Record(
+            workload=group.workload,
+            case=group.case,
+            case_id=group.case_id,
+            group=group.group,
+            backend=name,
+            replicate=group.replicate,
+            environment=0,
+            status=status,
+            time=time,
+            reason=None if passed else f"{name} is made to be {status.value}",
+        )
 
 
 @pytest.fixture

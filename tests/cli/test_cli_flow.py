@@ -88,20 +88,28 @@ def test_a_dry_run_measures_and_writes_nothing(attnbench, sweep, saved):
     assert not Path("results").exists()
 
 
-@pytest.mark.parametrize(("words", "command"), [
-    ("run --device cpu", "attnbench run quick --device cpu"),
-    ("run minimal --device cpu --no-grad", "attnbench run minimal --mode fwd --device cpu"),
-    ("run quick --device cpu --seqlen 1,7 --causal-both --no-save --quiet --json x.json",
-     "attnbench run quick --seqlen 1,7 --causal-both --device cpu"),
-    ("run quick --device cpu --backends sdpa,eager --backends ./mine.py --skip eager --baseline sdpa",
-     "attnbench run quick --backends sdpa,eager,mine.py --skip eager --baseline sdpa --device cpu"),
-    ("run ./own.toml --device cpu --max-seconds 3", "attnbench run own.toml --max-seconds 3 --device cpu"),
-    ("compare --device cpu --causal", "attnbench compare --causal --device cpu"),
-    ("check --device cpu --dtype fp32 --seed 7", "attnbench check quick --dtype fp32 --seed 7 --device cpu"),
-])
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("run --device cpu", "attnbench run quick --device cpu"),
+        ("run minimal --device cpu --no-grad", "attnbench run minimal --mode fwd --device cpu"),
+        (
+            "run quick --device cpu --seqlen 1,7 --causal-both --no-save --quiet --json x.json",
+            "attnbench run quick --seqlen 1,7 --causal-both --device cpu",
+        ),
+        (
+            "run quick --device cpu --backends sdpa,eager --backends ./mine.py --skip eager --baseline sdpa",
+            "attnbench run quick --backends sdpa,eager,mine.py --skip eager --baseline sdpa --device cpu",
+        ),
+        ("run ./own.toml --device cpu --max-seconds 3", "attnbench run own.toml --max-seconds 3 --device cpu"),
+        ("compare --device cpu --causal", "attnbench compare --causal --device cpu"),
+        ("check --device cpu --dtype fp32 --seed 7", "attnbench check quick --dtype fp32 --seed 7 --device cpu"),
+    ],
+)
 def test_the_command_of_a_run_asks_for_the_same_again(attnbench, sweep, words, command):
-    Path("own.toml").write_text('name = "own"\ntitle = "t"\nworkload = "attention"\nbackends = ["sdpa"]\n'
-                                'axes = { seqlen = [7] }\n')
+    Path("own.toml").write_text(
+        'name = "own"\ntitle = "t"\nworkload = "attention"\nbackends = ["sdpa"]\naxes = { seqlen = [7] }\n'
+    )
     assert attnbench(words).code == 0
     assert attnbench(shlex.split(command)[1:]).code == 0
     first, again = sweep.runs
@@ -155,15 +163,18 @@ def test_an_older_layout_has_stdout_alone_where_it_is_asked_for(attnbench, sweep
     assert "Implementation" in attnbench("compare --device cpu --layout seed-004").out
 
 
-@pytest.mark.parametrize(("flags", "said"), [
-    ("--layout seed-009", "name=seed-009 is not known"),
-    ("--layout seed-004 --csv -", "--layout=seed-004 wants stdout, as --csv does; one of the two"),
-    ("--layout seed-004 --quiet", "--layout=seed-004 wants stdout, as --quiet does; one of the two"),
-    ("--columns ,", "--columns=, names nothing"),
-    ("--columns median,speed", "--columns=speed is not known"),
-    ("--sort fastest", "--sort=fastest is not known"),
-    ("--sort median:down", "--sort=median:down cannot be used; median or median:reverse"),
-])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--layout seed-009", "name=seed-009 is not known"),
+        ("--layout seed-004 --csv -", "--layout=seed-004 wants stdout, as --csv does; one of the two"),
+        ("--layout seed-004 --quiet", "--layout=seed-004 wants stdout, as --quiet does; one of the two"),
+        ("--columns ,", "--columns=, names nothing"),
+        ("--columns median,speed", "--columns=speed is not known"),
+        ("--sort fastest", "--sort=fastest is not known"),
+        ("--sort median:down", "--sort=median:down cannot be used; median or median:reverse"),
+    ],
+)
 def test_a_view_that_cannot_be_is_refused_before_anything_is_measured(attnbench, sweep, flags, said):
     answer = attnbench(f"run quick --device cpu {flags}")
     assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
@@ -226,27 +237,31 @@ def test_a_terminal_shows_one_table(attnbench, sweep, monkeypatch):
     assert answer.out.count("sdpa-math") == 1
 
 
-@pytest.mark.parametrize(("verb", "statuses", "code"), [
-    ("run", {}, 0),
-    ("run", {"sdpa": Status.INCORRECT}, 1),
-    ("run", {"sdpa": Status.CRASHED, "eager": Status.OOM}, 0),
-    ("run", dict.fromkeys(("eager", "sdpa", "sdpa-math", "sdpa-flash"), Status.SKIPPED), 3),
-    ("check", {}, 0),
-    ("check", {"sdpa": Status.SKIPPED, "eager": Status.OOM}, 0),
-    ("check", {"sdpa": Status.INCORRECT}, 1),
-    ("check", {"sdpa": Status.FAILED}, 1),
-    ("check", {"sdpa": Status.CRASHED}, 1),
-    ("check", {"sdpa": Status.TIMEOUT}, 1),
-    ("check", dict.fromkeys(("eager", "sdpa", "sdpa-math", "sdpa-flash"), Status.SKIPPED), 3),
-])
+@pytest.mark.parametrize(
+    ("verb", "statuses", "code"),
+    [
+        ("run", {}, 0),
+        ("run", {"sdpa": Status.INCORRECT}, 1),
+        ("run", {"sdpa": Status.CRASHED, "eager": Status.OOM}, 0),
+        ("run", dict.fromkeys(("eager", "sdpa", "sdpa-math", "sdpa-flash"), Status.SKIPPED), 3),
+        ("check", {}, 0),
+        ("check", {"sdpa": Status.SKIPPED, "eager": Status.OOM}, 0),
+        ("check", {"sdpa": Status.INCORRECT}, 1),
+        ("check", {"sdpa": Status.FAILED}, 1),
+        ("check", {"sdpa": Status.CRASHED}, 1),
+        ("check", {"sdpa": Status.TIMEOUT}, 1),
+        ("check", dict.fromkeys(("eager", "sdpa", "sdpa-math", "sdpa-flash"), Status.SKIPPED), 3),
+    ],
+)
 def test_the_exit_code_says_how_it_ended(attnbench, sweep, verb, statuses, code, saved):
     sweep.statuses = statuses
     answer = attnbench(QUICK.replace("run", verb, 1))
     assert answer.code == code
     assert len(saved()) == 1
     if code == 3:
-        assert answer.err == ("attnbench: suite=quick has no row that could run; "
-                              "eager skipped: eager is made to be skipped\n")
+        assert answer.err == (
+            "attnbench: suite=quick has no row that could run; eager skipped: eager is made to be skipped\n"
+        )
 
 
 def test_a_check_times_nothing_and_looks_at_gradients(attnbench, sweep, saved):
@@ -280,17 +295,22 @@ def test_a_resumed_run_needs_its_files_and_is_found_by_id(attnbench, sweep, save
     run_id = read(saved()[0]).id
     answer = attnbench(f"run --resume {run_id}")
     assert answer.code == 2
-    assert answer.err == (f"attnbench run: --resume={run_id} was begun with the backends of mine.py; "
-                          "--backends mine.py; give the file again\n")
+    assert answer.err == (
+        f"attnbench run: --resume={run_id} was begun with the backends of mine.py; "
+        "--backends mine.py; give the file again\n"
+    )
     sweep.stop_after = None
     assert attnbench(f"run --resume {run_id} --backends ./mine.py --dry-run").out.count("b1-s7-") == 1
     assert attnbench(f"run --resume {run_id} --backends ./mine.py").code == 0
 
 
-@pytest.mark.parametrize(("flags", "message"), [
-    ("", "stopped before the first group was measured; nothing is kept"),
-    ("--no-save", "stopped; --no-save was given, so nothing is kept"),
-])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "stopped before the first group was measured; nothing is kept"),
+        ("--no-save", "stopped; --no-save was given, so nothing is kept"),
+    ],
+)
 def test_ctrl_c_with_nothing_kept_says_so(attnbench, sweep, saved, flags, message):
     sweep.stop_after = 0
     answer = attnbench(f"{QUICK} {flags}")
@@ -316,10 +336,13 @@ def test_export_and_import(attnbench, sweep, saved):
     assert len(saved()) == 2
     imported = max(saved(), key=lambda one: "seed-001" in one.name)
     answer = attnbench(f"run --resume {imported}")
-    assert (answer.code, answer.err) == (2, f"attnbench run: --resume={imported} has no plan to finish; "
-                                            "a run that run, compare or check began\n")
+    assert (answer.code, answer.err) == (
+        2,
+        f"attnbench run: --resume={imported} has no plan to finish; a run that run, compare or check began\n",
+    )
     assert attnbench(f"run --resume {path} --dry-run").out == (
-        "flash-sweep: its plan of 1 group is finished; nothing is left to measure\n")
+        "flash-sweep: its plan of 1 group is finished; nothing is left to measure\n"
+    )
 
 
 def test_lists_answer_in_json(attnbench, no_torch):
@@ -332,9 +355,19 @@ def test_lists_answer_in_json(attnbench, no_torch):
     assert not any("{" in f"{row['install']}{row['reason']}" for row in rows)
     assert missing["reason"]
     assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:5] == [
-        "compare-hstu-serving", "compare-hstu", "compare-sparse", "compare-video", "compare"]
+        "compare-hstu-serving",
+        "compare-hstu",
+        "compare-sparse",
+        "compare-video",
+        "compare",
+    ]
     assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == [
-        "attention", "hstu", "hstu-serving", "sparse", "video"]
+        "attention",
+        "hstu",
+        "hstu-serving",
+        "sparse",
+        "video",
+    ]
     assert "wall" in [row["name"] for row in json.loads(attnbench("list timers --json -").out)]
     assert "seed-001" in [row["name"] for row in json.loads(attnbench("list layouts --json -").out)]
     assert [row["name"] for row in json.loads(attnbench("list backends --backends ./mine.py --json -").out)] == ["mine"]
@@ -351,14 +384,18 @@ def test_configurations_are_listed_for_the_shape_given(attnbench, no_torch):
     assert "a64x64w8s2-ws]" in shorts("hstu-triton --attn-dim 256 --linear-dim 256 --mode fwd-bwd")
 
 
-@pytest.mark.parametrize(("words", "default"), [
-    ("flash-triton --headdim 128 --seqlen 8192", "flash-triton[m128n128w8s2-tma-ws-deep-lazy-ticket-l16]"),
-    ("flash-triton --headdim 128 --mode bwd", "flash-triton[b64x128w8s2-atomic-tma-ws]"),
-    ("hstu-triton --attn-dim 128 --seqlen 512", "hstu-triton[f128x64w8s4-section_mib12.0-ws]"),
-    ("hstu-triton --attn-dim 256 --mode bwd", "hstu-triton[a64x64w8s2-ws]"),
-    ("hstu-bsa-triton --attn-dim 64", "hstu-bsa-triton[ws]"),
-    ("hstu-bsa-triton --attn-dim 64 --num-targets 4", "hstu-bsa-triton[attend-ws]"),
-    ("hstu-bsa-triton --attn-dim 256", "hstu-bsa-triton[portable]")])
+@pytest.mark.parametrize(
+    ("words", "default"),
+    [
+        ("flash-triton --headdim 128 --seqlen 8192", "flash-triton[m128n128w8s2-tma-ws-deep-lazy-ticket-l16]"),
+        ("flash-triton --headdim 128 --mode bwd", "flash-triton[b64x128w8s2-atomic-tma-ws]"),
+        ("hstu-triton --attn-dim 128 --seqlen 512", "hstu-triton[f128x64w8s4-section_mib12.0-ws]"),
+        ("hstu-triton --attn-dim 256 --mode bwd", "hstu-triton[a64x64w8s2-ws]"),
+        ("hstu-bsa-triton --attn-dim 64", "hstu-bsa-triton[ws]"),
+        ("hstu-bsa-triton --attn-dim 64 --num-targets 4", "hstu-bsa-triton[attend-ws]"),
+        ("hstu-bsa-triton --attn-dim 256", "hstu-bsa-triton[portable]"),
+    ],
+)
 def test_the_default_is_marked_in_the_list_also_where_it_is_not_tuned(attnbench, no_torch, words, default):
     rows = json.loads(attnbench(f"list configs {words} --json -").out)
     assert [row["name"] for row in rows if row["default"]] == [default]
@@ -376,13 +413,16 @@ def test_configurations_with_fields_of_their_own_name_them(attnbench, no_torch):
     assert attnbench("list configs flash-triton --headdim 128").out.split()[:3] == ["name", "block_m", "block_n"]
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("configs flash-triton --headdim 64,128", "--headdim=64,128 is 2 cases; one value"),
-    ("configs --causal-both", "--causal=both is 2 cases; one value"),
-    ("configs hstu-triton --headdim 64", "axis=headdim is not known; one of alpha, attn_dim"),
-    ("backends --headdim 64", "--headdim=64 does not narrow the list of backends; list configs"),
-    ("configs flash-triton --headdim wide", "--headdim=wide cannot be used"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("configs flash-triton --headdim 64,128", "--headdim=64,128 is 2 cases; one value"),
+        ("configs --causal-both", "--causal=both is 2 cases; one value"),
+        ("configs hstu-triton --headdim 64", "axis=headdim is not known; one of alpha, attn_dim"),
+        ("backends --headdim 64", "--headdim=64 does not narrow the list of backends; list configs"),
+        ("configs flash-triton --headdim wide", "--headdim=wide cannot be used"),
+    ],
+)
 def test_a_shape_that_lists_nothing_is_one_line(attnbench, words, said):
     answer = attnbench(f"list {words}")
     assert answer.code == 2
@@ -411,8 +451,10 @@ class Terminal(Output):
 
 
 def planned(cases=3, backends=("a", "b")):
-    groups = tuple(PlannedGroup(group=f"b1-s{case}", workload="attention", case={}, case_id=f"b1-s{case}",
-                                backends=backends) for case in range(cases))
+    groups = tuple(
+        PlannedGroup(group=f"b1-s{case}", workload="attention", case={}, case_id=f"b1-s{case}", backends=backends)
+        for case in range(cases)
+    )
     return Run(id="00ab", suite="quick", command="", started="2026-01-01T00:00:00Z", plan=groups)
 
 
@@ -441,8 +483,13 @@ def test_where_nobody_watches_a_line_comes_now_and_then(monkeypatch, capsys):
         assert until(lambda: said.append(capsys.readouterr().err) or "attnbench run: 0 done, 0 s; planning" in said[-1])
         bar.plan(planned(), {"b1-s0": 5.0})
         bar.event(Event("word", "sample", "b1-s0", "a"))
-        assert until(lambda: said.append(capsys.readouterr().err) or "left; b1-s0  a  sample" in said[-1]
-                     or "left; b1-s0 a sample" in said[-1])
+        assert until(
+            lambda: (
+                said.append(capsys.readouterr().err)
+                or "left; b1-s0  a  sample" in said[-1]
+                or "left; b1-s0 a sample" in said[-1]
+            )
+        )
     assert "\x1b" not in "".join(said)
     capsys.readouterr()
     with Bar(Output(quiet=True), "attnbench run", patience_s=0):
@@ -478,18 +525,27 @@ CLOSED = "{ " + shlex.quote(sys.executable) + " -m attnbench %s; }"
 @pytest.mark.parametrize("words", ["list suites", "list suites --json -", "run --dry-run --device cpu", "--help"])
 @pytest.mark.parametrize(("shut", "code"), [(">&-", 0), (">&- 2>&-", 0), (">/dev/full", 2)])
 def test_a_stdout_that_takes_nothing_is_no_traceback(tmp_path, words, shut, code):
-    done = subprocess.run(f"{CLOSED % words} {shut}", shell=True, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-                          env=os.environ | {"PYTHONPATH": str(SOURCE)})
+    done = subprocess.run(
+        f"{CLOSED % words} {shut}",
+        shell=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+    )
     said = "attnbench: stdout cannot be written (No space left on device); a place with room\n" if code else ""
     assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_a_suite_without_a_terminal_to_write_to_is_measured_all_the_same(tmp_path):
     """With stdin, stdout and stderr closed their numbers would go to the worker's pipes."""
-    words = ("run quick --device cpu --seqlen 7 --headdim 16 --no-causal --iterations 3 --warmup 1 --backends eager "
-             "--out kept")
-    done = subprocess.run(f"{CLOSED % words} <&- >&- 2>&-", shell=True, cwd=tmp_path,
-                          env=os.environ | {"PYTHONPATH": str(SOURCE)})
+    words = (
+        "run quick --device cpu --seqlen 7 --headdim 16 --no-causal --iterations 3 --warmup 1 --backends eager "
+        "--out kept"
+    )
+    done = subprocess.run(
+        f"{CLOSED % words} <&- >&- 2>&-", shell=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(SOURCE)}
+    )
     assert done.returncode == 0
     [path] = (tmp_path / "kept").glob("*.json")
     assert [record.status for record in read(path).records] == [Status.PASSED]
@@ -505,16 +561,23 @@ def test_a_disk_that_fills_up_takes_neither_the_table_nor_the_other_files(attnbe
     assert answer.code == 2
     assert "sdpa-math" in answer.out
     assert f"written: {saved()[0]}, rows.md" in answer.out
-    assert answer.err == ("output: path=/dev/full cannot be written (No space left on device); "
-                          "a file in a folder you may write to\n")
+    assert answer.err == (
+        "output: path=/dev/full cannot be written (No space left on device); a file in a folder you may write to\n"
+    )
 
 
 @pytest.mark.parametrize("words", ["list suites --json -", "list suites", "run --dry-run --device cpu", "--help"])
 def test_a_reader_who_goes_away_is_no_error(tmp_path, words):
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([sys.executable, "-m", "attnbench", *words.split()], stdout=writing, stderr=subprocess.PIPE,
-                          text=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "attnbench", *words.split()],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        cwd=tmp_path,
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -522,18 +585,27 @@ def test_a_reader_who_goes_away_is_no_error(tmp_path, words):
 def test_a_terminal_without_letters_is_no_error(tmp_path):
     environ = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "ascii"}
     for words in ("list layouts --json -", "list layouts", "run minimal --dry-run --device cpu"):
-        done = subprocess.run([sys.executable, "-m", "attnbench", *words.split()], capture_output=True, text=True,
-                              env=environ, cwd=tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-m", "attnbench", *words.split()],
+            capture_output=True,
+            text=True,
+            env=environ,
+            cwd=tmp_path,
+        )
         assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_whole_way_with_a_worker(attnbench, saved):
-    words = ("run quick --device cpu --seqlen 7 --headdim 16 --no-causal --iterations 3 --warmup 1 "
-             "--backends eager,sdpa --json -")
+    words = (
+        "run quick --device cpu --seqlen 7 --headdim 16 --no-causal --iterations 3 --warmup 1 "
+        "--backends eager,sdpa --json -"
+    )
     answer = attnbench(words)
     assert answer.code == 0, answer.err
     run = loads(answer.out)
     assert [(record.backend, record.status, record.time.num_samples) for record in run.records] == [
-        ("eager", Status.PASSED, 3), ("sdpa", Status.PASSED, 3)]
+        ("eager", Status.PASSED, 3),
+        ("sdpa", Status.PASSED, 3),
+    ]
     assert all(record.errors["out"].ok for record in run.records)
     assert read(saved()[0]) == run

@@ -24,8 +24,12 @@ def python(*words, forbid=(), first="pass", **environ):
     """Run `attnbench` in a process of its own; what it imports of `forbid` is an error there."""
     block = f"{first}; import sys; sys.modules.update(dict.fromkeys({list(forbid)!r}))"
     code = f"{block}; from attnbench.cli import main; sys.exit(main({list(words)!r}))"
-    return subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SOURCE)} | environ,
-                          capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)} | environ,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -56,8 +60,24 @@ def test_every_axis_and_setting_is_a_flag(attnbench, monkeypatch):
         assert f"--{axis.name.replace('_', '-')}" in text
     for one in SETTINGS:
         assert f"{one.flag} {one.metavar}" in text
-    for flag in ("--no-causal", "--causal-both", "--no-grad", "--backends", "--skip", "--baseline", "--resume",
-                 "--json", "--csv", "--xlsx", "--md", "--no-save", "--out", "--dry-run", "--quiet", "BATCH, SEQLEN"):
+    for flag in (
+        "--no-causal",
+        "--causal-both",
+        "--no-grad",
+        "--backends",
+        "--skip",
+        "--baseline",
+        "--resume",
+        "--json",
+        "--csv",
+        "--xlsx",
+        "--md",
+        "--no-save",
+        "--out",
+        "--dry-run",
+        "--quiet",
+        "BATCH, SEQLEN",
+    ):
         assert flag in text
 
 
@@ -99,9 +119,11 @@ ADAPTERS = len(list(Path(cli.__file__).parents[1].glob("backends/*.py")))
 @pytest.mark.parametrize(("words", "most"), [(["--help"], 100), (["list", "backends"], 265 + ADAPTERS)])
 def test_it_answers_at_once(words, most):
     """By what it takes time for: modules, of which a machine imports some thousand a second, and no other process."""
-    count = "import sys, atexit; before = len(sys.modules); " \
-            "atexit.register(lambda: print(len(sys.modules) - before, 'modules', file=sys.stderr)); " \
-            "sys.addaudithook(lambda event, args: event == 'subprocess.Popen' and print('a process', file=sys.stderr))"
+    count = (
+        "import sys, atexit; before = len(sys.modules); "
+        "atexit.register(lambda: print(len(sys.modules) - before, 'modules', file=sys.stderr)); "
+        "sys.addaudithook(lambda event, args: event == 'subprocess.Popen' and print('a process', file=sys.stderr))"
+    )
     done = python(*words, first=count)
     assert done.returncode == 0
     match = re.fullmatch(r"(\d+) modules\n", done.stderr)
@@ -121,14 +143,22 @@ sys.meta_path.insert(0, Finder)
 """
 
 
-@pytest.mark.parametrize(("module", "said"), [
-    ("attnbench.cli", ""), ("attnbench.cli.output", ""), ("attnbench.cli.parser", "attnbench: interrupted\n")])
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [("attnbench.cli", ""), ("attnbench.cli.output", ""), ("attnbench.cli.parser", "attnbench: interrupted\n")],
+)
 @pytest.mark.parametrize("entry", ["script", "module"])
 def test_ctrl_c_while_it_is_imported_is_no_traceback(module, said, entry):
-    start = {"script": "from attnbench.__main__ import main; sys.exit(main())",
-             "module": "import runpy; runpy.run_module('attnbench', run_name='__main__', alter_sys=True)"}[entry]
-    done = subprocess.run([sys.executable, "-c", INTERRUPTING.format(module=module) + start, "list", "timers"],
-                          env=os.environ | {"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True)
+    start = {
+        "script": "from attnbench.__main__ import main; sys.exit(main())",
+        "module": "import runpy; runpy.run_module('attnbench', run_name='__main__', alter_sys=True)",
+    }[entry]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTING.format(module=module) + start, "list", "timers"],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
 
 

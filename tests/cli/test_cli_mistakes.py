@@ -76,8 +76,11 @@ MISTAKES = [
     ("run --device cpu --l2 cold", 3, r"attnbench: --l2=cold is for GPUs; --l2 warm or auto on a CPU"),
     ("run --device cpu --lock-clocks 1110", 3, r"attnbench: --lock-clocks=1110 is for GPUs; leave it out on a CPU"),
     ("run --replicates 999999999", 2, r"attnbench: --replicates=9{9} times 8 cases are too many .*; at most 10000"),
-    ("run --seqlen " + ",".join(map(str, range(1, 201))) + " --seqlen-k " + ",".join(map(str, range(1, 201))), 2,
-     r"suite quick: cases=more than 10000 are too many for one run; at most 10000; fewer values on an axis"),
+    (
+        "run --seqlen " + ",".join(map(str, range(1, 201))) + " --seqlen-k " + ",".join(map(str, range(1, 201))),
+        2,
+        r"suite quick: cases=more than 10000 are too many for one run; at most 10000; fewer values on an axis",
+    ),
     ("run --backends eager[x]", 2, r"backends: name=eager\[x\] asks for a configuration; eager has none"),
     ("run --backends ./exits.py", 2, r"backends: file=\./exits\.py does not import: it ended .* code 7; a .*"),
     ("list backends --backends ./exits.py", 2, r"backends: file=\./exits\.py does not import: it ended .* code 7; .*"),
@@ -130,14 +133,20 @@ MISTAKES = [
     ("import ./wide.csv", 2, r"\S*wide\.csv: line=2 cannot be read \(field larger than .*\); 10 fields"),
     ("import ./nope.csv", 2, r"import: path=nope\.csv does not exist; .*"),
     ("import ./file.txt", 2, r"import: path=\S*file\.txt is of no known layout; a file of layout seed-000, .*"),
-    ("run hstu-bsa --block-size 48", 2,
-     r"suite hstu-bsa: block_size=48 selects none of its cases; one of 16, 32; `attnbench compare --workload hstu` .*"),
+    (
+        "run hstu-bsa --block-size 48",
+        2,
+        r"suite hstu-bsa: block_size=48 selects none of its cases; one of 16, 32; `attnbench compare --workload hstu` .*",
+    ),
     ("check hstu-bsa-long --block-size 48", 2, r"hstu: block_size=48 is no power of two; a power of two such as 32"),
     ("check hstu-bsa-long --block-counts 64", 2, r"hstu: block_counts=64 is over the 8 blocks of 32 in seqlen=256; .*"),
     ("check hstu-bsa-long --num-targets 2000", 2, r"hstu: num_targets=2000 is over the 256 rows that seqlen=256 .*"),
     ("check hstu-bsa-long --batch 2 --lengths 300:1", 2, r"hstu: lengths=300:1 has 300 out of range; from 0 to .*"),
-    ("check hstu-bsa-long --batch 2 --lengths 9:1 --num-targets 1:2", 2,
-     r"hstu: num_targets=1:2 gives sequence 1 2 targets and a length of 1; at most as many targets as .*"),
+    (
+        "check hstu-bsa-long --batch 2 --lengths 9:1 --num-targets 1:2",
+        2,
+        r"hstu: num_targets=1:2 gives sequence 1 2 targets and a length of 1; at most as many targets as .*",
+    ),
     ("check hstu-bsa-long --pairs --block-size 1", 2, r"hstu: block_size=1 parts an item from its action .*"),
     ("check hstu-dense --max-attn-len 0", 2, r"attnbench check: --max-attn-len=0 cannot be used; none, or a whole .*"),
     ("run hstu-bsa --backends sdpa", 2, r"backends: name=sdpa computes attention; a backend of hstu: .*"),
@@ -152,8 +161,9 @@ def folder(attnbench, monkeypatch):
     Path("deep.toml").write_text("a = " + "[" * 3000)
     Path("dotted.toml").write_text("a." * 3000 + "b = 1")
     Path("long.toml").write_text("a = " + "9" * 5000)
-    Path("timer.toml").write_text('name = "s"\ntitle = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\n'
-                                  'settings = { timer = "foo" }\n')
+    Path("timer.toml").write_text(
+        'name = "s"\ntitle = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\nsettings = { timer = "foo" }\n'
+    )
     Path("headdim.toml").write_text('name = "s"\nworkload = "hstu"\naxes = { headdim = [3] }\n')
     Path("loop.toml").symlink_to("loop.toml")
     os.mkfifo("pipe.toml")
@@ -166,8 +176,10 @@ def folder(attnbench, monkeypatch):
     Path("file.txt").write_text("nothing\n")
     Path("broken.py").write_text("x = 1\nx / 0\n")
     Path("typo.toml").write_text('name = "s"\ntitel = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\n')
-    Path("layout.toml").write_text('name = "s"\ntitle = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\n'
-                                   'backends = ["sdpa"]\nlayout = "seed-oo1"\n')
+    Path("layout.toml").write_text(
+        'name = "s"\ntitle = "t"\nworkload = "attention"\naxes = { seqlen = [1] }\n'
+        'backends = ["sdpa"]\nlayout = "seed-oo1"\n'
+    )
     Path("cut.json").write_text('{"schema": 1, "run": {')
     Path("newer.json").write_text(json.dumps({"schema": SCHEMA + 98, "run": {}, "records": []}))
     return {path.name for path in Path().iterdir()}
@@ -190,14 +202,24 @@ def test_environment_variables_are_read_where_the_suite_says_so(attnbench, sweep
     monkeypatch.setenv("SEQLEN", "wide")
     answer = attnbench("compare --device cpu")
     assert (answer.code, sweep.runs) == (2, [])
-    assert answer.err == ("suite compare: environment variable SEQLEN=wide cannot be used; "
-                          "a whole number from 1 to 16777216\n")
+    assert answer.err == (
+        "suite compare: environment variable SEQLEN=wide cannot be used; a whole number from 1 to 16777216\n"
+    )
     assert attnbench("run quick --device cpu --seqlen 7 --quiet").code == 0
 
 
-@pytest.mark.parametrize("words", [
-    ["run", "quick\x00.toml"], ["run", "a" * 5000 + ".toml"], ["run", "--resume", "a" * 5000],
-    ["export", "\x00", "--csv", "x"], ["run", ""], [""], ["run", "--out", "a" * 5000]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "quick\x00.toml"],
+        ["run", "a" * 5000 + ".toml"],
+        ["run", "--resume", "a" * 5000],
+        ["export", "\x00", "--csv", "x"],
+        ["run", ""],
+        [""],
+        ["run", "--out", "a" * 5000],
+    ],
+)
 def test_a_name_that_no_file_can_have_is_no_traceback(attnbench, sweep, words):
     answer = attnbench(words)
     assert answer.code == 2
@@ -215,12 +237,16 @@ def test_a_path_that_is_no_checkout(attnbench, tmp_path):
 LONG = "x" * 300
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    ("history --add", r"run file: path=x{300} cannot be read \(File name too long\); a run file written by .*"),
-    ("import", "import: path=x{300} does not exist; a file of a seed's layout"),
-    ("diff run.json", "attnbench diff: RUN=run.json is not there; a run file, or the id of one in results"),
-    ("export --csv -", "attnbench export: RUN=x{300} is not there; a run file, or the id of one in results"),
-], ids=["history", "import", "diff", "export"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("history --add", r"run file: path=x{300} cannot be read \(File name too long\); a run file written by .*"),
+        ("import", "import: path=x{300} does not exist; a file of a seed's layout"),
+        ("diff run.json", "attnbench diff: RUN=run.json is not there; a run file, or the id of one in results"),
+        ("export --csv -", "attnbench export: RUN=x{300} is not there; a run file, or the id of one in results"),
+    ],
+    ids=["history", "import", "diff", "export"],
+)
 def test_a_name_that_no_file_can_have_is_not_there(attnbench, words, line):
     answer = attnbench([*words.split(), LONG])
     assert answer.code

@@ -45,8 +45,14 @@ def backend(name, **fields):
         raise AssertionError("doctor opens no session")
         yield
 
-    fields = {"workload": "attention", "variant": "softmax", "install": "part of torch", "devices": ("cpu", "cuda"),
-              "title": name, **fields}
+    fields = {
+        "workload": "attention",
+        "variant": "softmax",
+        "install": "part of torch",
+        "devices": ("cpu", "cuda"),
+        "title": name,
+        **fields,
+    }
     return type(name, (Backend,), {"name": name, "session": session, **fields})()
 
 
@@ -122,8 +128,13 @@ def test_what_another_kind_of_device_needs_is_not_imported(no_driver, backends, 
     from attnbench.machine import imports
 
     asked = []
-    monkeypatch.setattr(imports, "try_imports", lambda modules, **more: asked.append(modules) or {
-        module: imports.ImportOutcome("imported", None, 0.0) for module in modules})
+    monkeypatch.setattr(
+        imports,
+        "try_imports",
+        lambda modules, **more: (
+            asked.append(modules) or {module: imports.ImportOutcome("imported", None, 0.0) for module in modules}
+        ),
+    )
     monkeypatch.setattr(registry, "all_backends", lambda: SHIPPED)
     rows = {row.name: row for row in doctor.check_backends(CPU, Output())}
     assert asked == [[]]
@@ -142,8 +153,12 @@ def test_the_report_for_people(no_driver, backends, wide, capsys):
         assert word not in text
     assert lines[0] == "pip install gone-lib==1.2"
     assert re.fullmatch(r"MAX_JOBS=\d+ pip install built", lines[1])
-    assert lines[2:] == ["pip install broken-lib", "pip install exit-lib", "pip install [crash]",
-                         "pip install -U torch"]
+    assert lines[2:] == [
+        "pip install broken-lib",
+        "pip install exit-lib",
+        "pip install [crash]",
+        "pip install -U torch",
+    ]
     assert "part of torch" not in text
     assert "Tuning" not in text
 
@@ -156,11 +171,20 @@ def test_a_card_that_torch_cannot_use_is_still_shown(nvml, backends, wide, capsy
     text = capsys.readouterr().out
     words = " ".join(text.split())
     for wanted in (
-        "is built without CUDA", "card NVIDIA H200, driver 580.95.05",
-        "SM clock 345 MHz of 1980 MHz", "memory clock 3201 MHz of 3201 MHz",
-        "held back by idle, power cap", "power 136.5 W of 700 W", "heat 41 °C", "memory 1024 MiB of 143771 MiB",
-        "persistence off", "others on it python (pid 4242, 512 MiB)", "ncu answers: 2025.3.1.0",
-        "sudo nvidia-smi -pm 1 # ", "sudo nvidia-smi -lgc 1980,1980 # ", "sudo nvidia-smi -rgc # ",
+        "is built without CUDA",
+        "card NVIDIA H200, driver 580.95.05",
+        "SM clock 345 MHz of 1980 MHz",
+        "memory clock 3201 MHz of 3201 MHz",
+        "held back by idle, power cap",
+        "power 136.5 W of 700 W",
+        "heat 41 °C",
+        "memory 1024 MiB of 143771 MiB",
+        "persistence off",
+        "others on it python (pid 4242, 512 MiB)",
+        "ncu answers: 2025.3.1.0",
+        "sudo nvidia-smi -pm 1 # ",
+        "sudo nvidia-smi -lgc 1980,1980 # ",
+        "sudo nvidia-smi -rgc # ",
     ):
         assert wanted in words
     assert not (tmp_path / "calls").exists()
@@ -168,8 +192,14 @@ def test_a_card_that_torch_cannot_use_is_still_shown(nvml, backends, wide, capsy
 
 
 def test_what_the_driver_does_not_tell_is_said_and_is_null(nvml, backends, wide, capsys, tmp_path):
-    nvml.set(refuse=["nvmlDeviceGetClockInfo", "nvmlDeviceGetCurrentClocksEventReasons",
-                     "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetPersistenceMode"])
+    nvml.set(
+        refuse=[
+            "nvmlDeviceGetClockInfo",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            "nvmlDeviceGetPersistenceMode",
+        ]
+    )
     assert doctor.run(parsed("--json", str(tmp_path / "doctor.json"))) == 0
     gpu = json.loads((tmp_path / "doctor.json").read_text())["gpu"]
     assert (gpu["state"]["sm_mhz"], gpu["state"]["throttle"], gpu["persistence"]) == (None, None, None)
@@ -215,12 +245,16 @@ def test_a_gpu_asked_for_and_not_there_is_exit_3(no_driver, watch):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("--watch", "0"), "attnbench doctor: --watch=0 is not a period; 0.05 to 3600 seconds"),
-    (("--watch", "nan"), "attnbench doctor: --watch=nan is not a period; 0.05 to 3600 seconds"),
-    (("--watch", "--device", "cpu"), "attnbench doctor: --device=cpu has nothing to watch; auto, cuda or cuda:N"),
-    (("--watch", "--json", "-"), "attnbench doctor: --json=- does not go with --watch; one of the two"),
-    (("--device", "gpu"), "device=gpu is not known; auto, cpu, cuda or cuda:N")])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--watch", "0"), "attnbench doctor: --watch=0 is not a period; 0.05 to 3600 seconds"),
+        (("--watch", "nan"), "attnbench doctor: --watch=nan is not a period; 0.05 to 3600 seconds"),
+        (("--watch", "--device", "cpu"), "attnbench doctor: --device=cpu has nothing to watch; auto, cuda or cuda:N"),
+        (("--watch", "--json", "-"), "attnbench doctor: --json=- does not go with --watch; one of the two"),
+        (("--device", "gpu"), "device=gpu is not known; auto, cpu, cuda or cuda:N"),
+    ],
+)
 def test_wrong_flags(nvml, arguments, words):
     with pytest.raises(UsageError, match=words):
         doctor.run(parsed(*arguments))
@@ -238,8 +272,13 @@ sys.exit(doctor.run(parser.parse_args(["--watch", "0.05"])))
 
 
 def test_watch_into_a_pipe_is_a_line_each_time_and_ctrl_c_is_exit_0(nvml):
-    process = subprocess.Popen([sys.executable, "-c", WATCH], env=child.environment(), stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCH],
+        env=child.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     first = process.stdout.readline()
     nvml.card(sm_mhz=1755, instant_mw=698000, celsius=70, load=100, reasons=0)
     later = next(line for line in process.stdout if "1755" in line)
@@ -248,15 +287,20 @@ def test_watch_into_a_pipe_is_a_line_each_time_and_ctrl_c_is_exit_0(nvml):
     assert process.returncode == 0
     assert errors == ""
     assert first.split(" s  ", 1)[1] == (
-        "clock 345 MHz  power 136.5 W  heat 41 °C  memory 1024 MiB  load 37 %  held back by idle, power cap\n")
+        "clock 345 MHz  power 136.5 W  heat 41 °C  memory 1024 MiB  load 37 %  held back by idle, power cap\n"
+    )
     assert "power 698 W  heat 70 °C" in later
     assert later.endswith("load 100 %  held back by nothing\n")
 
 
 def test_watch_in_a_terminal_shows_the_range_seen(nvml):
     master, slave = os.openpty()
-    process = subprocess.Popen([sys.executable, "-c", WATCH], stdout=slave, stderr=slave,
-                               env={**child.environment(), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCH],
+        stdout=slave,
+        stderr=slave,
+        env={**child.environment(), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+    )
     os.close(slave)
     text = ""
     while "seen 345 to 345" not in text:

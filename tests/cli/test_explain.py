@@ -6,15 +6,46 @@ import pytest
 
 from attnbench.cli import main
 
-TINY = ["--model", "tiny", "--batch", "1", "--num-candidates", "5", "--cached", "62", "--new-tokens", "8",
-        "--page-size", "32", "--device", "cpu", "--warmup", "1", "--iterations", "2"]
+TINY = [
+    "--model",
+    "tiny",
+    "--batch",
+    "1",
+    "--num-candidates",
+    "5",
+    "--cached",
+    "62",
+    "--new-tokens",
+    "8",
+    "--page-size",
+    "32",
+    "--device",
+    "cpu",
+    "--warmup",
+    "1",
+    "--iterations",
+    "2",
+]
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     file = tmp_path_factory.mktemp("explain") / "run.json"
-    assert main(["run", "hstu-serving", *TINY, "--backends", "serving-eager,serving-gathered[hstu-eager]", "--no-save",
-                 "--json", str(file)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "hstu-serving",
+                *TINY,
+                "--backends",
+                "serving-eager,serving-gathered[hstu-eager]",
+                "--no-save",
+                "--json",
+                str(file),
+            ]
+        )
+        == 0
+    )
     return file
 
 
@@ -32,10 +63,16 @@ def test_a_run_is_explained_and_its_own_tables_say_the_same(path, capsys):
     assert other[3].startswith("serving-eager ")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--baseline", "flex"], "attnbench explain: --baseline=flex is not known; one of serving-eager, serving-gathered"),
-    (["--out", "nowhere", "latest"], "attnbench explain: RUN=latest is not there; a run file"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--baseline", "flex"],
+            "attnbench explain: --baseline=flex is not known; one of serving-eager, serving-gathered",
+        ),
+        (["--out", "nowhere", "latest"], "attnbench explain: RUN=latest is not there; a run file"),
+    ],
+)
 def test_what_cannot_be_explained_is_refused_in_one_line(words, said, path, capsys):
     assert main(["explain", *([] if "latest" in words else [str(path)]), *words]) == 2
     err = capsys.readouterr().err
@@ -48,5 +85,6 @@ def test_a_run_without_whole_steps_is_refused(tmp_path, capsys):
     assert main(["run", "hstu-serving", *TINY, "--backends", "serving-eager", "--no-save", "--json", str(file)]) == 0
     capsys.readouterr()
     assert main(["explain", str(file)]) == 2
-    assert ("has no case with two rows whose attention is timed and takes less than the step; a run of hstu-serving"
-            ) in capsys.readouterr().err
+    assert (
+        "has no case with two rows whose attention is timed and takes less than the step; a run of hstu-serving"
+    ) in capsys.readouterr().err

@@ -122,8 +122,9 @@ def test_a_file_of_another_content_is_not_overwritten(attnbench, run):
     Path("mine.txt").write_text("mine")
     answer = attnbench(f"history --restore {read(path).id} --to mine.txt")
     assert (answer.code, Path("mine.txt").read_text()) == (2, "mine")
-    assert answer.err == ("attnbench history: --to=mine.txt is there and has another content; "
-                          "a new name; nothing was written\n")
+    assert answer.err == (
+        "attnbench history: --to=mine.txt is there and has another content; a new name; nothing was written\n"
+    )
 
 
 def test_files_that_are_no_runs_are_said_and_the_others_added(attnbench, run):
@@ -170,22 +171,25 @@ def test_lists_are_written_and_cut(attnbench, row):
     assert "no run that fits" in attnbench("history --suite nothing").out
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("--limit 0", "--limit=0 is no number of runs; 1 or more"),
-    ("--limit ²", "--limit=² is no number of runs"),
-    ("--since soon", "--since=soon is no time; a date such as 2026-11-20, or days back such as 30d"),
-    ("--to x", "--to=x goes with --restore"),
-    ("--add a --restore b", "--add does not go with --restore; one of them"),
-    ("x --add a", "--add does not go with ROW; one of them"),
-    ("x --backend y", "ROW does not go with --case or --backend"),
-    ("--csv - --json -", "--json=- wants stdout, as --csv does"),
-    ("--csv /nowhere/at/all\0", "cannot be written"),
-    ("--db --csv", "--db=--csv starts like a flag"),
-    ("nothing/here", "ROW=nothing/here fits no row in the history"),
-    ("postgresql://me:secret@host/x", "ROW is a URL"),
-    ("--out elsewhere", "db=elsewhere/history.sqlite is not there"),
-    ("--restore ffffffff", "RUN=ffffffff is not in the history"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--limit 0", "--limit=0 is no number of runs; 1 or more"),
+        ("--limit ²", "--limit=² is no number of runs"),
+        ("--since soon", "--since=soon is no time; a date such as 2026-11-20, or days back such as 30d"),
+        ("--to x", "--to=x goes with --restore"),
+        ("--add a --restore b", "--add does not go with --restore; one of them"),
+        ("x --add a", "--add does not go with ROW; one of them"),
+        ("x --backend y", "ROW does not go with --case or --backend"),
+        ("--csv - --json -", "--json=- wants stdout, as --csv does"),
+        ("--csv /nowhere/at/all\0", "cannot be written"),
+        ("--db --csv", "--db=--csv starts like a flag"),
+        ("nothing/here", "ROW=nothing/here fits no row in the history"),
+        ("postgresql://me:secret@host/x", "ROW is a URL"),
+        ("--out elsewhere", "db=elsewhere/history.sqlite is not there"),
+        ("--restore ffffffff", "RUN=ffffffff is not in the history"),
+    ],
+)
 def test_a_mistake_is_answered_in_one_line(attnbench, row, words, said):
     answer = attnbench(f"history {words}")
     assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)

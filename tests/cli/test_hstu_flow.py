@@ -47,13 +47,34 @@ def folder(tmp_path_factory):
 
 def attnbench_in(folder, *words):
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run([sys.executable, "-m", "attnbench", *words], capture_output=True, text=True, cwd=folder,
-                          env=environment, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "attnbench", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        check=False,
+    )
 
 
 def test_a_run_prints_the_blocks_of_its_script_and_exports_its_file(folder):
-    done = attnbench_in(folder, "run", "hstu-bsa", "--seqlen", "64", "--device", "cpu", "--warmup", "1", "--iterations",
-                        "6", "--json", "run.json", "--layout", "seed-000")
+    done = attnbench_in(
+        folder,
+        "run",
+        "hstu-bsa",
+        "--seqlen",
+        "64",
+        "--device",
+        "cpu",
+        "--warmup",
+        "1",
+        "--iterations",
+        "6",
+        "--json",
+        "run.json",
+        "--layout",
+        "seed-000",
+    )
     assert done.returncode == 0, done.stderr
     assert "median ms" in done.stderr or "median µs" in done.stderr
     assert "[1/1] configuration: B=1, N=64, H=4, ATTN_DIM=16, LINEAR_DIM=32" in done.stdout
@@ -65,15 +86,34 @@ def test_a_run_prints_the_blocks_of_its_script_and_exports_its_file(folder):
     data = json.loads((folder / "benchmark_results.json").read_text())
     assert (data["num_warmup"], data["num_iterations"], data["device_info"][:5]) == (1, 6, "CPU: ")
     (row,) = data["results"]
-    assert row["config"] == {"B": 1, "N": 64, "num_heads": 4, "attention_dim": 16, "linear_dim": 32, "block_size": 16,
-                             "block_counts": 2}
+    assert row["config"] == {
+        "B": 1,
+        "N": 64,
+        "num_heads": 4,
+        "attention_dim": 16,
+        "linear_dim": 32,
+        "block_size": 16,
+        "block_counts": 2,
+    }
     assert row["speedup"] == row["baseline"]["mean_ms"] / row["bsa"]["mean_ms"]
 
 
 def test_a_check_finds_the_selection_that_is_wrong_by_score(folder):
     (folder / "mine.py").write_text(CHEAT)
-    done = attnbench_in(folder, "check", "hstu-bsa", "--seqlen", "64", "--device", "cpu", "--mode", "fwd-bwd",
-                        "--backends", "hstu-bsa-eager,./mine.py", "--no-save")
+    done = attnbench_in(
+        folder,
+        "check",
+        "hstu-bsa",
+        "--seqlen",
+        "64",
+        "--device",
+        "cpu",
+        "--mode",
+        "fwd-bwd",
+        "--backends",
+        "hstu-bsa-eager,./mine.py",
+        "--no-save",
+    )
     assert done.returncode == 1, done.stderr
     words = " ".join(done.stdout.split())
     assert "blocks: sequence 0: a block chosen over one that scores higher" in words

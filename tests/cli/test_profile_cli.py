@@ -19,8 +19,9 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture
 def card(monkeypatch, tmp_path):
     """A machine with a GPU as far as planning goes, and tools that only know their options."""
-    monkeypatch.setattr("attnbench.machine.devices.resolve",
-                        lambda device: Device.parse("cuda" if device == "auto" else device))
+    monkeypatch.setattr(
+        "attnbench.machine.devices.resolve", lambda device: Device.parse("cuda" if device == "auto" else device)
+    )
     monkeypatch.setenv("PATH", f"{TESTS / 'profile' / 'bin'}:{TESTS / 'fakes' / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "calls.log"))
     for key in ("CUDA_HOME", "CUDA_PATH"):
@@ -41,8 +42,9 @@ def test_without_a_gpu_one_line(attnbench, words):
 
 
 def test_on_a_cpu_all_times_operators_and_opens_with_the_times(attnbench):
-    said = attnbench("profile all --device cpu --backends eager,sdpa --batch 1 --seqlen 64 --nheads 1 --launches 2 "
-                     "--out profiled")
+    said = attnbench(
+        "profile all --device cpu --backends eager,sdpa --batch 1 --seqlen 64 --nheads 1 --launches 2 --out profiled"
+    )
     assert said.code == 0, said.err
     assert "_scaled_dot_product_flash_attention_for_cpu" in said.out
     assert "operators ms" in said.out
@@ -60,25 +62,29 @@ def test_a_gpu_that_is_not_there(attnbench):
     assert "device=cuda is not there" in said.err
 
 
-@pytest.mark.parametrize(("words", "answer"), [
-    ("profile", "TOOL is missing; one of ncu, nsys, torch, all, or --from CAPTURE"),
-    ("profile nsy", "TOOL=nsy is not known; one of all, ncu, nsys, torch; did you mean nsys?"),
-    ("profile ncu nosuite", "nosuite"),
-    ("profile ncu --set ful", "--set=ful is not known; one of basic, full, roofline; did you mean full?"),
-    ("profile ncu --clock-control boost", "--clock-control=boost is not known; one of base, none"),
-    ("profile ncu --cache-control some", "--cache-control=some is not known; one of all, none"),
-    ("profile ncu --table seed-3", "--table=seed-3 is not known; "),
-    ("profile ncu --kernel (", "--kernel=( is no regular expression"),
-    ("profile ncu --launches 0", "--launches=0 cannot be used; a whole number, at least 1"),
-    ("profile ncu --warmup -1", "--warmup=-1 cannot be used; a whole number, at least 0"),
-    ("profile ncu --timeout never", "--timeout=never cannot be used; a number above 0"),
-    ("profile ncu --seqlen 0", "seqlen"),
-    ("profile ncu --csv - --json -", "--json=- wants stdout, as --csv does; one of them"),
-    ("profile ncu --categories nowhere.toml", "cannot be read"),
-    ("profile ncu --csv .", "path=. cannot be written"),
-    ("profile --from nowhere.sqlite", "--from=nowhere.sqlite cannot be read (No such file or directory)"),
-    ("profile --from mine.py", "--from=mine.py is none of the known formats"),
-    ("profile ncu quick --from x.sqlite", "SUITE=quick is not launched where --from reads a capture")])
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("profile", "TOOL is missing; one of ncu, nsys, torch, all, or --from CAPTURE"),
+        ("profile nsy", "TOOL=nsy is not known; one of all, ncu, nsys, torch; did you mean nsys?"),
+        ("profile ncu nosuite", "nosuite"),
+        ("profile ncu --set ful", "--set=ful is not known; one of basic, full, roofline; did you mean full?"),
+        ("profile ncu --clock-control boost", "--clock-control=boost is not known; one of base, none"),
+        ("profile ncu --cache-control some", "--cache-control=some is not known; one of all, none"),
+        ("profile ncu --table seed-3", "--table=seed-3 is not known; "),
+        ("profile ncu --kernel (", "--kernel=( is no regular expression"),
+        ("profile ncu --launches 0", "--launches=0 cannot be used; a whole number, at least 1"),
+        ("profile ncu --warmup -1", "--warmup=-1 cannot be used; a whole number, at least 0"),
+        ("profile ncu --timeout never", "--timeout=never cannot be used; a number above 0"),
+        ("profile ncu --seqlen 0", "seqlen"),
+        ("profile ncu --csv - --json -", "--json=- wants stdout, as --csv does; one of them"),
+        ("profile ncu --categories nowhere.toml", "cannot be read"),
+        ("profile ncu --csv .", "path=. cannot be written"),
+        ("profile --from nowhere.sqlite", "--from=nowhere.sqlite cannot be read (No such file or directory)"),
+        ("profile --from mine.py", "--from=mine.py is none of the known formats"),
+        ("profile ncu quick --from x.sqlite", "SUITE=quick is not launched where --from reads a capture"),
+    ],
+)
 def test_a_mistake_is_one_line(attnbench, words, answer):
     said = attnbench(words)
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
@@ -196,8 +202,13 @@ def test_ncu_captures_each_backend_into_a_fresh_folder(attnbench, card):
         assert f"written: {folder}" in said.out
         assert "not captured: flash-attn-2: module=flash_attn.flash_attn_interface is not installed" in said.err
         names = {path.name for path in Path(folder).iterdir()}
-        assert {"profile_sdpa-flash.ncu-rep", "profile_sdpa-flash.csv", "profile_sdpa-efficient.ncu-rep", "kernels.csv",
-                "captures.json"} <= names
+        assert {
+            "profile_sdpa-flash.ncu-rep",
+            "profile_sdpa-flash.csv",
+            "profile_sdpa-efficient.ncu-rep",
+            "kernels.csv",
+            "captures.json",
+        } <= names
     assert "counters (ncu)" in said.out
     assert "roofline" in said.out
     assert "TheoreticalOccupancy" in said.out
@@ -232,8 +243,10 @@ def test_no_permission_for_counters(attnbench, card, monkeypatch):
     monkeypatch.setenv("FAKE_NCU", "denied")
     said = attnbench("profile ncu --backends sdpa-flash")
     assert said.code == 3
-    assert said.err.splitlines()[-1].startswith("attnbench profile ncu: no capture; sdpa-flash: ncu: this user may not "
-                                                "read the GPU's counters (ERR_NVGPUCTRPERM); run it as root")
+    assert said.err.splitlines()[-1].startswith(
+        "attnbench profile ncu: no capture; sdpa-flash: ncu: this user may not "
+        "read the GPU's counters (ERR_NVGPUCTRPERM); run it as root"
+    )
     assert said.err.rstrip().endswith("profile_results has what ncu printed")
 
 
@@ -281,9 +294,15 @@ def test_the_environment_variables_of_seed_004(attnbench, card, monkeypatch):
     assert "attnbench compare --batch 4 --seqlen 1024" in said.out
 
 
-@pytest.mark.parametrize(("words", "ranges"), [
-    ("ncu hstu-serving", ["embedding", "projection", "attention"]), ("ncu hstu-serving --range head", ["head"]),
-    ("ncu hstu-serving --kernel hstu", []), ("nsys hstu-serving", [])])
+@pytest.mark.parametrize(
+    ("words", "ranges"),
+    [
+        ("ncu hstu-serving", ["embedding", "projection", "attention"]),
+        ("ncu hstu-serving --range head", ["head"]),
+        ("ncu hstu-serving --kernel hstu", []),
+        ("nsys hstu-serving", []),
+    ],
+)
 def test_a_ranking_step_is_profiled_at_one_case_and_by_three_operators(attnbench, card, words, ranges):
     said = attnbench(f"profile {words} --dry-run --backends serving-paged")
     assert said.code == 0

@@ -141,15 +141,23 @@ def test_html_of_an_export_can_be_taken_apart(attnbench, tmp_path):
 def test_html_of_an_import(attnbench):
     Path("sweep.csv").write_text(
         "Kernel Name,d_head,seq_len,Mean,Median,Min,Max,StdDev,Relative Performance,Attn TFLOP/s\n"
-        "Reference,64,512,1.0,1.0,0.9,1.1,0.1,1.0,1.0\n")
+        "Reference,64,512,1.0,1.0,0.9,1.1,0.1,1.0,1.0\n"
+    )
     answer = attnbench("import sweep.csv --no-save --html page.html")
     assert (answer.code, answer.err) == (0, "")
     assert "page.html" in answer.out
     assert "Reference" in Path("page.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("words", ["run quick --device cpu --html page.html", "report sweep.json",
-                                   "report sweep.json --plots plots", "export sweep.json --html page.html"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run quick --device cpu --html page.html",
+        "report sweep.json",
+        "report sweep.json --plots plots",
+        "export sweep.json --html page.html",
+    ],
+)
 def test_without_its_libraries_it_says_what_to_install_before_anything_is_measured(
     attnbench, run_file, sweep, monkeypatch, words
 ):
@@ -157,7 +165,8 @@ def test_without_its_libraries_it_says_what_to_install_before_anything_is_measur
     answer = attnbench(words)
     assert answer.code == 3
     assert answer.err.removeprefix("attnbench ") == (
-        "report: module=altair is not installed; what the charts are drawn with; pip install altair\n")
+        "report: module=altair is not installed; what the charts are drawn with; pip install altair\n"
+    )
     assert answer.out == ""
     assert sweep.runs == []
     assert not list(Path().glob("*.html"))
@@ -175,8 +184,15 @@ def test_a_library_that_is_there_and_does_not_work_is_one_line(attnbench, run_fi
     assert answer.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["report sweep.json --html -", "export sweep.json --html -",
-                                   "export sweep.json --csv -", "export sweep.json --md -"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report sweep.json --html -",
+        "export sweep.json --html -",
+        "export sweep.json --csv -",
+        "export sweep.json --md -",
+    ],
+)
 def test_stdout_gets_the_letters_of_the_file_whatever_the_terminal_has(attnbench, run_file, monkeypatch, words):
     attnbench(words[:-1] + "file")
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")

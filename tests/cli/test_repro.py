@@ -134,10 +134,13 @@ def suites(attnbench):
     Path("odd-hstu.toml").write_text(HSTU)
 
 
-@pytest.mark.parametrize(("words", "verb", "rows"), [
-    ("run ./odd.toml --device cpu --regime sustained", "compare", 9),
-    ("check ./odd-hstu.toml --device cpu --backends hstu-eager", "check", 5),
-])
+@pytest.mark.parametrize(
+    ("words", "verb", "rows"),
+    [
+        ("run ./odd.toml --device cpu --regime sustained", "compare", 9),
+        ("check ./odd-hstu.toml --device cpu --backends hstu-eager", "check", 5),
+    ],
+)
 def test_the_line_of_every_record_plans_that_record(suites, attnbench, saved, plan_again, words, verb, rows):
     assert attnbench(words).code == 0
     [path] = saved()
@@ -153,18 +156,28 @@ def test_the_line_of_every_record_plans_that_record(suites, attnbench, saved, pl
 
 
 # What a record says is `repro` of its plan, as above: no worker is needed to ask for more of them.
-@pytest.mark.parametrize(("words", "verb", "rows"), [
-    ("run quick --device cpu --seqlen 9 --headdim 8 --backends sdpa,eager --warmup 0 --iterations 7", "compare", 4),
-    ("check ./odd.toml --device cpu", "check", 12),
-    ("run ./odd-hstu.toml --device cpu", "compare", 6),
-])
+@pytest.mark.parametrize(
+    ("words", "verb", "rows"),
+    [
+        ("run quick --device cpu --seqlen 9 --headdim 8 --backends sdpa,eager --warmup 0 --iterations 7", "compare", 4),
+        ("check ./odd.toml --device cpu", "check", 12),
+        ("run ./odd-hstu.toml --device cpu", "compare", 6),
+    ],
+)
 def test_the_line_of_every_row_of_a_plan_plans_that_row(suites, plan_again, words, verb, rows):
     run, _ = plan_again(f"attnbench {words}")
     planned = [(group, name) for group in run.plan for name in group.backends]
     assert len(planned) == rows
     for group, name in planned:
-        record = Record(workload=group.workload, case=group.case, case_id=group.case_id, group=group.group,
-                        backend=name, status=Status.PASSED, repro=repro(group, run.settings, name, []))
+        record = Record(
+            workload=group.workload,
+            case=group.case,
+            case_id=group.case_id,
+            group=group.group,
+            backend=name,
+            status=Status.PASSED,
+            repro=repro(group, run.settings, name, []),
+        )
         assert record.repro.startswith(f"attnbench {verb} --")
         check_again(run, record, plan_again)
 
@@ -173,8 +186,9 @@ def test_the_line_of_every_row_of_a_plan_plans_that_row(suites, plan_again, word
 def test_a_line_with_a_file_of_backends_runs_beside_that_file(attnbench, plan_again, verb):
     case = load_workload("attention").case({"seqlen": 63})
     settings = Settings(device="cpu", baseline="sdpa", measure=verb == "compare")
-    group = PlannedGroup(group=case.id, workload="attention", case=case.to_dict(), case_id=case.id,
-                         backends=("sdpa", "mine"))
+    group = PlannedGroup(
+        group=case.id, workload="attention", case=case.to_dict(), case_id=case.id, backends=("sdpa", "mine")
+    )
     line = repro(group, settings, "mine", ["/somewhere/mine.py"])
     assert line.startswith(f"attnbench {verb} --")
     assert line.count("mine") == 2
@@ -185,21 +199,29 @@ def test_a_line_with_a_file_of_backends_runs_beside_that_file(attnbench, plan_ag
 
 def test_a_check_of_a_line_runs(attnbench, saved):
     """Not only planned: carried out as it stands."""
-    line = ("attnbench check --batch 1 --seqlen 5 --nheads 2 --headdim 8 --no-causal --dtype fp32 --mode fwd "
-            "--lengths full --backends sdpa,eager --device cpu")
+    line = (
+        "attnbench check --batch 1 --seqlen 5 --nheads 2 --headdim 8 --no-causal --dtype fp32 --mode fwd "
+        "--lengths full --backends sdpa,eager --device cpu"
+    )
     answer = attnbench(shlex.split(line)[1:])
     assert answer.code == 0
     assert answer.out.splitlines()[-2:] == ["2 passed", f"written: {saved()[0]}"]
     assert {record.repro for record in read(saved()[0]).records} >= {line}
 
 
-@pytest.mark.parametrize(("words", "case", "command"), [
-    ("compare --attn-dim 24 --device cpu", "b2-s256-h2-d24", "attnbench compare --workload hstu --attn-dim 24"),
-    ("compare --workload hstu --seqlen 33 --device cpu", "b2-s33-h2-d32",
-     "attnbench compare --workload hstu --seqlen 33"),
-    ("check --attn-dim 24 --device cpu", "b2-s256-h2-d24", "attnbench check --workload hstu --attn-dim 24"),
-    ("compare --seqlen 33 --device cpu", "b2-s33-h8-d64", "attnbench compare --seqlen 33"),
-])
+@pytest.mark.parametrize(
+    ("words", "case", "command"),
+    [
+        ("compare --attn-dim 24 --device cpu", "b2-s256-h2-d24", "attnbench compare --workload hstu --attn-dim 24"),
+        (
+            "compare --workload hstu --seqlen 33 --device cpu",
+            "b2-s33-h2-d32",
+            "attnbench compare --workload hstu --seqlen 33",
+        ),
+        ("check --attn-dim 24 --device cpu", "b2-s256-h2-d24", "attnbench check --workload hstu --attn-dim 24"),
+        ("compare --seqlen 33 --device cpu", "b2-s33-h8-d64", "attnbench compare --seqlen 33"),
+    ],
+)
 def test_a_shape_says_whose_it_is(attnbench, words, case, command):
     answer = attnbench(f"{words} --dry-run")
     assert answer.code == 0
@@ -207,12 +229,15 @@ def test_a_shape_says_whose_it_is(attnbench, words, case, command):
     assert f"command: {command}" in answer.out
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    ("compare --workload hstx", "attnbench compare: --workload=hstx is not known; one of attention, hstu"),
-    ("compare --workload attention --attn-dim 8", "attnbench compare: axis=attn_dim is not known; one of batch, "),
-    ("compare --headdim 8 --attn-dim 8", "attnbench compare: axis=attn_dim is not known; one of batch, "),
-    ("check quick --workload hstu", "attnbench check: --workload=hstu does not go with a suite; one of the two"),
-])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("compare --workload hstx", "attnbench compare: --workload=hstx is not known; one of attention, hstu"),
+        ("compare --workload attention --attn-dim 8", "attnbench compare: axis=attn_dim is not known; one of batch, "),
+        ("compare --headdim 8 --attn-dim 8", "attnbench compare: axis=attn_dim is not known; one of batch, "),
+        ("check quick --workload hstu", "attnbench check: --workload=hstu does not go with a suite; one of the two"),
+    ],
+)
 def test_a_shape_of_nobody(attnbench, words, line):
     answer = attnbench(words)
     assert (answer.code, answer.err.count("\n")) == (2, 1)

@@ -14,14 +14,45 @@ from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
 from attnbench.worker.entry import counters
 
-TINY = ["--model", "tiny", "--batch", "1", "--num-candidates", "5", "--cached", "62", "--new-tokens", "8",
-        "--page-size", "32", "--device", "cpu", "--no-save"]
+TINY = [
+    "--model",
+    "tiny",
+    "--batch",
+    "1",
+    "--num-candidates",
+    "5",
+    "--cached",
+    "62",
+    "--new-tokens",
+    "8",
+    "--page-size",
+    "32",
+    "--device",
+    "cpu",
+    "--no-save",
+]
 
 
 def test_a_step_is_measured_with_and_without_a_cache(tmp_path, capsys):
     path = tmp_path / "run.json"
-    assert main(["run", "hstu-serving", *TINY, "--warmup", "1", "--iterations", "3", "--cache", "host-hit",
-                 "--json", str(path)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "hstu-serving",
+                *TINY,
+                "--warmup",
+                "1",
+                "--iterations",
+                "3",
+                "--cache",
+                "host-hit",
+                "--json",
+                str(path),
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "p99" in shown
     assert "model tiny: 2 layers" in shown
@@ -31,8 +62,17 @@ def test_a_step_is_measured_with_and_without_a_cache(tmp_path, capsys):
     assert cached["errors"]["out"]["ok"] is True
     assert cached["counters"] | {"host_hit_tokens": 62, "hit_tokens": 0, "missed_tokens": 8} == cached["counters"]
     assert without["counters"]["missed_tokens"] == 70
-    assert list(cached["phases"]) == ["lookup", "allocate", "strip", "embedding", "projection", "append", "attention",
-                                      "output", "head"]
+    assert list(cached["phases"]) == [
+        "lookup",
+        "allocate",
+        "strip",
+        "embedding",
+        "projection",
+        "append",
+        "attention",
+        "output",
+        "head",
+    ]
     assert without["work"]["executed_flops"] > cached["work"]["flops"] == without["work"]["flops"]
     assert cached["repro"].startswith("attnbench compare --workload hstu-serving --batch 1 --num-candidates 5 ")
     assert cached["speedup"]["baseline"] == "serving-eager[no-cache]"
@@ -60,22 +100,26 @@ def test_the_sweeps_are_planned_in_under_five_minutes_on_a_gpu(name):
     found = {group.case["cache"] for group in run.plan}
     assert found == ({"gpu-hit"} if name == "hstu-serving" else {"gpu-hit", "host-hit", "partial"})
     assert {group.case["on_host_hit"] for group in run.plan if group.case["cache"] == "host-hit"} == (
-        set() if name == "hstu-serving" else {"reload", "recompute", "auto"})
+        set() if name == "hstu-serving" else {"reload", "recompute", "auto"}
+    )
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--num-candidates", "0"], "--num-candidates=0 cannot be used; a whole number from 1"),
-    (["--cache", "no-cache"], "a step without a cache is the row BACKEND[no-cache]"),
-    (["--checkpoint", "nowhere.safetensors"], "--checkpoint=nowhere.safetensors cannot be used; a safetensors"),
-    (["--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
-    (["--cached", "63"], "hstu-serving: cached=63 is no history of model=small"),
-    (["--pool-share", "0"], "--pool-share=0 cannot be used; a number above 0, at most 1"),
-    (["--num-candidates", "4000"], "num_candidates=4000 is over what model=small scores; at most 1024"),
-    (["--cached", "9000"], "cached + new_tokens=9256 is over the history of model=small; at most 8192"),
-    (["--model", "huge"], "--model=huge cannot be used; one of bench"),
-    (["--seqlen", "5"], "axis=seqlen is not known"),
-    (["--backends", "sdpa"], "name=sdpa computes attention"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--num-candidates", "0"], "--num-candidates=0 cannot be used; a whole number from 1"),
+        (["--cache", "no-cache"], "a step without a cache is the row BACKEND[no-cache]"),
+        (["--checkpoint", "nowhere.safetensors"], "--checkpoint=nowhere.safetensors cannot be used; a safetensors"),
+        (["--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
+        (["--cached", "63"], "hstu-serving: cached=63 is no history of model=small"),
+        (["--pool-share", "0"], "--pool-share=0 cannot be used; a number above 0, at most 1"),
+        (["--num-candidates", "4000"], "num_candidates=4000 is over what model=small scores; at most 1024"),
+        (["--cached", "9000"], "cached + new_tokens=9256 is over the history of model=small; at most 8192"),
+        (["--model", "huge"], "--model=huge cannot be used; one of bench"),
+        (["--seqlen", "5"], "axis=seqlen is not known"),
+        (["--backends", "sdpa"], "name=sdpa computes attention"),
+    ],
+)
 def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(words, said, capsys):
     assert main(["run", "hstu-serving", "--device", "cpu", *words]) == 2
     err = capsys.readouterr().err
@@ -102,8 +146,16 @@ def test_a_checkpoint_is_measured_and_one_that_does_not_fit_is_named(tmp_path, c
 
 def test_what_a_launch_counts_is_words_and_numbers():
     assert counters("mine", {"requests": 8, "hit_tokens": 0.5}) == {"requests": 8.0, "hit_tokens": 0.5}
-    for wrong in ([1], {"requests": "8"}, {"requests": True}, {"a\nb": 1}, {1: 1}, {"x": float("nan")},
-                  {"x": float("inf")}, {"x" * 65: 1}):
+    for wrong in (
+        [1],
+        {"requests": "8"},
+        {"requests": True},
+        {"a\nb": 1},
+        {1: 1},
+        {"x": float("nan")},
+        {"x": float("inf")},
+        {"x" * 65: 1},
+    ):
         with pytest.raises(UsageError, match=r"mine: counters") as refused:
             counters("mine", wrong)
         assert "\n" not in str(refused.value)

@@ -71,13 +71,23 @@ def test_bare_resume_takes_up_the_latest_run(attnbench, sweep, two):
     assert "b1-s13" in attnbench("show").out
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("show", "attnbench show: RUN=latest is not there; a run file, or the id of one in results; results has no runs\n"),
-    ("diff previous latest", "attnbench diff: RUN=previous is not there; "
-                             "a run file, or the id of one in results; results has no runs\n"),
-    ("run --resume", "attnbench run: RUN=latest is not there; "
-                     "a run file, or the id of one in results; results has no runs\n"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "show",
+            "attnbench show: RUN=latest is not there; a run file, or the id of one in results; results has no runs\n",
+        ),
+        (
+            "diff previous latest",
+            "attnbench diff: RUN=previous is not there; a run file, or the id of one in results; results has no runs\n",
+        ),
+        (
+            "run --resume",
+            "attnbench run: RUN=latest is not there; a run file, or the id of one in results; results has no runs\n",
+        ),
+    ],
+)
 def test_a_folder_without_runs_has_no_latest(attnbench, sweep, words, said):
     answer = attnbench(words)
     assert (answer.code, answer.out, answer.err) == (2, "", said)

@@ -29,38 +29,75 @@ def tune(attnbench, monkeypatch):
     all_timers.cache_clear()
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
-    ("", 2, "attnbench tune: BACKEND is missing; see `attnbench tune --help`"),
-    ("hstu-tritn", 2, "attnbench tune: BACKEND=hstu-tritn is not known; one of "),
-    ("sdpa", 2, "attnbench tune: BACKEND=sdpa has no configurations to choose from; one that has: "),
-    ("hstu-triton[f64x64w4s2-ahead]", 2, "attnbench tune: BACKEND=hstu-triton[f64x64w4s2-ahead] names one "
-     "configuration already; hstu-triton; attnbench tune hstu-triton --configs f64x64w4s2-ahead"),
-    ("hstu-triton --device cpu", 3, "hstu-triton: device=cpu is not supported; cuda"),
-    ("tunable --backends ./tunable.py --device cpu --headdim 64", 0, None),
-    ("tunable --backends ./tunable.py --device cpu --headdim 128", 2,
-     "tunable: case=b2-s1024-h8-d128-fp32-fwd has no configuration; another shape"),
-    ("tunable --backends ./tunable.py --device cpu --configs c1,d*", 2,
-     "attnbench tune: --configs=d* is not known; one of c0, "),
-    ("tunable --backends ./tunable.py --device cpu --configs c1,,--x", 2,
-     "tunable: config=--x is not known; one of c0, "),
-    ("tunable --backends sdpa", 2, "attnbench tune: --backends=sdpa is no file; a Python file; "),
-    ("tunable --backends ./tunable.py --device cpu --rounds 3", 2,
-     "attnbench tune: --rounds=3 cannot be used; a whole number, at least 10"),
-    ("tunable --backends ./tunable.py --device cpu --seconds 0", 2,
-     "attnbench tune: --seconds=0 cannot be used; a number above 0"),
-    ("tunable --backends ./tunable.py --device cpu --timer all", 2,
-     "attnbench tune: --timer=all is no one timer to race by; auto, or a timer's name"),
-    ("tunable --backends ./tunable.py --device cpu --timer cupti", 3, "attnbench: --timer=cupti does not work on cpu"),
-    ("tunable --backends ./tunable.py --device cpu --attn-dim 8", 2, "attnbench tune: axis=attn_dim is not known"),
-    ("tunable --backends ./tunable.py --device cpu --resume --again", 2, "--resume does not go with --again"),
-    ("tunable --backends ./tunable.py --device cpu --resume --no-save", 2, "--resume does not go with --no-save"),
-    ("tunable --backends ./tunable.py --device cpu --csv - --json -", 2, "--json=- wants stdout, as --csv does"),
-    ("hstu-triton --reference nope", 2, "attnbench tune: --reference=nope is not known; one of "),
-    ("hstu-triton --reference sdpa", 2, "attnbench tune: --reference=sdpa is of the workload attention; one of hstu"),
-    ("hstu-triton --reference ,", 2, "attnbench tune: --reference=, names nothing; names of backends, or none"),
-    ("tunable --backends ./tunable.py --device cpu --csv .", 2, "output: path=. cannot be written (Is a directory)"),
-    ("tunable --backends ./tunable.py --device cpu --out /dev/null", 2, "cannot be written (Not a directory)"),
-])
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("", 2, "attnbench tune: BACKEND is missing; see `attnbench tune --help`"),
+        ("hstu-tritn", 2, "attnbench tune: BACKEND=hstu-tritn is not known; one of "),
+        ("sdpa", 2, "attnbench tune: BACKEND=sdpa has no configurations to choose from; one that has: "),
+        (
+            "hstu-triton[f64x64w4s2-ahead]",
+            2,
+            "attnbench tune: BACKEND=hstu-triton[f64x64w4s2-ahead] names one "
+            "configuration already; hstu-triton; attnbench tune hstu-triton --configs f64x64w4s2-ahead",
+        ),
+        ("hstu-triton --device cpu", 3, "hstu-triton: device=cpu is not supported; cuda"),
+        ("tunable --backends ./tunable.py --device cpu --headdim 64", 0, None),
+        (
+            "tunable --backends ./tunable.py --device cpu --headdim 128",
+            2,
+            "tunable: case=b2-s1024-h8-d128-fp32-fwd has no configuration; another shape",
+        ),
+        (
+            "tunable --backends ./tunable.py --device cpu --configs c1,d*",
+            2,
+            "attnbench tune: --configs=d* is not known; one of c0, ",
+        ),
+        (
+            "tunable --backends ./tunable.py --device cpu --configs c1,,--x",
+            2,
+            "tunable: config=--x is not known; one of c0, ",
+        ),
+        ("tunable --backends sdpa", 2, "attnbench tune: --backends=sdpa is no file; a Python file; "),
+        (
+            "tunable --backends ./tunable.py --device cpu --rounds 3",
+            2,
+            "attnbench tune: --rounds=3 cannot be used; a whole number, at least 10",
+        ),
+        (
+            "tunable --backends ./tunable.py --device cpu --seconds 0",
+            2,
+            "attnbench tune: --seconds=0 cannot be used; a number above 0",
+        ),
+        (
+            "tunable --backends ./tunable.py --device cpu --timer all",
+            2,
+            "attnbench tune: --timer=all is no one timer to race by; auto, or a timer's name",
+        ),
+        (
+            "tunable --backends ./tunable.py --device cpu --timer cupti",
+            3,
+            "attnbench: --timer=cupti does not work on cpu",
+        ),
+        ("tunable --backends ./tunable.py --device cpu --attn-dim 8", 2, "attnbench tune: axis=attn_dim is not known"),
+        ("tunable --backends ./tunable.py --device cpu --resume --again", 2, "--resume does not go with --again"),
+        ("tunable --backends ./tunable.py --device cpu --resume --no-save", 2, "--resume does not go with --no-save"),
+        ("tunable --backends ./tunable.py --device cpu --csv - --json -", 2, "--json=- wants stdout, as --csv does"),
+        ("hstu-triton --reference nope", 2, "attnbench tune: --reference=nope is not known; one of "),
+        (
+            "hstu-triton --reference sdpa",
+            2,
+            "attnbench tune: --reference=sdpa is of the workload attention; one of hstu",
+        ),
+        ("hstu-triton --reference ,", 2, "attnbench tune: --reference=, names nothing; names of backends, or none"),
+        (
+            "tunable --backends ./tunable.py --device cpu --csv .",
+            2,
+            "output: path=. cannot be written (Is a directory)",
+        ),
+        ("tunable --backends ./tunable.py --device cpu --out /dev/null", 2, "cannot be written (Not a directory)"),
+    ],
+)
 def test_a_mistake_is_answered_in_one_line_before_anything_is_measured(tune, monkeypatch, words, code, said):
     import attnbench.sweep.run
 
@@ -105,8 +142,9 @@ def test_a_race_is_shown_kept_answered_again_and_measured_anew(tune):
     assert "2 configurations" in failed[0]
     assert "(c30, c31)" in failed[0]
     assert any(line.startswith("incorrect") and "out: wrong values" in line for line in lines)
-    assert re.search(r"^pick  tunable\[c17\], against which the default takes 1\.(29|30)\d*x \(±0\.\d+\)$", answer.out,
-                     re.MULTILINE)
+    assert re.search(
+        r"^pick  tunable\[c17\], against which the default takes 1\.(29|30)\d*x \(±0\.\d+\)$", answer.out, re.MULTILINE
+    )
     assert re.search(r"within 1 % of it with a chance of (over )?9\d(\.\d)? %", answer.out)
     assert "nothing compiled ahead" in answer.out
     [rerun] = [line for line in lines if line.startswith("  attnbench compare ")]
@@ -155,7 +193,8 @@ def test_ctrl_c_keeps_the_race_and_says_how_to_finish(tune, monkeypatch):
     assert answer.err == (
         "attnbench tune: stopped; what was measured is kept; to finish: attnbench tune tunable --batch 1 --seqlen 15 "
         "--nheads 1 --headdim 8 --causal --configs 'c1?' --backends ./tunable.py --timer simulated --device cpu "
-        "--resume\n")
+        "--resume\n"
+    )
     monkeypatch.setattr(Tuning, "_tell", tell)
     [path] = Path("results/tuning").glob("*.json")
     checked = json.loads(path.read_text())["tuning"]["seconds"]["check"]
@@ -166,7 +205,9 @@ def test_ctrl_c_keeps_the_race_and_says_how_to_finish(tune, monkeypatch):
 def test_where_nothing_runs_the_command_says_why_and_ends_with_3(tune):
     answer = tune(f"nothing-runs --backends ./tunable.py {SHAPE}")
     assert answer.code == 3
-    assert answer.err.startswith("nothing-runs: case=b1-s15-h1-d8-fp32-causal-fwd is run by none of 6 configurations; "
-                                 "5 failed: RuntimeError during first call: out of resource: shared memory")
+    assert answer.err.startswith(
+        "nothing-runs: case=b1-s15-h1-d8-fp32-causal-fwd is run by none of 6 configurations; "
+        "5 failed: RuntimeError during first call: out of resource: shared memory"
+    )
     assert ", 1 failed: RuntimeError during first call: no default for this shape" in answer.err
     assert answer.err.count("\n") == 1

@@ -15,9 +15,14 @@ from attnbench.errors import nearest
 from attnbench.workloads.base import load_workload
 
 SEEDS = {
-    "--d_heads": "--headdim LIST", "--seq_lens": "--seqlen LIST", "--num_warmups": "--warmup N",
-    "--num_repeats": "--iterations N", "--repeats": "--iterations N", "--noncu": "--l2 warm",
-    "--batch_size": "--batch LIST", "--attention_type": "--backends NAMES",
+    "--d_heads": "--headdim LIST",
+    "--seq_lens": "--seqlen LIST",
+    "--num_warmups": "--warmup N",
+    "--num_repeats": "--iterations N",
+    "--repeats": "--iterations N",
+    "--noncu": "--l2 warm",
+    "--batch_size": "--batch LIST",
+    "--attention_type": "--backends NAMES",
 }
 
 
@@ -46,23 +51,35 @@ def test_what_the_table_names_is_a_flag_and_no_flag_of_ours_is_in_it():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(("value", "names", "near"), [
-    ("--rep", ["--replicates", "--resume", "--rel-ci"], ["--replicates"]),
-    ("--iter", ["--iterations", "--timer"], ["--iterations"]),
-    ("sd", ["sdpa-math", "sdpa", "sdpa-cudnn", "sdpa-efficient"], ["sdpa", "sdpa-math", "sdpa-cudnn"]),
-    ("spda", ["sdpa", "eager"], ["sdpa"]),
-    ("seqlen_k", ["seqlen", "seqlen-k"], ["seqlen-k"]),
-    ("SDPA", ["sdpa-math", "sdpa"], ["sdpa"]),
-    ("x", ["xformers"], []),
-    ("nothing", ["sdpa"], []),
-])
+@pytest.mark.parametrize(
+    ("value", "names", "near"),
+    [
+        ("--rep", ["--replicates", "--resume", "--rel-ci"], ["--replicates"]),
+        ("--iter", ["--iterations", "--timer"], ["--iterations"]),
+        ("sd", ["sdpa-math", "sdpa", "sdpa-cudnn", "sdpa-efficient"], ["sdpa", "sdpa-math", "sdpa-cudnn"]),
+        ("spda", ["sdpa", "eager"], ["sdpa"]),
+        ("seqlen_k", ["seqlen", "seqlen-k"], ["seqlen-k"]),
+        ("SDPA", ["sdpa-math", "sdpa"], ["sdpa"]),
+        ("x", ["xformers"], []),
+        ("nothing", ["sdpa"], []),
+    ],
+)
 def test_a_beginning_comes_before_what_looks_alike(value, names, near):
     assert nearest(value, names) == near
 
 
 @pytest.mark.parametrize("workload", ["attention", "hstu"])
-@pytest.mark.parametrize(("theirs", "ours"), [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"),
-                                              ("half", "fp16"), ("torch.bfloat16", "bf16"), ("fp16", "fp16")])
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("float16", "fp16"),
+        ("bfloat16", "bf16"),
+        ("float32", "fp32"),
+        ("half", "fp16"),
+        ("torch.bfloat16", "bf16"),
+        ("fp16", "fp16"),
+    ],
+)
 def test_names_of_precisions(workload, theirs, ours):
     axis = next(axis for axis in load_workload(workload).axes if axis.name == "dtype")
     assert axis.parse(theirs) == ours
@@ -78,8 +95,9 @@ def test_no_precision(wrong):
 def test_precisions_on_the_command_line_and_in_a_suite(attnbench, sweep):
     attnbench("run quick --device cpu --dtype bfloat16,bf16,float32 --seqlen 64 --no-causal --quiet")
     assert {group.case["dtype"] for group in sweep.runs[0].plan} == {"bf16", "fp32"}
-    Path("s.toml").write_text('name = "s"\nworkload = "attention"\nbackends = ["eager"]\n'
-                              'axes = { dtype = ["float32"], seqlen = [8] }\n')
+    Path("s.toml").write_text(
+        'name = "s"\nworkload = "attention"\nbackends = ["eager"]\naxes = { dtype = ["float32"], seqlen = [8] }\n'
+    )
     answer = attnbench("run s.toml --device cpu --quiet")
     assert (answer.code, answer.err) == (0, "")
     assert [group.case_id for group in sweep.runs[1].plan] == ["b2-s8-h8-d64-fp32-fwd"]
@@ -100,8 +118,16 @@ def test_verbose_tells_how_each_row_ended(attnbench, monkeypatch):
 
     def execute(run, *, path=None, backend_files=(), on_event):
         for name, status, reason in (("eager", Status.PASSED, None), ("sdpa", Status.SKIPPED, "not today")):
-            record = Record(workload="attention", case={}, case_id="c", group="c", backend=name, status=status,
-                            reason=reason, notes=("a note",))
+            record = Record(
+                workload="attention",
+                case={},
+                case_id="c",
+                group="c",
+                backend=name,
+                status=status,
+                reason=reason,
+                notes=("a note",),
+            )
             on_event(sweep.Event("record", record=record))
         return run
 
@@ -117,6 +143,7 @@ def test_list_alone_lists_what_can_be_listed(attnbench, no_torch):
     answer = attnbench("list")
     assert (answer.code, answer.err) == (0, "")
     names = [row["list"] for row in json.loads(attnbench("list --json -").out)]
-    assert names == [f"attnbench list {name}" for name in
-                     ("backends", "configs", "suites", "workloads", "timers", "layouts")]
+    assert names == [
+        f"attnbench list {name}" for name in ("backends", "configs", "suites", "workloads", "timers", "layouts")
+    ]
     assert all(name in answer.out for name in names)

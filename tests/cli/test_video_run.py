@@ -15,8 +15,28 @@ SMALL = ["--height", "32", "--width", "32", "--device", "cpu", "--no-save"]
 def test_a_step_and_a_generation_are_measured_for_each_attention(tmp_path, capsys):
     pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
     path = tmp_path / "run.json"
-    assert main(["run", "video", *SMALL, "--warmup", "0", "--iterations", "2", "--steps", "2", "--backends",
-                 "eager,fa,flash-triton", "--baseline", "sdpa", "--json", str(path)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "video",
+                *SMALL,
+                "--warmup",
+                "0",
+                "--iterations",
+                "2",
+                "--steps",
+                "2",
+                "--backends",
+                "eager,fa,flash-triton",
+                "--baseline",
+                "sdpa",
+                "--json",
+                str(path),
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "denoising step" in shown
     assert "latents, relative L1 after step" in shown
@@ -28,7 +48,10 @@ def test_a_step_and_a_generation_are_measured_for_each_attention(tmp_path, capsy
         one = records[name]
         assert one["status"] == "passed"
         assert {output: error["ok"] for output, error in one["errors"].items()} == {
-            "out": True, "latents": True, "attention": True}
+            "out": True,
+            "latents": True,
+            "attention": True,
+        }
         assert one["counters"]["attention_calls"] == 2 * 2
         assert one["counters"]["generation_s"] > one["counters"]["decode_s"] > 0
         assert one["phases"]["attention"]["timer"] == "reported"
@@ -48,15 +71,17 @@ def attention(q, k, v, scale):
 def test_a_function_of_a_file_is_an_attention_of_the_model(tmp_path, monkeypatch, capsys):
     pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(FILE.format(
-        "torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)"))
+    (tmp_path / "mine.py").write_text(
+        FILE.format("torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)")
+    )
     (tmp_path / "zeros.py").write_text(FILE.format("torch.zeros_like(q)"))
     path = tmp_path / "run.json"
     assert main(["check", "video", *SMALL, "--backends", "./mine.py,./zeros.py", "--json", str(path)]) == 1
     records = {one["backend"]: one for one in json.loads(path.read_text())["records"]}
     assert records["video[mine]"]["status"] == "passed"
     assert records["video[mine]"]["repro"].endswith(
-        "--backends 'video[sdpa],video[mine],mine.py,zeros.py' --device cpu")
+        "--backends 'video[sdpa],video[mine],mine.py,zeros.py' --device cpu"
+    )
     assert records["video[zeros]"]["status"] == "incorrect"
     assert "attention: wrong values" in records["video[zeros]"]["reason"]
 
@@ -68,17 +93,20 @@ def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
     assert {"sdpa", "fa", "flash-triton"} <= set(card.backends)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--height", "40"], "video: height=40 cannot be used: 16 does not divide it; a multiple of 16"),
-    (["--frames", "10"], "video: frames=10 is not of the form 4k + 1"),
-    (["--steps", "0"], "--steps=0 cannot be used; a whole number from 1"),
-    (["--guidance", "much"], "--guidance=much cannot be used; a finite number from 0"),
-    (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),
-    (["--model", "sora"], "--model=sora cannot be used; one of cogvideox-2b"),
-    (["--backends", "hstu-eager"], "name=hstu-eager computes hstu"),
-    (["--backends", "sage9"], "name=sage9 is not known; one of cudnn-bsa, dense, eager, fa3-fwd"),
-    (["--seqlen", "5"], "axis=seqlen is not known"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--height", "40"], "video: height=40 cannot be used: 16 does not divide it; a multiple of 16"),
+        (["--frames", "10"], "video: frames=10 is not of the form 4k + 1"),
+        (["--steps", "0"], "--steps=0 cannot be used; a whole number from 1"),
+        (["--guidance", "much"], "--guidance=much cannot be used; a finite number from 0"),
+        (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),
+        (["--model", "sora"], "--model=sora cannot be used; one of cogvideox-2b"),
+        (["--backends", "hstu-eager"], "name=hstu-eager computes hstu"),
+        (["--backends", "sage9"], "name=sage9 is not known; one of cudnn-bsa, dense, eager, fa3-fwd"),
+        (["--seqlen", "5"], "axis=seqlen is not known"),
+    ],
+)
 def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(words, said, capsys):
     assert main(["run", "video", "--device", "cpu", *words]) == 2
     err = capsys.readouterr().err

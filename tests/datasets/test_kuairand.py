@@ -26,23 +26,47 @@ from attnbench.datasets.processed import (
 )
 from attnbench.errors import UsageError
 
-LOG = ("user_id", "video_id", "date", "hourmin", "time_ms", *ACTIONS[:6], "long_view", "play_time_ms", "duration_ms",
-       "is_profile_enter", "tab")
+LOG = (
+    "user_id",
+    "video_id",
+    "date",
+    "hourmin",
+    "time_ms",
+    *ACTIONS[:6],
+    "long_view",
+    "play_time_ms",
+    "duration_ms",
+    "is_profile_enter",
+    "tab",
+)
 DAY = 20220408
 
 
 def row(user, video, time, *, date=DAY, acts=(), play=5, duration=9):
-    values = {"user_id": user, "video_id": video, "date": date, "hourmin": 1200, "time_ms": time, "play_time_ms": play,
-              "duration_ms": duration, "tab": 1} | {name: int(name in acts) for name in ACTIONS}
+    values = {
+        "user_id": user,
+        "video_id": video,
+        "date": date,
+        "hourmin": 1200,
+        "time_ms": time,
+        "play_time_ms": play,
+        "duration_ms": duration,
+        "tab": 1,
+    } | {name: int(name in acts) for name in ACTIONS}
     return [values[name] for name in LOG]
 
 
-FIRST = [row(7, 70, 5000, acts=("is_click",)), row(8, 80, 100),
-         row(7, 71, 1000, acts=("long_view", "is_profile_enter"))]
-SECOND = [row(8, 81, 90_000_000, date=DAY + 1), row(7, 72, 66_000, acts=ACTIONS), row(7, 73, 66_000),
-          row(9, 90, 10)]
-USERS = [[8, "full_active", "x", "(0,10]", "0", "0", "0"], [7, "high", "x", "(0,10]", "[1,10)", "0", "366-730"],
-         [9, "high", "x", "0", "0", "0", "0"]]
+FIRST = [
+    row(7, 70, 5000, acts=("is_click",)),
+    row(8, 80, 100),
+    row(7, 71, 1000, acts=("long_view", "is_profile_enter")),
+]
+SECOND = [row(8, 81, 90_000_000, date=DAY + 1), row(7, 72, 66_000, acts=ACTIONS), row(7, 73, 66_000), row(9, 90, 10)]
+USERS = [
+    [8, "full_active", "x", "(0,10]", "0", "0", "0"],
+    [7, "high", "x", "(0,10]", "[1,10)", "0", "366-730"],
+    [9, "high", "x", "0", "0", "0", "0"],
+]
 USER_COLUMNS = ("user_id", "user_active_degree", "is_lowactive_period", *FEATURES[1:])
 
 
@@ -94,13 +118,16 @@ def spoiled(source, name, change):
 
 
 BROKEN = {
-    f"{kuairand.LOGS[0]}:1: columns=is_like are missing": (
-        0, lambda text: text.replace("is_like", "liked")),
+    f"{kuairand.LOGS[0]}:1: columns=is_like are missing": (0, lambda text: text.replace("is_like", "liked")),
     f"{kuairand.LOGS[0]}:3: time_ms='soon' cannot be used; a whole number from 0": (
-        0, lambda text: text.replace(",100,", ",soon,")),
+        0,
+        lambda text: text.replace(",100,", ",soon,"),
+    ),
     f"{kuairand.LOGS[0]}:2: is_click='2' cannot be used; 0 to 1": (0, lambda text: text.replace("5000,1,", "5000,2,")),
     f"{kuairand.LOGS[1]}:4: fields=3 are not a row; 16": (
-        1, lambda text: "\n".join("1,2,3" if at == 3 else line for at, line in enumerate(text.splitlines()))),
+        1,
+        lambda text: "\n".join("1,2,3" if at == 3 else line for at, line in enumerate(text.splitlines())),
+    ),
     f"{kuairand.LOGS[1]}:2: video_id='-81' cannot be used": (1, lambda text: text.replace("8,81,", "8,-81,")),
 }
 
@@ -166,13 +193,19 @@ def test_what_is_written_is_read_back(source, tmp_path, make):
 def test_the_columns_are_nvidias(source, tmp_path):
     write(kuairand.read(source), tmp_path)
     headers = {name: (tmp_path / name).read_text().splitlines()[0].split(",") for name in (SEQS, INFERENCE, BATCHES)}
-    features = ["user_active_degree", "follow_user_num_range", "fans_user_num_range", "friend_user_num_range",
-                "register_days_range"]
+    features = [
+        "user_active_degree",
+        "follow_user_num_range",
+        "fans_user_num_range",
+        "friend_user_num_range",
+        "register_days_range",
+    ]
     lists = ["video_id", "time_ms", "action_weights", "play_time_ms", "duration_ms"]
     assert headers == {
         SEQS: ["user_id", *lists, *features],
         INFERENCE: ["user_id", "date", *lists, "interval_indptr", "num_intervals", *features],
-        BATCHES: ["user_id", "date", "interval_end_ts", "interval_indptr"]}
+        BATCHES: ["user_id", "date", "interval_end_ts", "interval_indptr"],
+    }
     assert tuple(map(tuple, headers.values())) == (SEQS_COLUMNS, INFERENCE_COLUMNS, BATCHES_COLUMNS)
     with (tmp_path / SEQS).open(newline="") as file:
         assert json.loads(next(csv.DictReader(file))["video_id"]) == [80, 81]
@@ -238,13 +271,16 @@ def test_the_command_reads_the_real_files(source, tmp_path, capsys):
     assert "3 users' days, 4 intervals to replay" in out
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["movielens"], "attnbench data: name=movielens is not known; one of kuairand-1k"),
-    (["kuairand-1k", "--users", "0"], "attnbench data: --users=0 cannot be used; a whole number, at least 1"),
-    (["kuairand-1k", "--interval", "0"], "attnbench data: --interval=0 cannot be used"),
-    (["kuairand-1k", "--source", "x", "--users", "5"], "attnbench data: --users=5 does not go with --source"),
-    (["kuairand-1k", "--source", "nowhere"], "kuairand-1k: source=nowhere has no user_features_1k.csv"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["movielens"], "attnbench data: name=movielens is not known; one of kuairand-1k"),
+        (["kuairand-1k", "--users", "0"], "attnbench data: --users=0 cannot be used; a whole number, at least 1"),
+        (["kuairand-1k", "--interval", "0"], "attnbench data: --interval=0 cannot be used"),
+        (["kuairand-1k", "--source", "x", "--users", "5"], "attnbench data: --users=5 does not go with --source"),
+        (["kuairand-1k", "--source", "nowhere"], "kuairand-1k: source=nowhere has no user_features_1k.csv"),
+    ],
+)
 def test_a_wrong_command_is_answered_in_one_line(words, said, capsys):
     assert main(["data", *words]) == 2
     err = capsys.readouterr().err

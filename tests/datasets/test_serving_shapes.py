@@ -47,9 +47,11 @@ def test_a_set_spans_all_requests_and_is_the_same_for_a_seed() -> None:
 
 @pytest.mark.parametrize("model", ["kuairand", "bench"])
 def test_the_suites_plan_on_both_kinds_of_device_and_state_their_source(
-        model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "serving-shapes", "--users", "10", "--shapes", "3", "--model", model, "--to",
-                 str(tmp_path)]) == 0
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["data", "serving-shapes", "--users", "10", "--shapes", "3", "--model", model, "--to", str(tmp_path)]) == 0
+    )
     assert "written: " in capsys.readouterr().out
     for name, workload in ((STEPS, "hstu-serving"), (ATTENTION, "hstu")):
         path = tmp_path / name
@@ -67,17 +69,21 @@ def test_the_suites_plan_on_both_kinds_of_device_and_state_their_source(
         assert part["num_targets"] == str(step["num_candidates"])
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["serving-shapes", "--shapes", "0"], "--shapes=0 cannot be used"),
-    (["serving-shapes", "--users", "1", "--shapes", "1000"], "--shapes=1000 are more than the"),
-    (["serving-shapes", "--model", "tiny"], "--model=tiny is not known; one of bench, kuairand"),
-    (["serving-shapes", "--batch", "1,x"], "--batch=x cannot be used"),
-    (["serving-shapes", "--num-candidates", "2000"], "--num-candidates=2000 cannot be used; 1 to 1024"),
-    (["serving-shapes", "--source", "x", "--users", "2"], "--users=2 does not go with --source"),
-    (["kuairand-1k", "--shapes", "3"], "--shapes=3 does not go with kuairand-1k; it goes with serving-shapes"),
-])
-def test_wrong_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serving-shapes", "--shapes", "0"], "--shapes=0 cannot be used"),
+        (["serving-shapes", "--users", "1", "--shapes", "1000"], "--shapes=1000 are more than the"),
+        (["serving-shapes", "--model", "tiny"], "--model=tiny is not known; one of bench, kuairand"),
+        (["serving-shapes", "--batch", "1,x"], "--batch=x cannot be used"),
+        (["serving-shapes", "--num-candidates", "2000"], "--num-candidates=2000 cannot be used; 1 to 1024"),
+        (["serving-shapes", "--source", "x", "--users", "2"], "--users=2 does not go with --source"),
+        (["kuairand-1k", "--shapes", "3"], "--shapes=3 does not go with kuairand-1k; it goes with serving-shapes"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["data", *words]) == 2
     err = capsys.readouterr().err

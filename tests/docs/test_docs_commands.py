@@ -29,8 +29,9 @@ def place(request, tmp_path, monkeypatch):
         (tmp_path / file).write_text(text.replace('"chunked"', f'"{file[:-3]}"'))
     (tmp_path / "mine.toml").write_text((ROOT / "src/attnbench/suites/compare.toml").read_text("utf-8"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("attnbench.machine.devices.resolve",
-                        lambda device: Device.parse(auto if device == "auto" else device))
+    monkeypatch.setattr(
+        "attnbench.machine.devices.resolve", lambda device: Device.parse(auto if device == "auto" else device)
+    )
     for variable in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path
@@ -41,8 +42,9 @@ def test_the_docs_show_every_verb():
     assert len(COMMANDS) > 60
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one.words[1] in VERBS],
-                         ids=lambda one: f"{one.where}: {one.text}")
+@pytest.mark.parametrize(
+    "command", [one for one in COMMANDS if one.words[1] in VERBS], ids=lambda one: f"{one.where}: {one.text}"
+)
 def test_a_command_of_the_docs_is_one(command, place, monkeypatch, capsys):
     for key, value in command.environment:
         monkeypatch.setenv(key, value)

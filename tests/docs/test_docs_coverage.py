@@ -87,14 +87,38 @@ def flags() -> set[str]:
 
 
 OTHERS = {
-    "--d_heads", "--seq_lens", "--num_warmups", "--num_repeats", "--noncu", "--repeats",
-    "--attention_type", "--model_path", "--runs", "--force-overwrite",
-    "--batch_size", "--num_candidates", "--dataset_name", "--inference",  # the scripts of the seeds
-    "--set", "--stats", "--kernel-name", "--pipeline-boost-state",  # of profilers
-    "--write", "--check", "--out", "--groups",  # of benchmarks/*.py
-    "--num_heads", "--head_dim", "--seq_len", "--simthreshd1_values", "--cdfthreshd_values", "--pvthreshd_values",
+    "--d_heads",
+    "--seq_lens",
+    "--num_warmups",
+    "--num_repeats",
+    "--noncu",
+    "--repeats",
+    "--attention_type",
+    "--model_path",
+    "--runs",
+    "--force-overwrite",
+    "--batch_size",
+    "--num_candidates",
+    "--dataset_name",
+    "--inference",  # the scripts of the seeds
+    "--set",
+    "--stats",
+    "--kernel-name",
+    "--pipeline-boost-state",  # of profilers
+    "--write",
+    "--check",
+    "--out",
+    "--groups",  # of benchmarks/*.py
+    "--num_heads",
+    "--head_dim",
+    "--seq_len",
+    "--simthreshd1_values",
+    "--cdfthreshd_values",
+    "--pvthreshd_values",
     "--output_dir",  # of seed 003
-    "--version", "--no-build-isolation", "--no-deps",
+    "--version",
+    "--no-build-isolation",
+    "--no-deps",
     "--durations",  # of pip and pytest
 }
 
@@ -119,34 +143,135 @@ def test_an_environment_variable_is_explained(variable):
 # ── the seeds: every name they have, from their documents ──────────────────────────────────────────
 
 SEED_001 = (
-    "pt_bench.py", "ncu_bench.py", "run_kernels.py", "kernel_configs.py", "utils.py", "benchmark_autotune.sh",
-    "benchmark_kernel", "parse_cmd_args", "BenchmarkStats", "calculate_benchmark_stats", "relative_performance",
-    "set_clock_speed", "reset_clock_speed", "flush_cache", "run_shell_command", "generate_data", "QKVConfig",
-    "reference_forward_kernel_v2_timed", "reference_forward_kernel_v3", "BATCH_SIZE_FOR_SEQ_LEN", "prettytable",
-    "--d_heads", "--seq_lens", "--num_warmups", "--num_repeats", "--noncu",
-    "Kernel Name,d_head,seq_len,Mean,Median,Min,Max,StdDev,Relative Performance,Attn TFLOP/s", "Reference", "V3",
-    "1110, 1512", "1680, 9501", "16384",
+    "pt_bench.py",
+    "ncu_bench.py",
+    "run_kernels.py",
+    "kernel_configs.py",
+    "utils.py",
+    "benchmark_autotune.sh",
+    "benchmark_kernel",
+    "parse_cmd_args",
+    "BenchmarkStats",
+    "calculate_benchmark_stats",
+    "relative_performance",
+    "set_clock_speed",
+    "reset_clock_speed",
+    "flush_cache",
+    "run_shell_command",
+    "generate_data",
+    "QKVConfig",
+    "reference_forward_kernel_v2_timed",
+    "reference_forward_kernel_v3",
+    "BATCH_SIZE_FOR_SEQ_LEN",
+    "prettytable",
+    "--d_heads",
+    "--seq_lens",
+    "--num_warmups",
+    "--num_repeats",
+    "--noncu",
+    "Kernel Name,d_head,seq_len,Mean,Median,Min,Max,StdDev,Relative Performance,Attn TFLOP/s",
+    "Reference",
+    "V3",
+    "1110, 1512",
+    "1680, 9501",
+    "16384",
 )
 SEED_002 = (
-    "run_bench.sh", "run_bench_nsys.sh", "run_bench_ncu.sh", "process_data.ipynb", "preprocessor.py",
-    "inference_benchmark.py", "--batch_size", "--num_candidates", "--dataset_name", "--inference", "KV Caches",
-    "benchmark_results.xlsx", "Sheet1", "file", "batch_size", "num_candidate", "kv_caches", "candidate_embeddings",
+    "run_bench.sh",
+    "run_bench_nsys.sh",
+    "run_bench_ncu.sh",
+    "process_data.ipynb",
+    "preprocessor.py",
+    "inference_benchmark.py",
+    "--batch_size",
+    "--num_candidates",
+    "--dataset_name",
+    "--inference",
+    "KV Caches",
+    "benchmark_results.xlsx",
+    "Sheet1",
+    "file",
+    "batch_size",
+    "num_candidate",
+    "kv_caches",
+    "candidate_embeddings",
     "total_time_ms",
 )
 SEED_004 = (
-    "minimal_benchmark.py", "compare_implementations.py", "auto_profile.sh", "setup.py",
-    "--batch", "--seqlen", "--nheads", "--headdim", "--causal", "--dtype", "--repeats", "--no-grad",
-    "BATCH", "SEQLEN", "NHEADS", "HEADDIM", "MAX_JOBS",
-    "Forward Pass Results:", "Time (min):", "Time (avg):", "TFLOPs/s (peak):", "TFLOPs/s (avg):",
-    "Implementation", "Time (ms)", "Memory (MB)", "Speedup", "Fastest:", "Lowest Memory:",
-    "Flash Attention", "PyTorch Standard", "PyTorch SDPA", "xFormers",
-    "profile_results/", "SUMMARY.md", "baseline_benchmark.txt", "comparison_results.txt", "gpu_info.txt",
-    "flash_attn_nsys.nsys-rep", "flash_attn_ncu_full.ncu-rep", "nsys_stats.txt", "ncu_memory_metrics.txt",
-    "ncu_compute_metrics.txt", "results.json", "time_ms", "tflops", "memory_gb", "baseline.txt", "current.txt",
-    "GPT-2 Small", "GPT-3 Large", "BERT-Base", "BERT-Large", "8K context", "16K context", "batch-inference",
-    "nvidia-smi", "nvidia-smi -q -d CLOCK", "nvidia-smi -q -d PERFORMANCE", "watch -n 0.5 nvidia-smi", "nvtop",
-    "-lgc 1410,1410", "-pm 1", "which nsys", "312", "150", "250", "90 %", "80 %", "70 %", "3x", "2x", "0.15x",
-    "ncu --set full", "nsys profile",
+    "minimal_benchmark.py",
+    "compare_implementations.py",
+    "auto_profile.sh",
+    "setup.py",
+    "--batch",
+    "--seqlen",
+    "--nheads",
+    "--headdim",
+    "--causal",
+    "--dtype",
+    "--repeats",
+    "--no-grad",
+    "BATCH",
+    "SEQLEN",
+    "NHEADS",
+    "HEADDIM",
+    "MAX_JOBS",
+    "Forward Pass Results:",
+    "Time (min):",
+    "Time (avg):",
+    "TFLOPs/s (peak):",
+    "TFLOPs/s (avg):",
+    "Implementation",
+    "Time (ms)",
+    "Memory (MB)",
+    "Speedup",
+    "Fastest:",
+    "Lowest Memory:",
+    "Flash Attention",
+    "PyTorch Standard",
+    "PyTorch SDPA",
+    "xFormers",
+    "profile_results/",
+    "SUMMARY.md",
+    "baseline_benchmark.txt",
+    "comparison_results.txt",
+    "gpu_info.txt",
+    "flash_attn_nsys.nsys-rep",
+    "flash_attn_ncu_full.ncu-rep",
+    "nsys_stats.txt",
+    "ncu_memory_metrics.txt",
+    "ncu_compute_metrics.txt",
+    "results.json",
+    "time_ms",
+    "tflops",
+    "memory_gb",
+    "baseline.txt",
+    "current.txt",
+    "GPT-2 Small",
+    "GPT-3 Large",
+    "BERT-Base",
+    "BERT-Large",
+    "8K context",
+    "16K context",
+    "batch-inference",
+    "nvidia-smi",
+    "nvidia-smi -q -d CLOCK",
+    "nvidia-smi -q -d PERFORMANCE",
+    "watch -n 0.5 nvidia-smi",
+    "nvtop",
+    "-lgc 1410,1410",
+    "-pm 1",
+    "which nsys",
+    "312",
+    "150",
+    "250",
+    "90 %",
+    "80 %",
+    "70 %",
+    "3x",
+    "2x",
+    "0.15x",
+    "ncu --set full",
+    "nsys profile",
 )
 
 
@@ -160,12 +285,20 @@ def test_the_batches_of_the_sweep_are_those_of_the_suite():
 
     batches = load_suite("flash-sweep", "cuda").batch_by_seqlen
     assert {length: batch for length, (batch,) in batches.items()} == {
-        512: 16, 1024: 16, 2048: 16, 4096: 16, 8192: 8, 16384: 4}
+        512: 16,
+        1024: 16,
+        2048: 16,
+        4096: 16,
+        8192: 8,
+        16384: 4,
+    }
     assert "batch 16 at lengths 512, 1024, 2048, 4096; 8 at 8192; 4 at 16384" in MIGRATING
 
 
-@pytest.mark.parametrize(("suite", "warmup", "iterations"), [("flash-sweep", 10, 64), ("minimal", 5, 30),
-                                                             ("compare", 5, 30), ("scenarios", 5, 30)])
+@pytest.mark.parametrize(
+    ("suite", "warmup", "iterations"),
+    [("flash-sweep", 10, 64), ("minimal", 5, 30), ("compare", 5, 30), ("scenarios", 5, 30)],
+)
 def test_the_counts_of_the_seeds_are_those_of_the_suites(suite, warmup, iterations):
     from attnbench.suites.load import load_suite
 
@@ -178,19 +311,39 @@ def test_the_counts_of_the_seeds_are_those_of_the_suites(suite, warmup, iteratio
 
 
 PHRASES = (
-    "wrong values: worst error", "times what rounding explains", "wrong values in a slice", "; matches",
-    "NaN", "Inf", "never written", "elements, the first at",
-    "cached answer: after new inputs the outputs are still those of the old ones", "changed inputs",
-    "unfinished work", "elements changed after the launch's stream was done", "right before and wrong after timing",
-    "is wrong; ", "missing from the outputs", "killed by", "ended the process with exit code", "no progress for",
-    "out of device memory", "although alone", "of its memory", "global left changed", "grad mode",
+    "wrong values: worst error",
+    "times what rounding explains",
+    "wrong values in a slice",
+    "; matches",
+    "NaN",
+    "Inf",
+    "never written",
+    "elements, the first at",
+    "cached answer: after new inputs the outputs are still those of the old ones",
+    "changed inputs",
+    "unfinished work",
+    "elements changed after the launch's stream was done",
+    "right before and wrong after timing",
+    "is wrong; ",
+    "missing from the outputs",
+    "killed by",
+    "ended the process with exit code",
+    "no progress for",
+    "out of device memory",
+    "although alone",
+    "of its memory",
+    "global left changed",
+    "grad mode",
 )
 
 
 @pytest.mark.parametrize("phrase", PHRASES)
 def test_the_words_of_a_failure_are_those_of_the_program(phrase):
-    source = "\n".join(path.read_text("utf-8") for room in ("check", "worker") for path in sorted(
-        (ROOT / "src/attnbench" / room).rglob("*.py")))
+    source = "\n".join(
+        path.read_text("utf-8")
+        for room in ("check", "worker")
+        for path in sorted((ROOT / "src/attnbench" / room).rglob("*.py"))
+    )
     assert phrase in CORRECTNESS
     assert phrase in re.sub(r'"\s*f?"', "", source)
 
@@ -215,7 +368,7 @@ def test_the_map_of_rooms_is_the_one_the_layer_test_holds():
 
 def test_the_changelog_is_grouped_and_its_lines_are_short():
     group, lines = "", (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()
-    for line in lines[lines.index("## Unreleased"):]:
+    for line in lines[lines.index("## Unreleased") :]:
         if line.startswith("#"):
             group = line
         elif line:

@@ -26,8 +26,13 @@ EXAMPLES = ROOT / "examples"
 
 def python(*arguments: str, cwd: Path) -> str:
     """What a Python process prints on a CPU; one thread, because the tests share the machine."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100",
-                   "PYTHONPATH": str(ROOT / "src")}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "100",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -50,17 +55,33 @@ def test_the_python_of_the_docs_prints_what_it_says(number, tmp_path):
 def test_the_test_of_the_docs_is_one(tmp_path):
     functions, test = blocks(PYTHON, "python")[0].split("print(")[0], blocks(PYTHON, "python")[2]
     (tmp_path / "test_mine.py").write_text(f"{functions}\n{test}")
-    said = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--attnbench-device", "cpu",
-                  "--attnbench-max-seconds", "0.2", "test_mine.py", cwd=tmp_path)
+    said = python(
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--attnbench-device",
+        "cpu",
+        "--attnbench-max-seconds",
+        "0.2",
+        "test_mine.py",
+        cwd=tmp_path,
+    )
     assert "test_fused_is_not_slower: measured in turn, speed-up against plain" in said
     assert "1 passed" in said
 
 
-@pytest.mark.parametrize(("file", "words"), [
-    ("time_a_function.py", ("library: ", "measured in turn, speed-up against by hand")),
-    ("run_a_suite.py", ("vs sdpa", "speedup.verdict")),
-    ("hstu_bsa.py", ("HSTU dense (hstu-eager):", "HSTU BSA (hstu-bsa-eager):", "worst speed-up:")),
-])
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("time_a_function.py", ("library: ", "measured in turn, speed-up against by hand")),
+        ("run_a_suite.py", ("vs sdpa", "speedup.verdict")),
+        ("hstu_bsa.py", ("HSTU dense (hstu-eager):", "HSTU BSA (hstu-bsa-eager):", "worst speed-up:")),
+    ],
+)
 def test_an_example_runs(file, words, tmp_path):
     said = python(str(EXAMPLES / file), cwd=tmp_path)
     assert [word for word in words if word not in said] == []
@@ -79,7 +100,8 @@ def test_the_failed_record_of_the_docs_is_what_comes_of_it(tmp_path):
     assert wrong != mine
     (tmp_path / "mine.py").write_text(wrong)
     case = load_workload("attention").case(
-        {"batch": 1, "seqlen": 300, "seqlen_k": 500, "nheads": 4, "causal": True, "dtype": "fp32", "mode": "fwd"})
+        {"batch": 1, "seqlen": 300, "seqlen_k": 500, "nheads": 4, "causal": True, "dtype": "fp32", "mode": "fwd"}
+    )
     outcome = examined(all_backends([str(tmp_path / "mine.py")])["chunked"], case)
     reason = " ".join(blocks(text, "text")[0].split())
     said = re.search(r"incorrect chunked (.*?) note ", reason)
@@ -112,12 +134,15 @@ def test_the_backend_of_contributing_is_right(tmp_path):
 
 def test_the_table_of_configurations_of_contributing_is_read(tmp_path):
     block = next(block for block in blocks(CONTRIBUTING, "python") if "LaunchConfig" in block)
-    (tmp_path / "mine.py").write_text(block + """
+    (tmp_path / "mine.py").write_text(
+        block
+        + """
 try:
     MyConfig.parse("m128n64w8-tmaa")
 except ValueError as why:
     print(why)
-""")
+"""
+    )
     assert python("mine.py", cwd=tmp_path) == "has the word tmaa; one of tma, rN\n"
 
 
@@ -141,15 +166,30 @@ def test_the_suite_of_the_docs_is_one_and_every_key_is_explained(tmp_path):
     assert card.batch_by_seqlen == {4096: (4,), 16384: (1, 2)}
     assert (card.axes["seqlen"], cpu.axes["seqlen"], cpu.axes["dtype"]) == ((4096, 16384), (256,), ("fp32",))
 
-
     heads = [line.split("|")[1] for line in SUITES.splitlines() if line.startswith("| `")]
     assert set(re.findall(r"`(\w+)`", " ".join(heads))) == set(TOP)
 
 
 def test_the_function_of_the_docs_is_a_kernel(tmp_path):
     (tmp_path / "mine.py").write_text(blocks(SUITES, "python")[0])
-    python("-m", "attnbench", "check", "--backends", "./mine.py,sdpa", "--batch", "1", "--seqlen", "16",
-           "--causal-both", "--dtype", "fp32", "--device", "cpu", "--no-save", cwd=tmp_path)
+    python(
+        "-m",
+        "attnbench",
+        "check",
+        "--backends",
+        "./mine.py,sdpa",
+        "--batch",
+        "1",
+        "--seqlen",
+        "16",
+        "--causal-both",
+        "--dtype",
+        "fp32",
+        "--device",
+        "cpu",
+        "--no-save",
+        cwd=tmp_path,
+    )
 
 
 def test_the_republishing_of_contributing_publishes_the_schema(tmp_path, monkeypatch):
@@ -158,5 +198,3 @@ def test_the_republishing_of_contributing_publishes_the_schema(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     exec(line)
     assert (tmp_path / "docs/run-file.schema.json").read_text() == (ROOT / "docs/run-file.schema.json").read_text()
-
-

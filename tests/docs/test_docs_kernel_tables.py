@@ -15,21 +15,30 @@ def row(mode: str = "fwd", **ratios: float) -> flash.Row:
     return flash.Row(256, 4096, True, mode, "flash-triton", 450.0, peers, ())
 
 
-@pytest.mark.parametrize(("ratios", "said"), [
-    ({"sdpa_cudnn": 1.0, "fa3_fwd": 0.95}, ("0.950 [0.940, 0.960] of `fa3-fwd`, 0.9 wanted", "reached")),
-    ({"sdpa_cudnn": 0.8, "fa3_fwd": 0.95}, ("0.800 [0.790, 0.810] of `sdpa-cudnn`, 0.9 wanted", "**missed**")),
-    ({"sdpa_cudnn": 0.9}, ("0.900 [0.890, 0.910] of `sdpa-cudnn`, 0.9 wanted", "reached")),
-    ({}, ("", "")),
-])
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ({"sdpa_cudnn": 1.0, "fa3_fwd": 0.95}, ("0.950 [0.940, 0.960] of `fa3-fwd`, 0.9 wanted", "reached")),
+        ({"sdpa_cudnn": 0.8, "fa3_fwd": 0.95}, ("0.800 [0.790, 0.810] of `sdpa-cudnn`, 0.9 wanted", "**missed**")),
+        ({"sdpa_cudnn": 0.9}, ("0.900 [0.890, 0.910] of `sdpa-cudnn`, 0.9 wanted", "reached")),
+        ({}, ("", "")),
+    ],
+)
 def test_the_peer_with_the_least_room_decides(ratios, said):
     assert kernel_tables.held(row(**ratios), flash.bar_of("fwd", 256, 4096).least) == said
 
 
 def test_a_step_of_the_ladder_is_held_against_the_one_measured_before_it():
     def race(*measured: tuple[str, float]) -> SimpleNamespace:
-        records = [SimpleNamespace(backend=name, case={"seqlen": 4096, "headdim": 128, "causal": True},
-                                   time=SimpleNamespace(samples_ms=[ms] * 9, rounds=list(range(9))),
-                                   rate=SimpleNamespace(tflops=100 / ms)) for name, ms in measured]
+        records = [
+            SimpleNamespace(
+                backend=name,
+                case={"seqlen": 4096, "headdim": 128, "causal": True},
+                time=SimpleNamespace(samples_ms=[ms] * 9, rounds=list(range(9))),
+                rate=SimpleNamespace(tflops=100 / ms),
+            )
+            for name, ms in measured
+        ]
         return SimpleNamespace(records=records)
 
     forms = {step: f"flash-triton[{form}]" for step, form in kernel_tables.LADDER[128]}
@@ -37,25 +46,37 @@ def test_a_step_of_the_ladder_is_held_against_the_one_measured_before_it():
     [found] = kernel_tables.ladder_rows(race((forms["ws"], 1.0)))
     assert found[1:6] == ["ws", "`m128n128w8s2-tma-ws`", "100", "", ""]
     _, found = kernel_tables.ladder_rows(
-        race((forms["ws"], 1.0), (forms["persistent"], 0.8), ("fa3-fwd", 0.5), ("sdpa-cudnn", 0.6)))
+        race((forms["ws"], 1.0), (forms["persistent"], 0.8), ("fa3-fwd", 0.5), ("sdpa-cudnn", 0.6))
+    )
     assert found[:5] == ["128", "persistent", "`m128n128w8s2-tma-ws-persistent`", "125", "62 %"]
     assert found[5].startswith("1.250")
     assert found[6:] == ["", "", ""]
 
 
 def test_the_clock_is_of_the_records_of_a_mode():
-    records = [SimpleNamespace(time=SimpleNamespace(sm_mhz=clocks), case={"mode": mode})
-               for clocks, mode in (((1700.0, None, 1720.0), "fwd"), ((1800.0,), "fwd"),
-                                    ((1500.0,), "bwd"), (None, "bwd"))]
+    records = [
+        SimpleNamespace(time=SimpleNamespace(sm_mhz=clocks), case={"mode": mode})
+        for clocks, mode in (((1700.0, None, 1720.0), "fwd"), ((1800.0,), "fwd"), ((1500.0,), "bwd"), (None, "bwd"))
+    ]
     assert kernel_tables.clock(SimpleNamespace(records=records), "fwd") == "SM clock 1710-1800 MHz"
     assert kernel_tables.clock(SimpleNamespace(records=records[3:]), "bwd") == "SM clock not read"
 
 
-@pytest.mark.parametrize(("name", "rows"), [("flash-fwd-h200", 20), ("flash-bwd-h200", 20), ("hstu-dense-fwd-h200", 13),
-                                            ("hstu-dense-bwd-h200", 26), ("hstu-bsa-fwd-h200", 9),
-                                            ("hstu-bsa-fwd-bwd-h200", 3), ("hstu-jagged-h200", 5),
-                                            ("flash-ncu-h200", 9), ("flash-sparse-h200", 37),
-                                            ("flash-sparse-forms-h200", 10)])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("flash-fwd-h200", 20),
+        ("flash-bwd-h200", 20),
+        ("hstu-dense-fwd-h200", 13),
+        ("hstu-dense-bwd-h200", 26),
+        ("hstu-bsa-fwd-h200", 9),
+        ("hstu-bsa-fwd-bwd-h200", 3),
+        ("hstu-jagged-h200", 5),
+        ("flash-ncu-h200", 9),
+        ("flash-sparse-h200", 37),
+        ("flash-sparse-forms-h200", 10),
+    ],
+)
 def test_every_shape_of_the_committed_files_has_its_row(name, rows):
     lines = [line for line in tables.render(name, str).splitlines() if line.startswith("| ")]
     assert len(lines) - 2 == rows
@@ -68,14 +89,23 @@ def test_uneven_lengths_are_held_against_whole_ones_of_their_shape():
 
     records = [record("full", 700.0), record("uniform", 630.0), record("full", 500.0, "hstu-fbgemm")]
     assert kernel_tables.jagged_rows(SimpleNamespace(records=records)) == [
-        ["4", "128", "2048", "700", "630", "0.900", "0.9", "reached"]]
+        ["4", "128", "2048", "700", "630", "0.900", "0.9", "reached"]
+    ]
     assert kernel_tables.jagged_rows(SimpleNamespace(records=records[:1])) == []
 
 
 def test_a_capture_is_a_row_of_its_longest_kernel():
-    counters = {"cycles": 5000.0, "sm_mhz": 1700.0, "tensor_percent": 75.0, "l2_percent": 50.0,
-                "code_hit_percent": 95.0, "stall_no_instruction": 1.0, "stall_long_scoreboard": 2.0,
-                "stall_selected": 7.0}
+    counters = {
+        "cycles": 5000.0,
+        "sm_mhz": 1700.0,
+        "tensor_percent": 75.0,
+        "l2_percent": 50.0,
+        "code_hit_percent": 95.0,
+        "stall_no_instruction": 1.0,
+        "stall_long_scoreboard": 2.0,
+        "stall_selected": 7.0,
+    }
     longest = {"total_ms": 2.0, "case": "c", "backend": "b", "counters": counters}
     assert kernel_tables.counter_rows([{"kernels": [{"total_ms": 0.1, "counters": {}}, longest]}]) == [
-        ["`c`", "`b`", "5,000", "1700", "75.0 %", "50 %", "95.0 %", "10.0 %", "20.0 %"]]
+        ["`c`", "`b`", "5,000", "1700", "75.0 %", "50 %", "95.0 %", "10.0 %", "20.0 %"]
+    ]

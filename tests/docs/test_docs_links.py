@@ -10,12 +10,38 @@ from documents import GENERATED, GUIDES, ROOT, blocks, inline, name, prose
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?:[\w.-]+/)+[\w.-]+|[\w-]+\.(?:md|py|toml|json)")
-FOLDERS = ("src/", "tests/", "docs/", "examples/", "benchmarks/", "machine/", "measure/", "stats/", "check/",
-           "suites/", "store/", "workloads/")
+FOLDERS = (
+    "src/",
+    "tests/",
+    "docs/",
+    "examples/",
+    "benchmarks/",
+    "machine/",
+    "measure/",
+    "stats/",
+    "check/",
+    "suites/",
+    "store/",
+    "workloads/",
+)
 NOT_OURS = {
-    "mine.py", "mine.toml", "old.py", "new.py", "my_package.attnbench_backend", "results/",  # the user's own
-    "pt_bench.py", "ncu_bench.py", "run_kernels.py", "kernel_configs.py", "utils.py", "minimal_benchmark.py",
-    "compare_implementations.py", "setup.py", "results.json", "SUMMARY.md", "quick.json",  # of the seeds, or made
+    "mine.py",
+    "mine.toml",
+    "old.py",
+    "new.py",
+    "my_package.attnbench_backend",
+    "results/",  # the user's own
+    "pt_bench.py",
+    "ncu_bench.py",
+    "run_kernels.py",
+    "kernel_configs.py",
+    "utils.py",
+    "minimal_benchmark.py",
+    "compare_implementations.py",
+    "setup.py",
+    "results.json",
+    "SUMMARY.md",
+    "quick.json",  # of the seeds, or made
 }
 
 

@@ -20,11 +20,13 @@ from attnbench.store.runfile import default_path, read, write
 WRITING = ("--csv", "--xlsx", "--html", "--json", "--md", "--plots", "--to")
 MEASURING, READING = ("run", "compare", "check"), ("report", "export", "diff", "import")
 PLACEHOLDERS = {"A", "B", "RUN", "RUN...", "DIR", "PATH", "SUITE", "BACKEND", "…"}
-LEFT_OUT = {"actual_sparsity": "an axis of runs with kernels that this package does not bring",
-            "results/serving.json": "a run of serving, which tests/formats exports",
-            "serving": "the folder of that export",
-            "previous": "which runs these are depends on the commands before; tests/cli looks them up",
-            "--resume": "tests/cli resumes runs"}
+LEFT_OUT = {
+    "actual_sparsity": "an axis of runs with kernels that this package does not bring",
+    "results/serving.json": "a run of serving, which tests/formats exports",
+    "serving": "the folder of that export",
+    "previous": "which runs these are depends on the commands before; tests/cli looks them up",
+    "--resume": "tests/cli resumes runs",
+}
 """What no run made here can have, and why."""
 
 
@@ -33,11 +35,18 @@ def _shown(verbs):
     for path in GUIDES:
         for command in commands(path):
             rest = command.words[2:]
-            if command.words[1] in verbs and not PLACEHOLDERS & set(rest) and not LEFT_OUT.keys() & set(rest) and (
-                    rest or command.words[1] in MEASURING) and "--help" not in rest:
+            if (
+                command.words[1] in verbs
+                and not PLACEHOLDERS & set(rest)
+                and not LEFT_OUT.keys() & set(rest)
+                and (rest or command.words[1] in MEASURING)
+                and "--help" not in rest
+            ):
                 found.setdefault((command.words[1:], command.environment), command.where)
-    return [pytest.param(words, environment, id=f"{where}: {' '.join(words)}")
-            for (words, environment), where in found.items()]
+    return [
+        pytest.param(words, environment, id=f"{where}: {' '.join(words)}")
+        for (words, environment), where in found.items()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +60,9 @@ def runs(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.chdir(folder)
     patch.setattr("attnbench.sweep.run.execute", fakes.FakeSweep().execute)
-    patch.setattr("attnbench.machine.devices.resolve",
-                  lambda device: Device.parse("cpu" if device == "auto" else device))
+    patch.setattr(
+        "attnbench.machine.devices.resolve", lambda device: Device.parse("cpu" if device == "auto" else device)
+    )
     for variable in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "ATTNBENCH_HISTORY"):
         patch.delenv(variable, raising=False)
     shutil.copytree(ROOT / "examples", "examples")
@@ -62,16 +72,28 @@ def runs(tmp_path_factory):
     Path("mine.toml").write_text((ROOT / "src/attnbench/suites/compare.toml").read_text("utf-8"))
     few = ["--backends", "eager,sdpa-flash,flash-triton", "--device", "cpu", "--quiet"]
     shapes = ["--headdim", "64,128", "--seqlen", "512,1024", "--dtype", "bf16"]
-    for name, words in {"sweep": ["flash-sweep", *shapes, *few], "hstu": ["hstu-bsa", "--device", "cpu", "--quiet"],
-                        "minimal": ["minimal", "--device", "cpu", "--quiet"]}.items():
+    for name, words in {
+        "sweep": ["flash-sweep", *shapes, *few],
+        "hstu": ["hstu-bsa", "--device", "cpu", "--quiet"],
+        "minimal": ["minimal", "--device", "cpu", "--quiet"],
+    }.items():
         assert main(["run", *words, "--out", name]) == 0
         [made] = Path(name).glob("*.json")
         Path("results").mkdir(exist_ok=True)
         shutil.copy(made, f"results/{name}.json")
     sweep = read(Path("results/sweep.json"))
-    write(dataclasses.replace(sweep, records=tuple(dataclasses.replace(
-        record, memory=Memory(peak_allocated_mb=64.0, peak_reserved_mb=80.0) if record.time else None)
-        for record in sweep.records)), Path("results/sweep.json"))
+    write(
+        dataclasses.replace(
+            sweep,
+            records=tuple(
+                dataclasses.replace(
+                    record, memory=Memory(peak_allocated_mb=64.0, peak_reserved_mb=80.0) if record.time else None
+                )
+                for record in sweep.records
+            ),
+        ),
+        Path("results/sweep.json"),
+    )
     for number, name in enumerate(("before.json", "after.json")):
         one = dataclasses.replace(read(Path("results/sweep.json")), id=f"0badcaf{number}")
         write(one, Path(name))

@@ -18,7 +18,10 @@ def test_the_code_runs_and_the_cache_is_used_as_it_says():
 
 
 def test_the_table_is_the_configurations():
-    rows = [f"| `{one.name}` | {one.layers} | {one.hidden} | {one.heads} | {one.dim} | `{one.variant}` | "
-            f"{one.max_candidates} | {one.tasks} | {'refused' if one.recency else 'yes'} |" for one in CONFIGS.values()]
+    rows = [
+        f"| `{one.name}` | {one.layers} | {one.hidden} | {one.heads} | {one.dim} | `{one.variant}` | "
+        f"{one.max_candidates} | {one.tasks} | {'refused' if one.recency else 'yes'} |"
+        for one in CONFIGS.values()
+    ]
     section = TEXT.split("## The model\n")[1].split("\n## ")[0]
     assert [line for line in section.splitlines() if line.startswith("| `")] == rows

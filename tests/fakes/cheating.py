@@ -55,8 +55,12 @@ class Cheating(Misbehaving):
             self.data = first
         self.out: Any = None
         self.prepare()
-        return Launch(forward=self.forward, outputs=lambda: {"out": self.outputs().transpose(1, 2)}, reload=self.reload,
-                      reset=self.reset if type(self).reset is not Cheating.reset else None)
+        return Launch(
+            forward=self.forward,
+            outputs=lambda: {"out": self.outputs().transpose(1, 2)},
+            reload=self.reload,
+            reset=self.reset if type(self).reset is not Cheating.reset else None,
+        )
 
     def views(self, inputs):
         return {name: getattr(inputs, name).transpose(1, 2) for name in "qkv"}
@@ -415,5 +419,6 @@ class BackwardInForward(Cheating):
             found = {"out": state["out"], **dict(zip(("dq", "dk", "dv"), state.get("grads", ()), strict=False))}
             return {name: x.transpose(1, 2) for name, x in found.items()}
 
-        return Launch(forward=forward, backward=backward, outputs=outputs,
-                      reload=lambda fresh: state.update(inputs=fresh))
+        return Launch(
+            forward=forward, backward=backward, outputs=outputs, reload=lambda fresh: state.update(inputs=fresh)
+        )

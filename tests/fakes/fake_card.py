@@ -23,11 +23,25 @@ MIB = 2**20
 Lock = tuple[int | None, int | None]
 
 H200: dict[str, Any] = {
-    "name": "NVIDIA H200", "uuid": "GPU-11111111-aaaa-bbbb-cccc-000000000000", "bus": "00000000:18:00.0",
-    "sm_mhz": 345, "sm_max_mhz": 1980, "mem_mhz": 3201, "mem_max_mhz": 3201,
-    "instant_mw": 136500, "mean_mw": 120000, "limit_mw": 700000, "celsius": 41,
-    "used": 1024 * MIB, "total": 143771 * MIB, "load": 37, "reasons": 0x1 | 0x4, "persistence": 0,
-    "processes": [[4242, 512 * MIB]], "locked_sm": None, "locked_mem": None,
+    "name": "NVIDIA H200",
+    "uuid": "GPU-11111111-aaaa-bbbb-cccc-000000000000",
+    "bus": "00000000:18:00.0",
+    "sm_mhz": 345,
+    "sm_max_mhz": 1980,
+    "mem_mhz": 3201,
+    "mem_max_mhz": 3201,
+    "instant_mw": 136500,
+    "mean_mw": 120000,
+    "limit_mw": 700000,
+    "celsius": 41,
+    "used": 1024 * MIB,
+    "total": 143771 * MIB,
+    "load": 37,
+    "reasons": 0x1 | 0x4,
+    "persistence": 0,
+    "processes": [[4242, 512 * MIB]],
+    "locked_sm": None,
+    "locked_mem": None,
     "clocks": {"3201": list(range(1980, 330, -15)), "2619": list(range(1980, 330, -15)), "1593": [1980, 1200]},
 }
 
@@ -37,10 +51,19 @@ class FakeMachine:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.write_text(json.dumps({
-            "driver": "580.95.05", "permission": True, "refuse": [], "calls": [], "slow_s": 0,
-            "process_names": {"4242": "/home/someone/venv/bin/python train.py"}, "gpus": [copy.deepcopy(H200)],
-        }))
+        path.write_text(
+            json.dumps(
+                {
+                    "driver": "580.95.05",
+                    "permission": True,
+                    "refuse": [],
+                    "calls": [],
+                    "slow_s": 0,
+                    "process_names": {"4242": "/home/someone/venv/bin/python train.py"},
+                    "gpus": [copy.deepcopy(H200)],
+                }
+            )
+        )
 
     def read(self) -> dict[str, Any]:
         with self.path.open() as file:

@@ -90,5 +90,3 @@ class StopsItsSupervisor(Misbehaving):
         import signal
 
         os.kill(os.getppid(), signal.SIGSTOP)
-
-

@@ -26,7 +26,6 @@ if __name__ == "__main__":
             signal.pause()
 
     try:
-        execute(read(path.with_suffix(".plan")), path=path, backend_files=[MISBEHAVING, LEAVING],
-                on_event=on_event)
+        execute(read(path.with_suffix(".plan")), path=path, backend_files=[MISBEHAVING, LEAVING], on_event=on_event)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -22,12 +22,33 @@ DONE = {"say": "done", "number": 1, "sampling_s": 0.5}
 
 def record(name: str, status: Status = Status.PASSED, **more) -> dict:
     samples = (1.0, 2.0, 1.5)
-    time = Time(timer="wall", l2="warm", regime="cpu", stopped_by="iterations", num_samples=3, median_ms=1.5,
-                mean_ms=1.5, min_ms=1.0, max_ms=2.0, p95_ms=2.0, p99_ms=2.0, samples_ms=samples, rounds=(0, 1, 2),
-                at_s=(0.0, 0.1, 0.2))
-    whole = Record(workload="attention", case=GROUP.case, case_id=GROUP.case_id, group=GROUP.group, backend=name,
-                   status=status, time=time if status is Status.PASSED else None,
-                   reason=None if status is Status.PASSED else "it was made to", **more)
+    time = Time(
+        timer="wall",
+        l2="warm",
+        regime="cpu",
+        stopped_by="iterations",
+        num_samples=3,
+        median_ms=1.5,
+        mean_ms=1.5,
+        min_ms=1.0,
+        max_ms=2.0,
+        p95_ms=2.0,
+        p99_ms=2.0,
+        samples_ms=samples,
+        rounds=(0, 1, 2),
+        at_s=(0.0, 0.1, 0.2),
+    )
+    whole = Record(
+        workload="attention",
+        case=GROUP.case,
+        case_id=GROUP.case_id,
+        group=GROUP.group,
+        backend=name,
+        status=status,
+        time=time if status is Status.PASSED else None,
+        reason=None if status is Status.PASSED else "it was made to",
+        **more,
+    )
     return {"say": "record", "record": to_dict(whole)}
 
 

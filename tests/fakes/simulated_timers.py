@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from attnbench.measure.timer import Reading, Timer
 
-TRUE_MS = {"reference": 0.040, "twice-as-fast": 0.020, "same": 0.040, "slower": 0.050, "long": 80.0, "longer": 100.0,
-           "yardstick matmul": 0.030, "yardstick copy": 0.050}
+TRUE_MS = {
+    "reference": 0.040,
+    "twice-as-fast": 0.020,
+    "same": 0.040,
+    "slower": 0.050,
+    "long": 80.0,
+    "longer": 100.0,
+    "yardstick matmul": 0.030,
+    "yardstick copy": 0.050,
+}
 SWING = (0.0, 0.004, -0.004, 0.008, -0.008)
 """Of all subjects in one round: ratios are exact."""
 RESTLESS = "longer"
@@ -38,8 +46,11 @@ class Simulated(Timer):
             number = max(0, taken.get(subject.name, -1) + subject.callable_untimed)
             taken[subject.name] = number
             ms = round(self.factor * true_ms(subject.name, number), 7)
-            readings.append(Reading(ms, busy_ms=ms / 2, host_ms=0.004, kernels=("first_half", "second_half"),
-                                    kernel_ms=(ms / 4, ms / 4)))
+            readings.append(
+                Reading(
+                    ms, busy_ms=ms / 2, host_ms=0.004, kernels=("first_half", "second_half"), kernel_ms=(ms / 4, ms / 4)
+                )
+            )
         stage.end()
         for reading, mhz in zip(readings, stage.sm_mhz(len(readings)), strict=True):
             reading.sm_mhz = mhz

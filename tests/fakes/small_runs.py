@@ -30,12 +30,26 @@ def small_run(*groups: Sequence[str], replicates: int = 1, **settings: Any) -> R
         for number, backends in enumerate(groups):
             case = workload.case({**CASES[number % len(CASES)], "batch": 1 + number})
             name = case.id if not replicate else f"{case.id}#{replicate}"
-            plan.append(PlannedGroup(group=name, workload="attention", case=case.to_dict(), case_id=case.id,
-                                     backends=tuple(backends), replicate=replicate))
+            plan.append(
+                PlannedGroup(
+                    group=name,
+                    workload="attention",
+                    case=case.to_dict(),
+                    case_id=case.id,
+                    backends=tuple(backends),
+                    replicate=replicate,
+                )
+            )
     values = {"device": "cpu", "baseline": "honest", "warmup": 1, "iterations": 10, "timeout": 600.0}
-    return Run(id="0badcafe", suite="small", command="attnbench run small", started="2026-11-20T12:34:56Z",
-               plan=tuple(plan), settings=Settings(**(values | settings | {"replicates": replicates})),
-               backend_files=(Path(MISBEHAVING).name,))
+    return Run(
+        id="0badcafe",
+        suite="small",
+        command="attnbench run small",
+        started="2026-11-20T12:34:56Z",
+        plan=tuple(plan),
+        settings=Settings(**(values | settings | {"replicates": replicates})),
+        backend_files=(Path(MISBEHAVING).name,),
+    )
 
 
 def by_name(run: Run, group: int = 0) -> dict[str, Record]:

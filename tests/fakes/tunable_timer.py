@@ -38,7 +38,10 @@ class Simulated(Timer):
                 readings.append(Reading(true_ms(subject.name)))
                 continue
             level = stage.kept["level"] = 0.99 * stage.kept.get("level", 0.0) + lots.gauss(0.0, 0.005)
-            readings.append(Reading(true_ms(subject.name) * math.exp(level + lots.gauss(0.0, 0.005)),
-                                    kernels=("k",), kernel_ms=(1.0,)))
+            readings.append(
+                Reading(
+                    true_ms(subject.name) * math.exp(level + lots.gauss(0.0, 0.005)), kernels=("k",), kernel_ms=(1.0,)
+                )
+            )
         stage.end()
         return readings

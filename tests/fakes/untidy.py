@@ -116,8 +116,10 @@ class WithGradients(Misbehaving):
 
         reload(inputs)
         launch.forward, launch.backward, launch.reload = forward, backward, reload
-        launch.outputs = lambda: {"out": kept["out"].detach()} | {
-            f"d{name}": grad for name, grad in zip("qkv", kept.get("grads", ()), strict=False)}
+        launch.outputs = lambda: (
+            {"out": kept["out"].detach()}
+            | {f"d{name}": grad for name, grad in zip("qkv", kept.get("grads", ()), strict=False)}
+        )
         return launch
 
 

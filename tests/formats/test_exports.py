@@ -92,8 +92,15 @@ def several_cases():
     for length in (512, 1024):
         case = make_case(seqlen=length)
         records += make_group(case, {"sdpa-flash": 300.0, "flash-attn-3": 600.0})
-    return derive(make_run([*records, make_lost(make_case(seqlen=1024), "flex", Status.OOM, "needs 48 GiB"),
-                            *make_group(make_case(seqlen=512), {"flex": 100.0})]))
+    return derive(
+        make_run(
+            [
+                *records,
+                make_lost(make_case(seqlen=1024), "flex", Status.OOM, "needs 48 GiB"),
+                *make_group(make_case(seqlen=512), {"flex": 100.0}),
+            ]
+        )
+    )
 
 
 def test_xlsx_begins_with_the_matrix_in_numbers_and_the_sentence():

@@ -23,8 +23,27 @@ from attnbench.store.history.place import Place
 from attnbench.store.history.writing import add
 from made_up_run import make_case, make_group, make_run
 
-EVIL_IDS = ["../../evil", "/tmp/evil", "..", ".", "", "a/b", "a\\b", "3f9a01bc\n", "3F9A01BC", "3f9a01bc.json",
-            "x" * 9, "0" * 17, "abc", "\u0661\u0662\u0663\u0664", "nul", "3f9a01bc\u0000", 7, None, ["3f9a01bc"]]
+EVIL_IDS = [
+    "../../evil",
+    "/tmp/evil",
+    "..",
+    ".",
+    "",
+    "a/b",
+    "a\\b",
+    "3f9a01bc\n",
+    "3F9A01BC",
+    "3f9a01bc.json",
+    "x" * 9,
+    "0" * 17,
+    "abc",
+    "\u0661\u0662\u0663\u0664",
+    "nul",
+    "3f9a01bc\u0000",
+    7,
+    None,
+    ["3f9a01bc"],
+]
 EVIL = "../../evil\\..\\evil:nul/~\x1b[31m"
 
 
@@ -96,9 +115,14 @@ def test_no_id_of_a_database_leads_out_of_its_folder(kept, evil, asked, tmp_path
     with closing(sqlite3.connect(kept / "history.sqlite")) as database, database:
         database.execute("UPDATE attnbench_runs SET head = ?, id = ?", (pack(head), column))
     before = paths_below(tmp_path)
-    for words in (["history", "--restore", column], ["history", "--restore", column, "--to", "-"],
-                  ["history", "--restore", column, "--to", str(tmp_path / "there.json")],
-                  ["report", column], ["export", column, "--csv", "-"], ["diff", column, column]):
+    for words in (
+        ["history", "--restore", column],
+        ["history", "--restore", column, "--to", "-"],
+        ["history", "--restore", column, "--to", str(tmp_path / "there.json")],
+        ["report", column],
+        ["export", column, "--csv", "-"],
+        ["diff", column, column],
+    ):
         code = main([*words, "--out", str(kept)])
         said = capsys.readouterr()
         assert code == 2

@@ -15,29 +15,74 @@ from made_up_run import H200, make_case, make_lost, make_record, make_run, make_
 
 LAYOUT = load_layout("seed-000")
 EXAMPLE = {
-    "device_info": "GPU: NVIDIA GeForce RTX 3090", "num_warmup": 10, "num_iterations": 100,
-    "results": [{
-        "config": {"B": 2, "N": 128, "num_heads": 8, "attention_dim": 32, "linear_dim": 64, "block_size": 32,
-                   "block_counts": 4},
-        "baseline": {"mean_ms": 12.345, "std_ms": 0.123, "min_ms": 12.1, "max_ms": 12.8, "median_ms": 12.3,
-                     "p95_ms": 12.65, "p99_ms": 12.75, "mean_mem_allocated_mb": 45.67, "mean_mem_reserved_mb": 128.0},
-        "bsa": {"mean_ms": 8.901, "std_ms": 0.089, "min_ms": 8.7, "max_ms": 9.2, "median_ms": 8.85, "p95_ms": 9.1,
-                "p99_ms": 9.18, "mean_mem_allocated_mb": 38.9, "mean_mem_reserved_mb": 120.0},
-        "speedup": 1.387, "baseline_slower_by": -27.9,
-    }],
+    "device_info": "GPU: NVIDIA GeForce RTX 3090",
+    "num_warmup": 10,
+    "num_iterations": 100,
+    "results": [
+        {
+            "config": {
+                "B": 2,
+                "N": 128,
+                "num_heads": 8,
+                "attention_dim": 32,
+                "linear_dim": 64,
+                "block_size": 32,
+                "block_counts": 4,
+            },
+            "baseline": {
+                "mean_ms": 12.345,
+                "std_ms": 0.123,
+                "min_ms": 12.1,
+                "max_ms": 12.8,
+                "median_ms": 12.3,
+                "p95_ms": 12.65,
+                "p99_ms": 12.75,
+                "mean_mem_allocated_mb": 45.67,
+                "mean_mem_reserved_mb": 128.0,
+            },
+            "bsa": {
+                "mean_ms": 8.901,
+                "std_ms": 0.089,
+                "min_ms": 8.7,
+                "max_ms": 9.2,
+                "median_ms": 8.85,
+                "p95_ms": 9.1,
+                "p99_ms": 9.18,
+                "mean_mem_allocated_mb": 38.9,
+                "mean_mem_reserved_mb": 120.0,
+            },
+            "speedup": 1.387,
+            "baseline_slower_by": -27.9,
+        }
+    ],
 }
 
 
 def case_of(**changed):
-    case = {"batch": 2, "seqlen": 128, "nheads": 8, "attn_dim": 32, "linear_dim": 64, "block_size": 32,
-            "block_counts": 4, "causal": True, "dtype": "fp32", "mode": "fwd"}
+    case = {
+        "batch": 2,
+        "seqlen": 128,
+        "nheads": 8,
+        "attn_dim": 32,
+        "linear_dim": 64,
+        "block_size": 32,
+        "block_counts": 4,
+        "causal": True,
+        "dtype": "fp32",
+        "mode": "fwd",
+    }
     return case | changed
 
 
 def record_of(case, backend, samples, memory=10.0):
     softmax = case | {"headdim": 32}
-    made = make_record(softmax, backend, tflops=1.0, time=make_time(samples),
-                       memory=None if memory is None else Memory(peak_allocated_mb=memory, peak_reserved_mb=2 * memory))
+    made = make_record(
+        softmax,
+        backend,
+        tflops=1.0,
+        time=make_time(samples),
+        memory=None if memory is None else Memory(peak_allocated_mb=memory, peak_reserved_mb=2 * memory),
+    )
     return dataclasses.replace(made, workload="hstu", case=case)
 
 
@@ -59,8 +104,10 @@ def results(run, tmp_path):
 
 def test_the_file_has_the_keys_and_signs_of_the_script(tmp_path):
     case = case_of()
-    run = run_of(record_of(case, "hstu-meta-triton", [2.0, 3.0, 4.0], 45.67),
-                 record_of(case, "hstu-bsa-triton", [1.0, 2.0, 3.0], 38.9))
+    run = run_of(
+        record_of(case, "hstu-meta-triton", [2.0, 3.0, 4.0], 45.67),
+        record_of(case, "hstu-bsa-triton", [1.0, 2.0, 3.0], 38.9),
+    )
     data = results(run, tmp_path)
     assert list(data) == list(EXAMPLE)
     assert (data["device_info"], data["num_warmup"], data["num_iterations"]) == ("GPU: NVIDIA H200", 10, 100)
@@ -138,13 +185,19 @@ def test_the_console_has_a_block_a_configuration_and_a_summary():
     assert text.endswith("mean speed-up:   1.17x\nbest speed-up:   1.39x\nworst speed-up:  0.95x\n")
 
 
-@pytest.mark.parametrize(("dense", "words"), [
-    (0.5, "✗ HSTU BSA slower: 0.50x (100.0% slower)\n  gain: none"),
-    (1.0, "= HSTU BSA as fast: 1.00x\n  gain: none"),
-    (1.1, "✓ HSTU BSA faster: 1.10x\n  gain: little"),
-    (1.2, "1.20x\n  gain: worth using"), (1.49, "gain: worth using"), (1.5, "gain: significant"),
-    (2.0, "gain: significant"), (2.01, "✓ HSTU BSA faster: 2.01x\n  gain: large"),
-])
+@pytest.mark.parametrize(
+    ("dense", "words"),
+    [
+        (0.5, "✗ HSTU BSA slower: 0.50x (100.0% slower)\n  gain: none"),
+        (1.0, "= HSTU BSA as fast: 1.00x\n  gain: none"),
+        (1.1, "✓ HSTU BSA faster: 1.10x\n  gain: little"),
+        (1.2, "1.20x\n  gain: worth using"),
+        (1.49, "gain: worth using"),
+        (1.5, "gain: significant"),
+        (2.0, "gain: significant"),
+        (2.01, "✓ HSTU BSA faster: 2.01x\n  gain: large"),
+    ],
+)
 def test_bands(dense, words):
     assert words in LAYOUT.console(run_of(*two(dense, 1.0)))
 
@@ -175,8 +228,15 @@ def test_the_example_of_the_script_is_read(tmp_path):
     path = tmp_path / "benchmark_results.json"
     path.write_text(json.dumps(EXAMPLE))
     run = recognise(path).read(path)
-    assert run.records[0].case == {"batch": 2, "seqlen": 128, "nheads": 8, "attn_dim": 32, "linear_dim": 64,
-                                   "block_size": 32, "block_counts": 4}
+    assert run.records[0].case == {
+        "batch": 2,
+        "seqlen": 128,
+        "nheads": 8,
+        "attn_dim": 32,
+        "linear_dim": 64,
+        "block_size": 32,
+        "block_counts": 4,
+    }
     assert (run.records[0].time.p99_ms, run.records[0].time.num_samples, run.settings.warmup) == (12.75, 100, 10)
     again = results(run, tmp_path / "again")
     assert again["results"][0]["baseline_slower_by"] == pytest.approx(-27.9, abs=0.05)
@@ -188,17 +248,20 @@ def test_the_example_of_the_script_is_read(tmp_path):
     assert LAYOUT.notes(run) == ()
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"num_warmup": -1}, r"num_warmup=-1 is not a count; a whole number or null"),
-    ({"results": {}}, r"is not seed-000; the keys device_info, num_warmup, num_iterations, results"),
-    ({"results": [1]}, r"results\[0\] is not a result; an object with config, baseline, bsa"),
-    ({"results": [EXAMPLE["results"][0] | {"config": {}}]}, r"results\[0\]\.config: B=None is not a size"),
-    ({"results": [EXAMPLE["results"][0] | {"bsa": 3}]}, r"results\[0\]: bsa=3 is not a side; an object or null"),
-    ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": "1"}}]}, r"bsa: mean_ms=1 is not a number"),
-    ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": 10**400}}]}, r"is larger than any quantity"),
-    ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": 0}}]}, r"bsa: mean_ms=0.0 is not a time"),
-    ({"results": [EXAMPLE["results"][0] | {"speedup": float("nan")}]}, r"NaN is not JSON"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_warmup": -1}, r"num_warmup=-1 is not a count; a whole number or null"),
+        ({"results": {}}, r"is not seed-000; the keys device_info, num_warmup, num_iterations, results"),
+        ({"results": [1]}, r"results\[0\] is not a result; an object with config, baseline, bsa"),
+        ({"results": [EXAMPLE["results"][0] | {"config": {}}]}, r"results\[0\]\.config: B=None is not a size"),
+        ({"results": [EXAMPLE["results"][0] | {"bsa": 3}]}, r"results\[0\]: bsa=3 is not a side; an object or null"),
+        ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": "1"}}]}, r"bsa: mean_ms=1 is not a number"),
+        ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": 10**400}}]}, r"is larger than any quantity"),
+        ({"results": [EXAMPLE["results"][0] | {"bsa": {"mean_ms": 0}}]}, r"bsa: mean_ms=0.0 is not a time"),
+        ({"results": [EXAMPLE["results"][0] | {"speedup": float("nan")}]}, r"NaN is not JSON"),
+    ],
+)
 def test_what_is_wrong_with_a_file_is_named(tmp_path, change, message):
     path = tmp_path / "benchmark_results.json"
     path.write_text(json.dumps(EXAMPLE | change))

@@ -23,8 +23,14 @@ BATCHES, CANDIDATES, CACHED = (1, 2, 4, 8), (128, 256, 512, 1024), (0, 256, 4096
 
 
 def record(batch, candidates, cached, samples, backend="serving-paged", **changed):
-    case = {"batch": batch, "num_candidates": candidates, "cached": cached, "new_tokens": 256, "cache": "gpu-hit",
-            "model": "bench"} | changed
+    case = {
+        "batch": batch,
+        "num_candidates": candidates,
+        "cached": cached,
+        "new_tokens": 256,
+        "cache": "gpu-hit",
+        "model": "bench",
+    } | changed
     name = "-".join(f"{value}" for value in case.values())
     made = make_record(make_case(), backend, tflops=1.0, time=make_time(samples))
     return dataclasses.replace(made, workload="hstu-serving", case=case, case_id=name, group=name)
@@ -36,9 +42,15 @@ def ms(batch, candidates, cached):
 
 @pytest.fixture
 def sweep():
-    return make_run([record(batch, candidates, cached, [ms(batch, candidates, cached)] * 3, backend)
-                     for batch in BATCHES for candidates in CANDIDATES for cached in reversed(CACHED)
-                     for backend in ("serving-paged", "serving-eager")])
+    return make_run(
+        [
+            record(batch, candidates, cached, [ms(batch, candidates, cached)] * 3, backend)
+            for batch in BATCHES
+            for candidates in CANDIDATES
+            for cached in reversed(CACHED)
+            for backend in ("serving-paged", "serving-eager")
+        ]
+    )
 
 
 def test_the_seeds_expressions_read_our_logs(sweep, tmp_path):
@@ -60,7 +72,8 @@ def test_very_short_and_very_long_times_have_no_exponent(tmp_path):
     SEED_002.write(make_run([record(1, 128, 0, [0.000004]), record(1, 128, 256, [123456789.5])]), tmp_path)
     assert (tmp_path / "logs/benchmark_bs1_nc128.log").read_text() == (
         "KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 0.000004\n"
-        "KV Caches: 256, Candidate Embeddings: 384, Total time(ms): 123456789.500000\n")
+        "KV Caches: 256, Candidate Embeddings: 384, Total time(ms): 123456789.500000\n"
+    )
 
 
 def sheet(path):
@@ -72,8 +85,11 @@ def sheet(path):
 def test_nine_workbooks_with_the_seeds_sheets_columns_and_types(sweep, tmp_path):
     SEED_002.write(sweep, tmp_path)
     books = {path.name: sheet(path) for path in tmp_path.glob("*.xlsx")}
-    assert set(books) == {"benchmark_results.xlsx", *(f"benchmark_results_bs{one}.xlsx" for one in BATCHES),
-                          *(f"benchmark_results_nc{one}.xlsx" for one in CANDIDATES)}
+    assert set(books) == {
+        "benchmark_results.xlsx",
+        *(f"benchmark_results_bs{one}.xlsx" for one in BATCHES),
+        *(f"benchmark_results_nc{one}.xlsx" for one in CANDIDATES),
+    }
     for name, (title, (header, *rows)) in books.items():
         assert title == ("results" if name == "benchmark_results.xlsx" else "Sheet1")
         assert header == COLUMNS
@@ -98,20 +114,31 @@ def test_a_round_trip_loses_nothing(sweep, tmp_path, what):
         assert (tmp_path / "b/logs" / log.name).read_text() == log.read_text()
     for book in (tmp_path / "a").glob("*.xlsx"):
         assert sheet(tmp_path / "b" / book.name) == sheet(book)
-    one = next(one for one in back.records if one.case == {
-        "batch": 8, "num_candidates": 1024, "cached": 4096, "new_tokens": 256})
+    one = next(
+        one
+        for one in back.records
+        if one.case == {"batch": 8, "num_candidates": 1024, "cached": 4096, "new_tokens": 256}
+    )
     assert (one.workload, one.time.timer, one.time.mean_ms) == (
-        "hstu-serving", "imported", pytest.approx(ms(8, 1024, 4096), abs=1e-6))
+        "hstu-serving",
+        "imported",
+        pytest.approx(ms(8, 1024, 4096), abs=1e-6),
+    )
 
 
 def test_lines_of_the_original_script_and_steps_that_come_twice(tmp_path):
     log = tmp_path / "benchmark_bs8_nc128.log"
-    log.write_text("loading …\nBatch_size: 8, KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 12.5\n"
-                   "KV Caches:512,Candidate Embeddings:  384, Total time(ms):13\n"
-                   "KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 11.25\ndone\n")
+    log.write_text(
+        "loading …\nBatch_size: 8, KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 12.5\n"
+        "KV Caches:512,Candidate Embeddings:  384, Total time(ms):13\n"
+        "KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 11.25\ndone\n"
+    )
     back = SEED_002.read(log)
     assert [(one.case["cached"], one.time.mean_ms, one.replicate) for one in back.records] == [
-        (0, 12.5, 0), (512, 13.0, 0), (0, 11.25, 1)]
+        (0, 12.5, 0),
+        (512, 13.0, 0),
+        (0, 11.25, 1),
+    ]
     assert len({one.group for one in back.records}) == 3
 
 
@@ -126,8 +153,13 @@ def test_the_end_to_end_time_is_taken_where_it_was_read(tmp_path):
 
 
 def test_axes_that_the_columns_do_not_hold_are_folders(tmp_path):
-    run = make_run([record(1, 128, 0, [1.0]), record(1, 128, 0, [2.0], cache="host-hit"),
-                    record(1, 128, 0, [9.0], backend="serving-eager")])
+    run = make_run(
+        [
+            record(1, 128, 0, [1.0]),
+            record(1, 128, 0, [2.0], cache="host-hit"),
+            record(1, 128, 0, [9.0], backend="serving-eager"),
+        ]
+    )
     SEED_002.write(run, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache-gpu_hit", "cache-host_hit"]
     assert SEED_002.notes(run)[0] == "seed-002: serving-paged is in the files, not serving-eager"
@@ -136,14 +168,22 @@ def test_axes_that_the_columns_do_not_hold_are_folders(tmp_path):
 
 BROKEN = {
     "benchmark_bs1_nc128.log:1: total_time_ms='1.2.3' cannot be used; milliseconds above 0": (
-        "benchmark_bs1_nc128.log", "KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 1.2.3"),
+        "benchmark_bs1_nc128.log",
+        "KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 1.2.3",
+    ),
     "benchmark_bs1_nc128.log:2: candidate_embeddings=12 is under num_candidate; at least 128": (
-        "benchmark_bs1_nc128.log", "\nKV Caches: 0, Candidate Embeddings: 12, Total time(ms): 1"),
+        "benchmark_bs1_nc128.log",
+        "\nKV Caches: 0, Candidate Embeddings: 12, Total time(ms): 1",
+    ),
     "benchmark_bs0_nc128.log:1: batch_size=0 is no batch": (
-        "benchmark_bs0_nc128.log", "KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 1"),
+        "benchmark_bs0_nc128.log",
+        "KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 1",
+    ),
     "benchmark_bs1_nc128.log: lines=0 are of steps": ("benchmark_bs1_nc128.log", "nothing\n"),
     "kv_caches='99999999999999999999' cannot be used": (
-        "benchmark_bs1_nc128.log", "KV Caches: 99999999999999999999, Candidate Embeddings: 384, Total time(ms): 1"),
+        "benchmark_bs1_nc128.log",
+        "KV Caches: 99999999999999999999, Candidate Embeddings: 384, Total time(ms): 1",
+    ),
 }
 
 
@@ -162,9 +202,12 @@ def test_broken_workbooks_are_refused_by_row(tmp_path):
     path.write_bytes(b"no workbook")
     with pytest.raises(RunFileError, match="cannot be read"):
         SEED_002.read(path)
-    for rows, said in (([["file", "batch"]], "is not seed-002; file,batch_size"), ([], "is not seed-002"),
-                       ([COLUMNS, ["x.log", 1, 128, "many", 384, 1.5]], r":2: kv_caches='many' cannot be used"),
-                       ([COLUMNS, ["x.log", 1, 128, 0, 384, None]], r":2: total_time_ms='None' cannot be used")):
+    for rows, said in (
+        ([["file", "batch"]], "is not seed-002; file,batch_size"),
+        ([], "is not seed-002"),
+        ([COLUMNS, ["x.log", 1, 128, "many", 384, 1.5]], r":2: kv_caches='many' cannot be used"),
+        ([COLUMNS, ["x.log", 1, 128, 0, 384, None]], r":2: total_time_ms='None' cannot be used"),
+    ):
         book = Workbook()
         for row in rows:
             book.active.append(row)

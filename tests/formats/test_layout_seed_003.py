@@ -18,14 +18,32 @@ DENSE = 10**12
 
 
 def record(backend, ms, *, density=1.0, actual=None, workload="sparse", notes=(), **changed):
-    case = {"batch": 4, "nheads": 32, "headdim": 128, "seqlen": 1024, "causal": False, "dtype": "fp16",
-            "density": density, "pattern": "random", "block": "64x64", "map_seed": 0} | changed
+    case = {
+        "batch": 4,
+        "nheads": 32,
+        "headdim": 128,
+        "seqlen": 1024,
+        "causal": False,
+        "dtype": "fp16",
+        "density": density,
+        "pattern": "random",
+        "block": "64x64",
+        "map_seed": 0,
+    } | changed
     case["seqlen_k"] = case.get("seqlen_k", case["seqlen"])
     share = density if actual is None else actual
-    return Record(workload=workload, case=case, case_id=json.dumps(case), group=json.dumps(case), backend=backend,
-                  status=Status.PASSED, time=imported_time(mean_ms=ms, median_ms=2 * ms), notes=tuple(notes),
-                  work=Work(flops=int(share * DENSE), bytes=1, dense_flops=DENSE),
-                  counters={} if actual is None else {"density": actual})
+    return Record(
+        workload=workload,
+        case=case,
+        case_id=json.dumps(case),
+        group=json.dumps(case),
+        backend=backend,
+        status=Status.PASSED,
+        time=imported_time(mean_ms=ms, median_ms=2 * ms),
+        notes=tuple(notes),
+        work=Work(flops=int(share * DENSE), bytes=1, dense_flops=DENSE),
+        counters={} if actual is None else {"density": actual},
+    )
 
 
 SPARGE = ("map predicted by SpargeAttn: simthreshd1 0, cdfthreshd 0.7, pvthreshd 50",)
@@ -35,10 +53,16 @@ def made_up():
     found = []
     for seqlen in (1024, 2048):
         for density in (1.0, 0.7):
-            found += [record("dense[sdpa-flash]", 2.0, seqlen=seqlen, density=density),
-                      record("flash-sparse", 1.5, seqlen=seqlen, density=density)]
-    found += [record(f"sparge[sim0-cdf{cdf}-pv50]", 1.0 + cdf, seqlen=2048, density=0.7, actual=cdf, causal=True,
-                     notes=SPARGE) for cdf in (0.3, 0.5)]
+            found += [
+                record("dense[sdpa-flash]", 2.0, seqlen=seqlen, density=density),
+                record("flash-sparse", 1.5, seqlen=seqlen, density=density),
+            ]
+    found += [
+        record(
+            f"sparge[sim0-cdf{cdf}-pv50]", 1.0 + cdf, seqlen=2048, density=0.7, actual=cdf, causal=True, notes=SPARGE
+        )
+        for cdf in (0.3, 0.5)
+    ]
     return imported_run("mine", "x", found)
 
 
@@ -55,8 +79,12 @@ def test_files_have_the_seeds_names(written):
     assert sorted(str(file.relative_to(folder)) for file in files) == sorted(
         [f"seq_len_plots{end}/{metric}_causal_false.png" for end in ("", "_30") for metric in ("time_ms", "tflops")]
         + [f"seq_len_plots_30/{metric}_causal_true.png" for metric in ("time_ms", "tflops")]
-        + [f"sparge_sparsity_plots/{metric}_actual_sparsity_{plot}.png" for metric in ("time_ms", "tflops")
-           for plot in ("seq1024_causal_false", "seq2048_causal_false", "seq2048_causal_true")])
+        + [
+            f"sparge_sparsity_plots/{metric}_actual_sparsity_{plot}.png"
+            for metric in ("time_ms", "tflops")
+            for plot in ("seq1024_causal_false", "seq2048_causal_false", "seq2048_causal_true")
+        ]
+    )
     assert all(file.read_bytes().startswith(SIGNATURE) for file in files)
 
 
@@ -66,8 +94,10 @@ def test_a_run_comes_back_with_its_points_and_is_written_the_same(written, tmp_p
     again = LAYOUT.read(folder)
 
     def keys(run):
-        return sorted((point.series, point.seqlen, point.sparsity, point.actual_sparsity, point.causal, point.mean_ms,
-                       point.map) for point in _points(run))
+        return sorted(
+            (point.series, point.seqlen, point.sparsity, point.actual_sparsity, point.causal, point.mean_ms, point.map)
+            for point in _points(run)
+        )
 
     assert keys(again) == keys(made_up())
     LAYOUT.write(again, tmp_path)
@@ -81,12 +111,18 @@ def test_a_run_comes_back_with_its_points_and_is_written_the_same(written, tmp_p
 
 
 def test_points_of_one_series_at_one_length_lie_on_lines_of_their_own():
-    found = [record("flash-sparse", 1.0, seqlen=seqlen, pattern=pattern, headdim=headdim, density=0.5)
-             for seqlen in (1024, 2048) for pattern in ("random", "window") for headdim in (64, 128)]
+    found = [
+        record("flash-sparse", 1.0, seqlen=seqlen, pattern=pattern, headdim=headdim, density=0.5)
+        for seqlen in (1024, 2048)
+        for pattern in ("random", "window")
+        for headdim in (64, 128)
+    ]
     points = _points(imported_run("mine", "x", found))
     assert sorted(set(_lines("seqlen", points))) == [
         f"flash-sparse, headdim {headdim}, map given: pattern {pattern}, blocks 64x64, seed 0"
-        for headdim in (128, 64) for pattern in ("random", "window")]
+        for headdim in (128, 64)
+        for pattern in ("random", "window")
+    ]
     assert set(_lines("seqlen", points[:1] + points[4:5])) == {"flash-sparse"}
     sweep = [point for point in _points(made_up()) if point.causal]
     assert _lines("actual_sparsity", sweep) == ["sparge", "sparge"]
@@ -107,8 +143,13 @@ def test_rates_are_effective_and_of_the_mean():
     assert points["fa2"].tflops == pytest.approx(4 * 4 * 32 * 128 * 2048**2 / 2.0 / 1e9)
     assert points["sparge"].tflops == pytest.approx(4 * 4 * 32 * 128 * 2048**2 / 2 / 1.5 / 1e9)
     assert set(points) == {"fa2", "flash-sparse", "sparge"}
-    quantised = _points(imported_run("mine", "x", [
-        record("sage2", 1.0, workload="attention", window=None), record("sparge-fp8", 1.0, actual=0.5)]))
+    quantised = _points(
+        imported_run(
+            "mine",
+            "x",
+            [record("sage2", 1.0, workload="attention", window=None), record("sparge-fp8", 1.0, actual=0.5)],
+        )
+    )
     assert [point.series for point in quantised] == ["sage2", "sparge_fp8"]
     assert [point.map for point in quantised] == ["", "map given: pattern random, blocks 64x64, seed 0"]
 
@@ -137,22 +178,49 @@ def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-POINT = {"series": "fa2", "batch": 1, "nheads": 1, "headdim": 64, "seqlen": 8, "causal": False, "dtype": "fp16",
-         "sparsity": 0, "actual_sparsity": 0.0, "mean_ms": 1.0, "map": ""}
+POINT = {
+    "series": "fa2",
+    "batch": 1,
+    "nheads": 1,
+    "headdim": 64,
+    "seqlen": 8,
+    "causal": False,
+    "dtype": "fp16",
+    "sparsity": 0,
+    "actual_sparsity": 0.0,
+    "mean_ms": 1.0,
+    "map": "",
+}
 
 
-@pytest.mark.parametrize(("data", "words"), [
-    (b"GIF89a", "is no PNG; a PNG"),
-    (SIGNATURE + chunk(b"IEND", b""), "carries no numbers; a picture that `attnbench export --layout seed-003` wrote"),
-    (SIGNATURE + struct.pack(">I", 99) + b"tEXt" + 20 * b"x", "is torn; a whole PNG"),
-    (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0{"), "carries numbers that cannot be used"),
-    (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0" + b"[" * 10**5), "carries numbers that cannot be used"),
-    (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0[{}]"), "carries numbers that cannot be used"),
-    *[(SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0" + json.dumps([POINT | {name: value}]).encode()),
-       "carries numbers that cannot be used")
-      for name, value in [("mean_ms", -1.0), ("mean_ms", "1"), ("seqlen", True), ("sparsity", 101), ("series", 3),
-                          ("other", 1)]],
-])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"GIF89a", "is no PNG; a PNG"),
+        (
+            SIGNATURE + chunk(b"IEND", b""),
+            "carries no numbers; a picture that `attnbench export --layout seed-003` wrote",
+        ),
+        (SIGNATURE + struct.pack(">I", 99) + b"tEXt" + 20 * b"x", "is torn; a whole PNG"),
+        (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0{"), "carries numbers that cannot be used"),
+        (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0" + b"[" * 10**5), "carries numbers that cannot be used"),
+        (SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0[{}]"), "carries numbers that cannot be used"),
+        *[
+            (
+                SIGNATURE + chunk(b"tEXt", KEYWORD + b"\0" + json.dumps([POINT | {name: value}]).encode()),
+                "carries numbers that cannot be used",
+            )
+            for name, value in [
+                ("mean_ms", -1.0),
+                ("mean_ms", "1"),
+                ("seqlen", True),
+                ("sparsity", 101),
+                ("series", 3),
+                ("other", 1),
+            ]
+        ],
+    ],
+)
 def test_what_is_no_such_picture_is_refused_in_one_line(data, words, tmp_path):
     file = tmp_path / "time_ms_causal_true.png"
     file.write_bytes(data)

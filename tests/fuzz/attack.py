@@ -30,16 +30,101 @@ FUZZERS = len(list(Path(__file__).parent.glob("test_*.py")))
 SECRET = "postgresql://me:secret@host/db"
 
 TEXTS = [
-    "", " ", "a", "\x1b[2J", "\r", "\n", "\x00", "\x9b1m", "\u202eabc", "\ufeff", "\udc80", "\ud800\udc00", "\ufffe",
-    "../../evil", "/etc/passwd", "..", ".", "~root/x", "C:\\x", "a/b", "a\\b", "-", "--", "--help", "-1", "=1+1", "@x",
-    "%s%n", "{0.__class__}", "{x}", "[red]x[/red]", "[/x]", "<script>alert(1)</script>", "&amp;", "`x`|*_", "'", '"',
-    "' OR 1=1 --", "x" * 5000, "9" * 400, "1e999", "NaN", "inf", "null", "true", "0", "0x10", "1_000", "٣", "É",
-    "🏆" * 40, "@deep@", SECRET,
-    "b1-s1-h1-d1-fp16-fwd", "passed", "2026-11-20T12:34:56Z", "0000-00-00T99:99:99Z",
-    "9999-12-31T23:59:59+23:59", "cupti", "seed-001", "sdpa-flash", "imported", "auto", "cold", "#0", "a#1", "a,b", "*",
+    "",
+    " ",
+    "a",
+    "\x1b[2J",
+    "\r",
+    "\n",
+    "\x00",
+    "\x9b1m",
+    "\u202eabc",
+    "\ufeff",
+    "\udc80",
+    "\ud800\udc00",
+    "\ufffe",
+    "../../evil",
+    "/etc/passwd",
+    "..",
+    ".",
+    "~root/x",
+    "C:\\x",
+    "a/b",
+    "a\\b",
+    "-",
+    "--",
+    "--help",
+    "-1",
+    "=1+1",
+    "@x",
+    "%s%n",
+    "{0.__class__}",
+    "{x}",
+    "[red]x[/red]",
+    "[/x]",
+    "<script>alert(1)</script>",
+    "&amp;",
+    "`x`|*_",
+    "'",
+    '"',
+    "' OR 1=1 --",
+    "x" * 5000,
+    "9" * 400,
+    "1e999",
+    "NaN",
+    "inf",
+    "null",
+    "true",
+    "0",
+    "0x10",
+    "1_000",
+    "٣",
+    "É",
+    "🏆" * 40,
+    "@deep@",
+    SECRET,
+    "b1-s1-h1-d1-fp16-fwd",
+    "passed",
+    "2026-11-20T12:34:56Z",
+    "0000-00-00T99:99:99Z",
+    "9999-12-31T23:59:59+23:59",
+    "cupti",
+    "seed-001",
+    "sdpa-flash",
+    "imported",
+    "auto",
+    "cold",
+    "#0",
+    "a#1",
+    "a,b",
+    "*",
 ]
-NUMBERS = [0, 1, -1, 2, 7, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**30, 10**400, 0.0, -0.0, 0.5,
-           1e-300, 5e-324, 1e300, 1.7e308, -1e300, 3.14, 1e12, 999999999999.9]
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    7,
+    2**31 - 1,
+    2**31,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    -(2**63) - 1,
+    10**30,
+    10**400,
+    0.0,
+    -0.0,
+    0.5,
+    1e-300,
+    5e-324,
+    1e300,
+    1.7e308,
+    -1e300,
+    3.14,
+    1e12,
+    999999999999.9,
+]
 PLAIN = [None, True, False, [], {}, [[]], [{}], {"": {}}, {"a": 1}, [1, "a", None], ["a"] * 3, [1.0] * 40, [None] * 40]
 
 
@@ -182,13 +267,13 @@ def bytes_spoilt(data: bytes, source: random.Random) -> bytes:
         if kind == 0:
             del data[at:]
         elif kind == 1:
-            del data[at:at + source.randrange(1, 200)]
+            del data[at : at + source.randrange(1, 200)]
         elif kind == 2:
             data[at:at] = source.choice([text for text in TEXTS if text != SECRET]).encode("utf-8", "surrogatepass")
         elif kind == 3:
-            data[at:at] = data[at:at + source.randrange(1, 200)]
+            data[at:at] = data[at : at + source.randrange(1, 200)]
         elif kind == 4:
-            data[at:at + 1] = bytes([source.randrange(256)])
+            data[at : at + 1] = bytes([source.randrange(256)])
         elif at < len(data):
             data[at] ^= 1 << source.randrange(8)
     if source.random() < 0.05:

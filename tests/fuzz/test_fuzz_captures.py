@@ -15,9 +15,12 @@ TABLES = ["all", "kernels", "summary", "ranges", "api", "advice", "metrics", "ca
 def files(folder):
     """One capture of each format, by name."""
     whole = {path.name: path.read_bytes() for path in made.CAPTURES.iterdir() if path.suffix != ".md"}
-    whole |= {"ncu.csv": made.ncu_raw().encode(), "details.csv": made.ncu_details().encode(),
-              "nsys.sqlite": made.nsys_sqlite(folder / "made.sqlite").read_bytes(),
-              "trace.json": json.dumps(made.torch_trace()).encode()}
+    whole |= {
+        "ncu.csv": made.ncu_raw().encode(),
+        "details.csv": made.ncu_details().encode(),
+        "nsys.sqlite": made.nsys_sqlite(folder / "made.sqlite").read_bytes(),
+        "trace.json": json.dumps(made.torch_trace()).encode(),
+    }
     return {name: data for name, data in whole.items() if len(data) < 400_000}
 
 

@@ -15,10 +15,45 @@ from made_up_run import make_run
 
 MEASURING = {"run", "compare", "check", "profile", "tune"}
 """Given --dry-run."""
-WORDS = ["0", "1", "2", "16", "3.5", "-1:5", "fp32", "a,b", "1,2,3", "both", "none", "30d", "2026-11-20", "3%",
-         "run.json", "3f9a01bc", "0badcafe", "quick", "compare", "eager", "sdpa-*", "seed-001", "seqlen", "all", "-",
-         "x.csv", "cupti", "cpu", "cuda", "cuda:99", "zipf", "3:4:5", "hstu", "attention", "backends", "configs",
-         "kernels"]
+WORDS = [
+    "0",
+    "1",
+    "2",
+    "16",
+    "3.5",
+    "-1:5",
+    "fp32",
+    "a,b",
+    "1,2,3",
+    "both",
+    "none",
+    "30d",
+    "2026-11-20",
+    "3%",
+    "run.json",
+    "3f9a01bc",
+    "0badcafe",
+    "quick",
+    "compare",
+    "eager",
+    "sdpa-*",
+    "seed-001",
+    "seqlen",
+    "all",
+    "-",
+    "x.csv",
+    "cupti",
+    "cpu",
+    "cuda",
+    "cuda:99",
+    "zipf",
+    "3:4:5",
+    "hstu",
+    "attention",
+    "backends",
+    "configs",
+    "kernels",
+]
 NEVER = {"--watch", "--path"}
 """Waits for Ctrl-C; names folders that are imported from."""
 

@@ -68,12 +68,20 @@ def edited(path, source):
 
 
 COMMANDS = [
-    ["history"], ["history", "--limit", "3", "--json", "-"], ["history", "--csv", "-", "--since", "2026-01-03"],
-    ["history", "sdpa-cudnn"], ["history", "--backend", "cudnn", "--json", "-"],
+    ["history"],
+    ["history", "--limit", "3", "--json", "-"],
+    ["history", "--csv", "-", "--since", "2026-01-03"],
+    ["history", "sdpa-cudnn"],
+    ["history", "--backend", "cudnn", "--json", "-"],
     ["history", "sdpa-flash", "--csv", "-"],
-    ["history", "--restore", "00000003", "--to", "-"], ["history", "--restore", "00000004"],
-    ["history", "--restore", "0000000"], ["history", "--add", "."], ["history", "--add", "run.json"],
-    ["export", "00000005", "--csv", "-"], ["diff", "00000001", "0000000d"], ["report", "00000002", "--html", "x.html"],
+    ["history", "--restore", "00000003", "--to", "-"],
+    ["history", "--restore", "00000004"],
+    ["history", "--restore", "0000000"],
+    ["history", "--add", "."],
+    ["history", "--add", "run.json"],
+    ["export", "00000005", "--csv", "-"],
+    ["diff", "00000001", "0000000d"],
+    ["report", "00000002", "--html", "x.html"],
 ]
 
 

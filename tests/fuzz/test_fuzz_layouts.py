@@ -18,8 +18,10 @@ FIGURES = ["0", "-1", "1e999", "nan", "inf", "-", "", "9" * 400, "1e-320", "1,5"
 def files(folder):
     """What the three scripts leave, by name."""
     run = make_run(make_group(make_case(seqlen=1024), {"flash-attn-2": 400.0, "flash-attn-3": 600.0, "eager": 10.0}))
-    dense = [dataclasses.replace(item, workload="hstu", case=HSTU, backend=name) for item, name in zip(
-        run.records, ("hstu-triton", "hstu-bsa-triton"), strict=False)]
+    dense = [
+        dataclasses.replace(item, workload="hstu", case=HSTU, backend=name)
+        for item, name in zip(run.records, ("hstu-triton", "hstu-bsa-triton"), strict=False)
+    ]
     load_layout("seed-000").write(make_run(dense), folder / "benchmark_results.json")
     load_layout("seed-001").write(run, folder / "sweep.csv")
     load_layout("seed-004").write(run, folder / "comparison_results.txt")

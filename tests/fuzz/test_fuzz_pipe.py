@@ -18,9 +18,13 @@ from attnbench.worker import process, protocol
 from attnbench.worker.process import Worker
 
 MESSAGES = [
-    *(record(name) for name in NAMES), record("a", Status.FAILED), record("b", Status.INCORRECT), DONE,
+    *(record(name) for name in NAMES),
+    record("a", Status.FAILED),
+    record("b", Status.INCORRECT),
+    DONE,
     {"say": "lost", "index": 1, "phase": "sample", "reason": "illegal address"},
-    {"say": "stuck", "index": 2, "phase": "set-up", "reason": "nice (0 -> 10)"}, READY,
+    {"say": "stuck", "index": 2, "phase": "set-up", "reason": "nice (0 -> 10)"},
+    READY,
 ]
 
 
@@ -32,9 +36,42 @@ def nested(depth: int) -> object:
 
 
 JUNK = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, -(2**70), 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"),
-    "", "x", "honest", "b", "another group", "\ud800", "\udcff.py", "\0", "\x1b[31m", "passed", "crashed", "9" * 5000,
-    [], {}, [None], [1.0, float("nan")], [[1]], {"": {}}, {"a": 1}, {"\ud800": "\ud83d"}, nested(50),
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    -(2**70),
+    10**400,
+    0.5,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "honest",
+    "b",
+    "another group",
+    "\ud800",
+    "\udcff.py",
+    "\0",
+    "\x1b[31m",
+    "passed",
+    "crashed",
+    "9" * 5000,
+    [],
+    {},
+    [None],
+    [1.0, float("nan")],
+    [[1]],
+    {"": {}},
+    {"a": 1},
+    {"\ud800": "\ud83d"},
+    nested(50),
 ]
 
 
@@ -73,11 +110,19 @@ def line(draw: random.Random) -> bytes:
         return json.dumps(changed(message, draw)).encode() + b"\n"
     text = json.dumps(message).encode()
     raw = (
-        text[: draw.randrange(len(text))], bytes(draw.randrange(256) for _ in range(draw.randrange(60))) + b"\n",
-        b"[" * 20_000 + b"\n", b'{"say": ' * 5_000 + b"1" + b"}" * 5_000 + b"\n", b"\n", b"\n\n\0\n",
-        b'{"say": "record", "record": ' + b'{"case": ' * 3_000 + b"\n", b"9" * 6_000 + b"\n", b"NaN\n",
+        text[: draw.randrange(len(text))],
+        bytes(draw.randrange(256) for _ in range(draw.randrange(60))) + b"\n",
+        b"[" * 20_000 + b"\n",
+        b'{"say": ' * 5_000 + b"1" + b"}" * 5_000 + b"\n",
+        b"\n",
+        b"\n\n\0\n",
+        b'{"say": "record", "record": ' + b'{"case": ' * 3_000 + b"\n",
+        b"9" * 6_000 + b"\n",
+        b"NaN\n",
         text * 2 + b"\n",
-        text.replace(b"1.5", b"NaN") + b"\n", text.replace(b"1.5", b"1e999") + b"\n", "\ufeff".encode() + text + b"\n",
+        text.replace(b"1.5", b"NaN") + b"\n",
+        text.replace(b"1.5", b"1e999") + b"\n",
+        "\ufeff".encode() + text + b"\n",
     )
     return draw.choice(raw)
 

@@ -16,10 +16,17 @@ AXES = ["seqlen", "dtype", "causal", "window", "case", "a/b", ""]
 
 def base():
     """A small run with everything a record can have."""
-    records = [item for size in (512, 1024) for item in make_group(
-        make_case(seqlen=size), {"sdpa-flash": 349.0, "flex": 487.0}, samples=7)]
-    records = [dataclasses.replace(item, timers={"cupti": item.time, "wall": item.time}, phases={"plan": item.time},
-                                   counters={"dram": 1.0}) for item in records]
+    records = [
+        item
+        for size in (512, 1024)
+        for item in make_group(make_case(seqlen=size), {"sdpa-flash": 349.0, "flex": 487.0}, samples=7)
+    ]
+    records = [
+        dataclasses.replace(
+            item, timers={"cupti": item.time, "wall": item.time}, phases={"plan": item.time}, counters={"dram": 1.0}
+        )
+        for item in records
+    ]
     records.append(make_lost(make_case(seqlen=512), "eager", Status.OOM, "needs 48.0 GiB"))
     return json.loads(runfile.dumps(make_run(records)))
 

@@ -7,14 +7,22 @@ import copy
 from attack import TEXTS, bytes_spoilt, spoilt, value
 
 SUITE = {
-    "name": "mine", "title": "long sequences", "workload": "attention", "backends": ["sdpa*", "eager|sdpa"],
-    "baseline": "eager", "layout": "seed-004", "settings": {"rel_ci": 0.01, "max_seconds": 2.0, "seed": 3},
+    "name": "mine",
+    "title": "long sequences",
+    "workload": "attention",
+    "backends": ["sdpa*", "eager|sdpa"],
+    "baseline": "eager",
+    "layout": "seed-004",
+    "settings": {"rel_ci": 0.01, "max_seconds": 2.0, "seed": 3},
     "axes": {"seqlen": [16, 32], "nheads": [2], "headdim": [8], "causal": [False, True], "dtype": ["fp32"]},
-    "batch_by_seqlen": {"16": 4, "32": [1, 2]}, "env": {"nheads": "NHEADS"},
+    "batch_by_seqlen": {"16": 4, "32": [1, 2]},
+    "env": {"nheads": "NHEADS"},
     "cpu": {"backends": ["eager"], "axes": {"seqlen": [16], "window": ["none", "4:0"], "lengths": ["full", "zipf"]}},
 }
 LISTED = {
-    "name": "listed", "title": "cases", "workload": "hstu",
+    "name": "listed",
+    "title": "cases",
+    "workload": "hstu",
     "cases": [{"name": "a", "batch": 2, "seqlen": 32, "nheads": 2}, {"batch": 1, "attn_dim": 16, "block_counts": 2}],
     "settings": {"iterations": 5, "warmup": 1, "timer": "wall", "input": "zeros"},
 }
@@ -33,8 +41,9 @@ def toml(data, top=True):
 
 
 def _text(text):
-    shown = "".join(letter if letter.isprintable() and letter not in "\\\"" else f"\\U{ord(letter):08x}"
-                    for letter in text)
+    shown = "".join(
+        letter if letter.isprintable() and letter not in '\\"' else f"\\U{ord(letter):08x}" for letter in text
+    )
     return f'"{shown}"'
 
 

@@ -147,17 +147,35 @@ class _Launches:
         options = {name: given.pop(name) for name in list(given) if name not in self.kernel.arg_names}
         constexprs = {param.name for param in self.kernel.params if param.is_constexpr}
         unseen = {param.name for param in self.kernel.params if param.do_not_specialize}
-        spelled = {name: _spell(value, unseen=name in unseen) for name, value in given.items()
-                   if name not in constexprs}
+        spelled = {
+            name: _spell(value, unseen=name in unseen) for name, value in given.items() if name not in constexprs
+        }
         arguments = {name: text for name, text in spelled.items() if text is not None}
-        self.jobs.append(Job(
-            f"{self.name} {len(self.jobs)}", f"{self.kernel.fn.__module__}:{self.kernel.fn.__name__}", arguments,
-            {name: value for name, value in given.items() if name not in arguments}, self.capability,
-            options.pop("num_warps", 4), options.pop("num_stages", 3), options))
+        self.jobs.append(
+            Job(
+                f"{self.name} {len(self.jobs)}",
+                f"{self.kernel.fn.__module__}:{self.kernel.fn.__name__}",
+                arguments,
+                {name: value for name, value in given.items() if name not in arguments},
+                self.capability,
+                options.pop("num_warps", 4),
+                options.pop("num_stages", 3),
+                options,
+            )
+        )
 
 
-_SPELLED = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "i32", "int64": "i64", "uint8": "u8",
-            "int8": "i8", "int16": "i16", "bool": "i1"}
+_SPELLED = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "int8": "i8",
+    "int16": "i16",
+    "bool": "i1",
+}
 
 
 def _spell(value: Any, *, unseen: bool) -> str | None:
@@ -170,7 +188,7 @@ def _spell(value: Any, *, unseen: bool) -> str | None:
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):
-        return ("i32" if -2**31 <= value < 2**31 else "i64") + ":16" * (value % 16 == 0 and not unseen)
+        return ("i32" if -(2**31) <= value < 2**31 else "i64") + ":16" * (value % 16 == 0 and not unseen)
     if isinstance(value, float):
         return "fp32"
     dtype = _SPELLED[str(getattr(value, "base", value).dtype).removeprefix("torch.")]
@@ -185,9 +203,7 @@ def tritons() -> dict[str, Path | None]:
     return {"pinned": None} | ({"3.6": OLDEST} if (OLDEST / ".ready").is_file() else {})
 
 
-def compile_with(
-    versions: Mapping[str, Path | None], jobs: Sequence[Job]
-) -> dict[str, dict[str, Compiled]]:
+def compile_with(versions: Mapping[str, Path | None], jobs: Sequence[Job]) -> dict[str, dict[str, Compiled]]:
     """Compile every job with every Triton, the Tritons in parallel.
 
     Args:
@@ -218,11 +234,15 @@ def compile_with(
         if "wrong" in answer:
             raise RuntimeError(f"Triton {name}: {answer['wrong'][-4000:]}")
         found[name] = {label: Compiled(**figures) for label, figures in answer["found"].items()}
-        wrong = {label: faults for label, one in found[name].items()
-                 if (faults := {**one.unset, **one.overwritten, **one.unread})}
+        wrong = {
+            label: faults
+            for label, one in found[name].items()
+            if (faults := {**one.unset, **one.overwritten, **one.unread})
+        }
         if wrong:
-            raise RuntimeError(f"Triton {name}: read where not written, unread where given back, or written "
-                               f"while read: {wrong}")
+            raise RuntimeError(
+                f"Triton {name}: read where not written, unread where given back, or written while read: {wrong}"
+            )
     return found
 
 
@@ -235,8 +255,9 @@ class _Compiler:
         environment.pop("TRITON_INTERPRET", None)
         command = [sys.executable, "-c", f"import runpy; runpy.run_path({str(Path(__file__))!r}, run_name='__main__')"]
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in close)
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=self._said, text=True)
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+        )
 
     def ask(self, jobs: Sequence[Job]) -> None:
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -284,32 +305,48 @@ def _compile(job: Job) -> Compiled:
     unknown = {*job.arguments, *job.constants} ^ set(kernel.arg_names)
     if unknown:
         raise TypeError(f"{job.label}: {job.kernel} and the job differ in {', '.join(sorted(unknown))}")
-    signature = {arg: job.arguments[arg].removesuffix(":16") if arg in job.arguments else "constexpr"
-                 for arg in kernel.arg_names}
-    divisible = {(kernel.arg_names.index(arg),): [["tt.divisibility", 16]]
-                 for arg, spelled in job.arguments.items() if spelled.endswith(":16")}
+    signature = {
+        arg: job.arguments[arg].removesuffix(":16") if arg in job.arguments else "constexpr" for arg in kernel.arg_names
+    }
+    divisible = {
+        (kernel.arg_names.index(arg),): [["tt.divisibility", 16]]
+        for arg, spelled in job.arguments.items()
+        if spelled.endswith(":16")
+    }
     constants = {arg: tuple(value) if isinstance(value, list) else value for arg, value in job.constants.items()}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, divisible)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
     registers, text = _inspect(compiled.asm["cubin"])
     if path := os.environ.get("ATTNBENCH_KERNEL_CODE"):
-        fields = {"kernel": name, "label": job.label, "capability": job.capability, "triton": triton.__version__,
-                  "sass": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        fields = {
+            "kernel": name,
+            "label": job.label,
+            "capability": job.capability,
+            "triton": triton.__version__,
+            "sass": hashlib.sha256(text.encode()).hexdigest()[:16],
+        }
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps(fields) + "\n")
-    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)([^;]*);", text,
-                       re.MULTILINE)
+    found = re.findall(
+        r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)([^;]*);", text, re.MULTILINE
+    )
     code = [(int(at, 16), name, rest) for at, name, rest in found]
     sass = _counts(name for _, name, _ in code)
-    return Compiled(registers=registers, spills=sass.pop("LDL", 0) + sass.pop("STL", 0),
-                    waits=sass.pop("WARPGROUP.DEPBAR", 0), early=early_arrivals(compiled.asm["ptx"]),
-                    handovers=handovers(compiled.asm["ptx"]), sass=sass,
-                    unset=unset(text) if job.capability == 90 else {},
-                    overwritten=overwritten(text) if job.capability == 90 else {},
-                    unread=unread(text) if job.capability == 90 else {},
-                    loops=_loops(code), shared=compiled.metadata.shared,
-                    warps=_warps(compiled.asm["ptx"], job.num_warps))
+    return Compiled(
+        registers=registers,
+        spills=sass.pop("LDL", 0) + sass.pop("STL", 0),
+        waits=sass.pop("WARPGROUP.DEPBAR", 0),
+        early=early_arrivals(compiled.asm["ptx"]),
+        handovers=handovers(compiled.asm["ptx"]),
+        sass=sass,
+        unset=unset(text) if job.capability == 90 else {},
+        overwritten=overwritten(text) if job.capability == 90 else {},
+        unread=unread(text) if job.capability == 90 else {},
+        loops=_loops(code),
+        shared=compiled.metadata.shared,
+        warps=_warps(compiled.asm["ptx"], job.num_warps),
+    )
 
 
 def early_arrivals(ptx: str) -> int:
@@ -361,15 +398,43 @@ def _inspect(cubin: bytes) -> tuple[int, str]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said, code = (subprocess.run([tools / "cuobjdump", flag, file.name], capture_output=True, text=True,
-                                     check=True).stdout for flag in ("-res-usage", "-sass"))
+        said, code = (
+            subprocess.run([tools / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True).stdout
+            for flag in ("-res-usage", "-sass")
+        )
     return max(map(int, re.findall(r"REG:(\d+)", said))), code
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
-    wanted = {*TENSOR_CORE, "LDL", "STL", "MUFU", "LDGSTS", "UTMALDG", "UTMAREDG", "FMUL", "FFMA", "FADD", "FSEL",
-              "HFMA2", "F2FP", "FMNMX", "SHFL", "MOV", "ISETP", "LDS", "STS", "RED", "ATOM", "ATOMG", "REDG",
-              "WARPSYNC", "WARPGROUP.DEPBAR", "BAR", "SYNCS"}
+    wanted = {
+        *TENSOR_CORE,
+        "LDL",
+        "STL",
+        "MUFU",
+        "LDGSTS",
+        "UTMALDG",
+        "UTMAREDG",
+        "FMUL",
+        "FFMA",
+        "FADD",
+        "FSEL",
+        "HFMA2",
+        "F2FP",
+        "FMNMX",
+        "SHFL",
+        "MOV",
+        "ISETP",
+        "LDS",
+        "STS",
+        "RED",
+        "ATOM",
+        "ATOMG",
+        "REDG",
+        "WARPSYNC",
+        "WARPGROUP.DEPBAR",
+        "BAR",
+        "SYNCS",
+    }
     found = Counter(names)
     return {name: found[name] for name in sorted(wanted & set(found))} | {"all": found.total()}
 
@@ -381,14 +446,17 @@ def _loops(code: Code) -> list[dict[str, dict[str, int]]]:
         target = re.search(r"0x([0-9a-f]+)\s*$", rest) if name == "BRA" else None
         begin = int(target[1], 16) if target else at
         if begin < at and begin in places:
-            inside = {name for _, name, _ in code[places[begin]:place]}
+            inside = {name for _, name, _ in code[places[begin] : place]}
             # What waits in a loop jumps back from behind the kernel's end: that is no loop around it.
             if inside & {*TENSOR_CORE} and not inside & {"EXIT", "USETMAXREG"}:
                 spans.append((places[begin], place + 1))
-    inner = [one for one in spans if not any(one != other and one[0] <= other[0] and other[1] <= one[1]
-                                             for other in spans)]
-    return [{"sass": _counts(name for _, name, _ in code[begin:end]), "beside": _counts(_beside(code[begin:end]))}
-            for begin, end in inner]
+    inner = [
+        one for one in spans if not any(one != other and one[0] <= other[0] and other[1] <= one[1] for other in spans)
+    ]
+    return [
+        {"sass": _counts(name for _, name, _ in code[begin:end]), "beside": _counts(_beside(code[begin:end]))}
+        for begin, end in inner
+    ]
 
 
 def _beside(code: Code) -> Iterator[str]:

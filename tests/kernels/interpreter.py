@@ -48,8 +48,10 @@ def _in_the_interpreters_language() -> Iterator[None]:
             done.append(exchange(SimpleNamespace(__globals__={"tl": tl, "core": tl.core})))
         return interpreter._LangPatchScope()
 
-    with _as_it_was(tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base), \
-            pytest.MonkeyPatch.context() as patch:
+    with (
+        _as_it_was(tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(interpreter, "_patch_lang", once)
         try:
             yield

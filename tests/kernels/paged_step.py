@@ -35,7 +35,7 @@ def make_step(lengths, *, page_size=32, heads=1, dim=16, dtype=torch.float32, se
 
     held = [-(-(cached + history) // page_size) for cached, history, _ in lengths]
     pages = sum(held) + spare
-    order = torch.randperm(pages, generator=made).to(torch.int32)[:sum(held)]
+    order = torch.randperm(pages, generator=made).to(torch.int32)[: sum(held)]
     pool = torch.full((pages, 2, page_size, heads, dim), torch.nan, dtype=dtype)
     indptr = torch.tensor([0, *held]).cumsum(0).to(torch.int32)
     keys, values = ([draw(cached, heads, dim) for cached, _, _ in lengths] for _ in range(2))
@@ -46,11 +46,15 @@ def make_step(lengths, *, page_size=32, heads=1, dim=16, dtype=torch.float32, se
             pool[page, 1, position % page_size] = values[b][position]
     news = [history + targets for _, history, targets in lengths]
     rows = draw(sum(news), 3, heads, dim)
-    table = {"offsets": torch.tensor([0, *news]).cumsum(0).to(torch.int32),
-             "cached": torch.tensor([cached for cached, _, _ in lengths], dtype=torch.int32),
-             "indptr": indptr, "indices": order,
-             "num_targets": torch.tensor([targets for _, _, targets in lengths], dtype=torch.int32),
-             "max_new": max(news, default=0), "max_cached": max((cached for cached, _, _ in lengths), default=0)}
+    table = {
+        "offsets": torch.tensor([0, *news]).cumsum(0).to(torch.int32),
+        "cached": torch.tensor([cached for cached, _, _ in lengths], dtype=torch.int32),
+        "indptr": indptr,
+        "indices": order,
+        "num_targets": torch.tensor([targets for _, _, targets in lengths], dtype=torch.int32),
+        "max_new": max(news, default=0),
+        "max_cached": max((cached for cached, _, _ in lengths), default=0),
+    }
     return Paged(rows[:, 0], rows[:, 1], rows[:, 2], pool, table, keys, values, list(lengths))
 
 
@@ -77,8 +81,14 @@ def held(step: Paged, found: Tensor, *, alpha, scaling_seqlen) -> None:
     terms = {"alpha": alpha, "scaling_seqlen": scaling_seqlen}
     truth, rounded = ({"out": plain(step, dtype=dtype, **terms)} for dtype in (torch.float64, step.q.dtype))
     # The sum of the sizes of what is added up, by a rounding step of fp32, in which every kernel adds.
-    sizes = replace(step, q=step.q.abs(), k=step.k.abs(), v=step.v.abs(), keys=[x.abs() for x in step.keys],
-                    values=[x.abs() for x in step.values])
+    sizes = replace(
+        step,
+        q=step.q.abs(),
+        k=step.k.abs(),
+        v=step.v.abs(),
+        keys=[x.abs() for x in step.keys],
+        values=[x.abs() for x in step.values],
+    )
     expected = plain(sizes, dtype=torch.float64, **terms) * torch.finfo(torch.float32).eps / 4
     whole = make_truth(truth, rounded, {"out": expected}, step.q.dtype, {"out": OutputKind.VALUE})
     outcome = compare({"out": found}, whole, Budget())

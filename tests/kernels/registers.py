@@ -21,9 +21,36 @@ from itertools import zip_longest
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;]*);", re.MULTILINE)
 _PREDICATE = re.compile(r"!?U?P[T\d]")
 # What has no register to write to; its operands are all read.
-_NO_RESULT = ("ST", "BAR", "RED.", "REDG", "REDS", "BRA", "BRX", "JMX", "EXIT", "WARPSYNC", "UTMA", "UTCHMMA",
-              "UTCBAR", "BSSY", "BSYNC", "CALL", "RET", "WARPGROUP", "DEPBAR", "FENCE", "MEMBAR", "NOP", "SYNCS.ARRIVE",
-              "CCTL", "UBLK", "KILL", "BPT", "NANOSLEEP")
+_NO_RESULT = (
+    "ST",
+    "BAR",
+    "RED.",
+    "REDG",
+    "REDS",
+    "BRA",
+    "BRX",
+    "JMX",
+    "EXIT",
+    "WARPSYNC",
+    "UTMA",
+    "UTCHMMA",
+    "UTCBAR",
+    "BSSY",
+    "BSYNC",
+    "CALL",
+    "RET",
+    "WARPGROUP",
+    "DEPBAR",
+    "FENCE",
+    "MEMBAR",
+    "NOP",
+    "SYNCS.ARRIVE",
+    "CCTL",
+    "UBLK",
+    "KILL",
+    "BPT",
+    "NANOSLEEP",
+)
 MOST_GROUPS = 8
 _JUMPS = ("BRA", "BRX", "JMX", "EXIT", "RET")
 
@@ -66,7 +93,7 @@ class Instruction:
     def written(self) -> set[int]:
         """Numbers of the registers of a thread it writes."""
         found: set[int] = set()
-        for operand in self.operands[:self.results]:
+        for operand in self.operands[: self.results]:
             if first := re.match(r"R(\d+)\b", operand):
                 found.update(range(int(first[1]), int(first[1]) + self._count()))
         return found
@@ -164,14 +191,17 @@ def overwritten(sass: str) -> dict[str, str]:
         if one.name.startswith("HGMMA"):
             groups = _issued(one, groups)
         elif one.name.startswith("WARPGROUP.DEPBAR"):
-            groups = groups[:1 + int(one.operands[-1], 16)]
+            groups = groups[: 1 + int(one.operands[-1], 16)]
         else:
             for register in one.written() & frozenset().union(*groups):
                 found.setdefault(f"R{register}", f"{one.at:x}: {one.name} {', '.join(one.operands)}")
         for after in behind[place]:
             known = in_flight[after]
-            both = groups if known is None else tuple(
-                left | right for left, right in zip_longest(known, groups, fillvalue=frozenset()))
+            both = (
+                groups
+                if known is None
+                else tuple(left | right for left, right in zip_longest(known, groups, fillvalue=frozenset()))
+            )
             if both != known:
                 in_flight[after] = both
                 todo.append(after)
@@ -198,8 +228,9 @@ def unread(sass: str) -> dict[str, str]:
         place = todo.pop()
         one, (mine, others) = code[place], loads[place] or (none, none)
         if one.name.startswith(("SYNCS.ARRIVE.TRANS64.", "UTMALDG")):
-            found.update({f"R{register}": f"{one.at:x}: {one.name}"
-                          for load in mine | others for register in brought[load]})
+            found.update(
+                {f"R{register}": f"{one.at:x}: {one.name}" for load in mine | others for register in brought[load]}
+            )
         read = _read(one)
         mine = frozenset(load for load in mine if not brought[load] & read)
         if brought[place]:
@@ -219,8 +250,12 @@ def _read(one: Instruction) -> set[int]:
     """Registers that a line waits for: what it names; a load may be in front of others to where it writes."""
     first = one.results if one.name.startswith("LD") else 0
     wide = 4 if one.name.startswith("HGMMA") else 1
-    return {int(number) + more for operand in one.operands[first:] for number in re.findall(r"\bR(\d+)", operand)
-            for more in range(wide)}
+    return {
+        int(number) + more
+        for operand in one.operands[first:]
+        for number in re.findall(r"\bR(\d+)", operand)
+        for more in range(wide)
+    }
 
 
 def _issued(product: Instruction, groups: Groups) -> Groups:

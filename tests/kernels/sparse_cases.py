@@ -19,9 +19,21 @@ class Inputs:
     causal: bool
 
 
-def inputs_of(seqlen: int = 200, seqlen_k: int | None = None, *, batch: int = 1, heads: int = 1, heads_kv: int = 0,
-              dim: int = 64, block: tuple[int, int] = (64, 64), density: float = 0.5, causal: bool = False,
-              dtype: torch.dtype = torch.bfloat16, seed: int = 0, device: str = "cpu") -> Inputs:
+def inputs_of(
+    seqlen: int = 200,
+    seqlen_k: int | None = None,
+    *,
+    batch: int = 1,
+    heads: int = 1,
+    heads_kv: int = 0,
+    dim: int = 64,
+    block: tuple[int, int] = (64, 64),
+    density: float = 0.5,
+    causal: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Inputs:
     """Normal values and a random map, drawn on the CPU; density 1 is a full one."""
     seqlen_k = seqlen if seqlen_k is None else seqlen_k
     generator = torch.Generator().manual_seed(seed)
@@ -73,7 +85,7 @@ def listed(inputs: Inputs, *, share: int = 1, unit: int = 0) -> dict[str, torch.
     own = torch.zeros(batch, heads, units, columns, dtype=torch.bool)
     for row in range(units):
         for column in range(columns):
-            tile = see[:, :, row * unit:(row + 1) * unit, column * bk:(column + 1) * bk]
+            tile = see[:, :, row * unit : (row + 1) * unit, column * bk : (column + 1) * bk]
             own[:, :, row, column] = tile.any(-1).any(-1)
     lists = -(-units // share)
     indices, places = (torch.full((batch, heads, n, columns), 10**6, dtype=torch.int32) for n in (lists, units))
@@ -82,14 +94,18 @@ def listed(inputs: Inputs, *, share: int = 1, unit: int = 0) -> dict[str, torch.
         for h in range(heads):
             for number in range(lists):
                 rows = range(number * share, min((number + 1) * share, units))
-                blocks = [column for column in range(columns) if own[b, h, rows.start:rows.stop, column].any()]
-                indices[b, h, number, :len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+                blocks = [column for column in range(columns) if own[b, h, rows.start : rows.stop, column].any()]
+                indices[b, h, number, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
                 for row in rows:
                     mine = [place for place, column in enumerate(blocks) if own[b, h, row, column]]
-                    places[b, h, row, :len(mine)] = torch.tensor(mine, dtype=torch.int32)
+                    places[b, h, row, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
                 last = number * share * unit + keys - queries + 1 if inputs.causal else keys
                 whole = sum((column + 1) * bk <= min(last, keys) for column in blocks)
                 items.append(((b * heads + h) * lists + number, len(blocks), whole))
     items.sort(key=lambda item: -item[1])
-    return {"counts": own.sum(-1, dtype=torch.int32), "indices": indices, "places": places if share > 1 else None,
-            "items": torch.tensor(items, dtype=torch.int32).reshape(-1, 3)}
+    return {
+        "counts": own.sum(-1, dtype=torch.int32),
+        "indices": indices,
+        "places": places if share > 1 else None,
+        "items": torch.tensor(items, dtype=torch.int32).reshape(-1, 3),
+    }

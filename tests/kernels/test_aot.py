@@ -6,7 +6,7 @@ import pytest
 
 from .aot import NO_OLDEST, Job, compile_with, early_arrivals, recorded, tritons
 
-SOURCE = '''
+SOURCE = """
 import triton
 import triton.language as tl
 
@@ -32,9 +32,9 @@ def crowded(x_ptr, y_ptr, rows, SIZE: tl.constexpr):
     for row in range(rows):
         total = tl.sqrt(total + tl.load(x_ptr + row * SIZE + at)) * kept
     tl.store(y_ptr + at, total)
-'''
+"""
 
-IN_GLUON = '''
+IN_GLUON = """
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
@@ -63,7 +63,7 @@ def square(x_desc, y_ptr, missing, SHAPE: gl.constexpr, REPEATS: gl.constexpr):
         x.store(gl.full(SHAPE, 1.0, x_desc.dtype, gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
     fence_async_shared()
     gl.warp_specialize([(write, (y_ptr, x, REPEATS)), (idle, (x,))], [4], [24])
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,27 @@ def found(tmp_path_factory):
     (folder / "aot_kernels.py").write_text(SOURCE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
-        jobs = [Job(f"square-{card}", "aot_kernels:square", {"x_ptr": "*fp16:16", "y_ptr": "*fp32:16", "rows": "i32"},
-                    {"SIZE": 64}, card) for card in (80, 90, 100)]
-        jobs.append(Job("crowded", "aot_kernels:crowded", {"x_ptr": "*fp32", "y_ptr": "*fp32", "rows": "i32"},
-                        {"SIZE": 8192}, 90, num_warps=4, options={"maxnreg": 64}))
+        jobs = [
+            Job(
+                f"square-{card}",
+                "aot_kernels:square",
+                {"x_ptr": "*fp16:16", "y_ptr": "*fp32:16", "rows": "i32"},
+                {"SIZE": 64},
+                card,
+            )
+            for card in (80, 90, 100)
+        ]
+        jobs.append(
+            Job(
+                "crowded",
+                "aot_kernels:crowded",
+                {"x_ptr": "*fp32", "y_ptr": "*fp32", "rows": "i32"},
+                {"SIZE": 8192},
+                90,
+                num_warps=4,
+                options={"maxnreg": 64},
+            )
+        )
         return compile_with(tritons(), jobs)
 
 
@@ -139,8 +156,9 @@ def test_a_job_names_every_argument_of_its_kernel(tmp_path, monkeypatch):
     (tmp_path / "aot_kernels.py").write_text(SOURCE, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="differ in rows"):
-        compile_with({"pinned": None}, [Job("one", "aot_kernels:square", {"x_ptr": "*fp16", "y_ptr": "*fp32"},
-                                            {"SIZE": 64}, 90)])
+        compile_with(
+            {"pinned": None}, [Job("one", "aot_kernels:square", {"x_ptr": "*fp16", "y_ptr": "*fp32"}, {"SIZE": 64}, 90)]
+        )
 
 
 def test_a_compiler_that_dies_is_replaced_and_what_is_printed_is_no_answer(tmp_path, monkeypatch):
@@ -149,8 +167,9 @@ def test_a_compiler_that_dies_is_replaced_and_what_is_printed_is_no_answer(tmp_p
     (tmp_path / "aot_empty.py").write_text(words, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     jobs = [Job("one", f"{module}:square", {}, {}, 90) for module in ("aot_empty", "aot_fatal", "aot_empty")]
-    for job, said in zip(jobs, ("has no attribute 'square'", "ended with -6: (?s:.*)no such chip", "'square'"),
-                         strict=True):
+    for job, said in zip(
+        jobs, ("has no attribute 'square'", "ended with -6: (?s:.*)no such chip", "'square'"), strict=True
+    ):
         with pytest.raises(RuntimeError, match=said):
             compile_with({"of its own": tmp_path}, [job])
 
@@ -174,9 +193,18 @@ def test_a_launch_is_noted_as_the_launcher_would_compile_it(tmp_path, monkeypatc
     assert [job.arguments for job in unseen] == [{"x_ptr": "*fp16:16", "rows": "i32"}] * 2
     assert module.square is kernel
     assert jobs == [
-        Job("square 0", "aot_kernels:square", {"x_ptr": "*fp16:16", "y_ptr": "*fp16:16", "rows": "i32:16"},
-            {"SIZE": 64}, 90, 8, 2, {"maxnreg": 128}),
-        Job("square 1", "aot_kernels:square", {"x_ptr": "*fp16:16"}, {"y_ptr": None, "rows": 1, "SIZE": 64}, 90)]
+        Job(
+            "square 0",
+            "aot_kernels:square",
+            {"x_ptr": "*fp16:16", "y_ptr": "*fp16:16", "rows": "i32:16"},
+            {"SIZE": 64},
+            90,
+            8,
+            2,
+            {"maxnreg": 128},
+        ),
+        Job("square 1", "aot_kernels:square", {"x_ptr": "*fp16:16"}, {"y_ptr": None, "rows": 1, "SIZE": 64}, 90),
+    ]
 
 
 def test_an_arrival_is_early_where_warps_may_still_read():

@@ -21,12 +21,14 @@ def compiler():
 def test_a_process_has_all_lengths_of_a_cut_and_a_batch_of_one(compiler):
     defaults, cuts = compiler.tasks("hstu-dense", ["hstu-triton"], ["fwd", "bwd"], "cuda", cuts=True, chosen={})
     shapes = [(task[1][0]["attn_dim"], task[1][0]["mode"], len(task[1])) for task in defaults]
-    assert shapes == [(dim, mode, count) for dim, count in ((128, 7), (256, 2), (64, 2), (32, 2))
-                      for mode in ("fwd", "bwd")]
+    assert shapes == [
+        (dim, mode, count) for dim, count in ((128, 7), (256, 2), (64, 2), (32, 2)) for mode in ("fwd", "bwd")
+    ]
     assert {values["batch"] for task in (*defaults, *cuts) for values in task[1]} == {1}
     assert len(cuts) == len({(task[0], task[1][0]["attn_dim"]) for task in cuts}) > 100
-    some = compiler.tasks("hstu-dense", ["hstu-triton"], ["fwd"], "cuda", cuts=False,
-                          chosen={"seqlen": [2048], "attn_dim": []})
+    some = compiler.tasks(
+        "hstu-dense", ["hstu-triton"], ["fwd"], "cuda", cuts=False, chosen={"seqlen": [2048], "attn_dim": []}
+    )
     assert [len(task[1]) for task in some[0]] == [1, 1, 1]
     assert some[1] == []
 
@@ -41,8 +43,9 @@ def test_suites_of_other_workloads_too(compiler):
 
 
 def test_what_does_not_work_is_a_line(compiler):
-    (works, *_), _ = compiler.tasks("hstu-bsa", ["hstu-bsa-eager"], ["fwd-bwd"], "cpu", cuts=False,
-                                    chosen={"seqlen": [64]})
+    (works, *_), _ = compiler.tasks(
+        "hstu-bsa", ["hstu-bsa-eager"], ["fwd-bwd"], "cpu", cuts=False, chosen={"seqlen": [64]}
+    )
     assert compiler.call(works) == []
     (line,) = compiler.call(("hstu-bsa-eager[none]", *works[1:]))
     assert "hstu-bsa-eager[none]" in line

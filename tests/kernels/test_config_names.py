@@ -36,15 +36,22 @@ def candidates():
 
 
 def forward_spaces():
-    return {f"{card} {item} {dim}": [config.short for config in space.space(space.Shape(
-        dim=dim, dim_v=dim, item_bytes=item, capability=card))] for card, item, dim in product(CARDS, (2, 4), DIMS)}
+    return {
+        f"{card} {item} {dim}": [
+            config.short for config in space.space(space.Shape(dim=dim, dim_v=dim, item_bytes=item, capability=card))
+        ]
+        for card, item, dim in product(CARDS, (2, 4), DIMS)
+    }
 
 
 def backward_spaces():
-    return {f"{card} {item} {dim} {deterministic}": {
-        config.short: asdict(config) for config in backward.backward_space(card, item, dim, dim,
-                                                                           deterministic=deterministic)}
-            for card, item, dim, deterministic in product(CARDS, (2, 4), DIMS, (False, True))}
+    return {
+        f"{card} {item} {dim} {deterministic}": {
+            config.short: asdict(config)
+            for config in backward.backward_space(card, item, dim, dim, deterministic=deterministic)
+        }
+        for card, item, dim, deterministic in product(CARDS, (2, 4), DIMS, (False, True))
+    }
 
 
 def flash_defaults():
@@ -52,23 +59,33 @@ def flash_defaults():
     for card, item, dim, seqlen, flag, hopper in product(CARDS, (2, 4), DIMS, SEQLENS, (False, True), (False, True)):
         found[f"{card} {item} {dim} {seqlen} {flag} {hopper}"] = [
             asdict(defaults.forward_config(card, item, dim, seqlen, right=flag, hopper=hopper)),
-            *(asdict(backward.backward_config(card, item, dim, deterministic=deterministic, packed=flag, hopper=hopper))
-              for deterministic in (False, True))]
+            *(
+                asdict(
+                    backward.backward_config(card, item, dim, deterministic=deterministic, packed=flag, hopper=hopper)
+                )
+                for deterministic in (False, True)
+            ),
+        ]
     return found
 
 
 def dense_defaults():
-    return {f"{card} {item} {dim} {seqlen}": [
-        asdict(dense.forward_config(card, item, dim, seqlen)),
-        *(asdict(dense.backward_config(card, item, dim, seqlen, deterministic=one)) for one in (False, True)),
-        held(dense.hopper_forward_config(card, item, dim, dim, seqlen)),
-        held(dense.hopper_columns_config(card, item, dim, dim, seqlen))]
-        for card, item, dim, seqlen in product(CARDS, (2, 4), DIMS, SEQLENS)}
+    return {
+        f"{card} {item} {dim} {seqlen}": [
+            asdict(dense.forward_config(card, item, dim, seqlen)),
+            *(asdict(dense.backward_config(card, item, dim, seqlen, deterministic=one)) for one in (False, True)),
+            held(dense.hopper_forward_config(card, item, dim, dim, seqlen)),
+            held(dense.hopper_columns_config(card, item, dim, dim, seqlen)),
+        ]
+        for card, item, dim, seqlen in product(CARDS, (2, 4), DIMS, SEQLENS)
+    }
 
 
 def paged_defaults():
-    return {f"{card} {item} {dim} {page}": asdict(paged.default_config(card, item, dim, page))
-            for card, item, dim, page in product(CARDS, (2, 4), DIMS, (32, 64, 128))}
+    return {
+        f"{card} {item} {dim} {page}": asdict(paged.default_config(card, item, dim, page))
+        for card, item, dim, page in product(CARDS, (2, 4), DIMS, (32, 64, 128))
+    }
 
 
 def listed(name):
@@ -82,17 +99,31 @@ def listed(name):
     return found
 
 
-SPACES = {"flash candidates": candidates, "flash forward spaces": forward_spaces,
-          "flash backward spaces": backward_spaces, "flash defaults": flash_defaults, "dense defaults": dense_defaults,
-          "paged defaults": paged_defaults, **{name: lambda name=name: listed(name) for name in (
-              "flash-triton", "hstu-triton", "hstu-bsa-triton")}}
-TABLES = {"flash forward": (defaults.TABLE, "forward", forward.ForwardConfig),
-          "flash backward": (backward.TABLE, "backward", backward.BackwardConfig),
-          "paged": (paged.TABLE, "forward", paged.PagedConfig),
-          **{f"dense {name}": (dense.TABLE, name, kind) for name, kind in (
-              ("forward", dense.ForwardConfig), ("hopper_forward", dense.ForwardConfig), ("rows", dense.RowConfig),
-              ("columns", dense.ColumnConfig), ("atomic", dense.ColumnConfig),
-              ("hopper_atomic", dense.ColumnConfig))}}
+SPACES = {
+    "flash candidates": candidates,
+    "flash forward spaces": forward_spaces,
+    "flash backward spaces": backward_spaces,
+    "flash defaults": flash_defaults,
+    "dense defaults": dense_defaults,
+    "paged defaults": paged_defaults,
+    **{name: lambda name=name: listed(name) for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton")},
+}
+TABLES = {
+    "flash forward": (defaults.TABLE, "forward", forward.ForwardConfig),
+    "flash backward": (backward.TABLE, "backward", backward.BackwardConfig),
+    "paged": (paged.TABLE, "forward", paged.PagedConfig),
+    **{
+        f"dense {name}": (dense.TABLE, name, kind)
+        for name, kind in (
+            ("forward", dense.ForwardConfig),
+            ("hopper_forward", dense.ForwardConfig),
+            ("rows", dense.RowConfig),
+            ("columns", dense.ColumnConfig),
+            ("atomic", dense.ColumnConfig),
+            ("hopper_atomic", dense.ColumnConfig),
+        )
+    },
+}
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -112,9 +143,15 @@ def test_every_row_of_a_table_of_defaults_has_the_fields_it_had(name):
         assert {field: value for field, value in asdict(config).items() if field != "atomic"} == fields
 
 
-@pytest.mark.parametrize(("name", "dim", "mode"), [
-    (name, dim, mode) for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton") for dim in (1, 33, 60, 256)
-    for mode in ("fwd", "bwd")])
+@pytest.mark.parametrize(
+    ("name", "dim", "mode"),
+    [
+        (name, dim, mode)
+        for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton")
+        for dim in (1, 33, 60, 256)
+        for mode in ("fwd", "bwd")
+    ],
+)
 def test_the_default_can_be_named_whatever_the_shape(name, dim, mode):
     backend = all_backends()[name]
     workload = load_workload(backend.workload)
@@ -133,8 +170,10 @@ def test_a_shape_that_no_kernel_takes_has_no_configurations_and_no_default():
             assert (list(backend.configs(case)), backend.default_of(case)) == ([], None)
 
 
-@pytest.mark.parametrize(("name", "mode"), [
-    (name, mode) for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton") for mode in ("fwd", "bwd")])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(name, mode) for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton") for mode in ("fwd", "bwd")],
+)
 def test_every_listed_name_is_read_back_and_the_default_is_one(name, mode):
     backend = all_backends()[name]
     case = load_workload(backend.workload).case({"mode": mode, "dtype": "bf16"})

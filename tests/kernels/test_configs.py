@@ -44,11 +44,16 @@ class Toy(LaunchConfig):
 
 
 CONFIGS = st.builds(
-    Toy, rows=st.sampled_from((8, 16, 32)), warps=st.sampled_from((4, 8)),
+    Toy,
+    rows=st.sampled_from((8, 16, 32)),
+    warps=st.sampled_from((4, 8)),
     cap=st.none() | st.integers(3, 31).map(lambda n: 8 * n),
     tail=st.none() | st.builds(Tiles, rows=st.sampled_from((8, 16)), keys=st.sampled_from((16, 32))),
-    loads=st.sampled_from(("pointer", "tma")), order=st.sampled_from(("plain", "ahead", "ws")), split=st.booleans(),
-    share=st.sampled_from((0.5, 1.5, 12.0)))
+    loads=st.sampled_from(("pointer", "tma")),
+    order=st.sampled_from(("plain", "ahead", "ws")),
+    split=st.booleans(),
+    share=st.sampled_from((0.5, 1.5, 12.0)),
+)
 
 
 @given(config=CONFIGS)
@@ -81,26 +86,29 @@ def test_whatever_is_read_is_spelled_so_and_whatever_is_not_is_one_line(text):
     assert text in (config.short, config.full)
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("", "is not a short form; such as t16w4-none-tma"),
-    ("t16", "is not a short form; such as t16w4-none-tma"),
-    ("t16w4", "lacks tail; such as t16w4-none-tma"),
-    ("t16w4-none-tmaa", "has the word tmaa; one of none, qNxN, tma, ahead, ws, split, shareN"),
-    ("t16w4-none-", "has the word of no letters; one of none, "),
-    ("t16w4-none-q8x8", "says tail twice; each once"),
-    ("t16w4-none-ahead-ws", "says order twice; each once"),
-    ("t16w4-none-plain", "is not how it is spelled; t16w4-none"),
-    ("t٤w4-none", "is not a short form; "),
-    ("t12w4-none", "rows=12 is not known; one of 8, 16, 32"),
-    ("t16w4-q8x7", "keys=7 is not known; one of 8, 16, 32"),
-    ("t16w4r25-none", "cap=25 cannot be used; a multiple of 8 from 24 to 248"),
-    ("t16w4-none-share1", "is not how it is spelled; t16w4-none-share1.0"),
-    ("rows=16", "lacks warps, cap, tail, loads, order, split, share; all of rows, "),
-    ("rows=16 rows=16", "has rows=16; each once of rows, warps, "),
-    ("rows=1x warps=4", "has rows=1x; a whole number"),
-    ("split=yes", "has split=yes; true or false"),
-    ("unnamed=1", "has unnamed=1; each once of "),
-])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not a short form; such as t16w4-none-tma"),
+        ("t16", "is not a short form; such as t16w4-none-tma"),
+        ("t16w4", "lacks tail; such as t16w4-none-tma"),
+        ("t16w4-none-tmaa", "has the word tmaa; one of none, qNxN, tma, ahead, ws, split, shareN"),
+        ("t16w4-none-", "has the word of no letters; one of none, "),
+        ("t16w4-none-q8x8", "says tail twice; each once"),
+        ("t16w4-none-ahead-ws", "says order twice; each once"),
+        ("t16w4-none-plain", "is not how it is spelled; t16w4-none"),
+        ("t٤w4-none", "is not a short form; "),
+        ("t12w4-none", "rows=12 is not known; one of 8, 16, 32"),
+        ("t16w4-q8x7", "keys=7 is not known; one of 8, 16, 32"),
+        ("t16w4r25-none", "cap=25 cannot be used; a multiple of 8 from 24 to 248"),
+        ("t16w4-none-share1", "is not how it is spelled; t16w4-none-share1.0"),
+        ("rows=16", "lacks warps, cap, tail, loads, order, split, share; all of rows, "),
+        ("rows=16 rows=16", "has rows=16; each once of rows, warps, "),
+        ("rows=1x warps=4", "has rows=1x; a whole number"),
+        ("split=yes", "has split=yes; true or false"),
+        ("unnamed=1", "has unnamed=1; each once of "),
+    ],
+)
 def test_a_wrong_name_is_answered_with_what_is_wrong_and_what_is_accepted(text, said):
     with pytest.raises(ValueError, match="; ") as caught:
         Toy.parse(text)
@@ -184,13 +192,16 @@ def test_a_family_of_one_table_is_listed_read_and_refused():
 
 # ── what the shipped families answer ─────────────────────────────────────────────────────────────────
 
-MISSPELT = [("flash-triton", "fwd", "m128n128w8s2-tma-wx", "m128n128w8s2-tma-ws"),
-            ("flash-triton", "bwd", "b64x128w8s2-atomik-tma-ws", "b64x128w8s2-atomic-tma-ws"),
-            ("flash-triton", "fwd-bwd", "m128n128w8s2-tma-ws+b64x128w8s2-atomic-tma-wz", "b64x128w8s2-atomic-tma-ws"),
-            ("hstu-triton", "fwd", "f128x64w8s3-aheed", "f128x64w8s3-ahead"),
-            ("hstu-triton", "bwd", "deterministic-c64x128w8s2-wss", "deterministic-c64x128w8s2"),
-            ("hstu-bsa-triton", "fwd", "pases", "passes"), ("hstu-bsa-triton", "fwd", "s64x16w5", "s64x16w4"),
-            ("hstu-bsa-triton", "bwd", "s192x64w12s4-wss", "s192x64w12s4-ws")]
+MISSPELT = [
+    ("flash-triton", "fwd", "m128n128w8s2-tma-wx", "m128n128w8s2-tma-ws"),
+    ("flash-triton", "bwd", "b64x128w8s2-atomik-tma-ws", "b64x128w8s2-atomic-tma-ws"),
+    ("flash-triton", "fwd-bwd", "m128n128w8s2-tma-ws+b64x128w8s2-atomic-tma-wz", "b64x128w8s2-atomic-tma-ws"),
+    ("hstu-triton", "fwd", "f128x64w8s3-aheed", "f128x64w8s3-ahead"),
+    ("hstu-triton", "bwd", "deterministic-c64x128w8s2-wss", "deterministic-c64x128w8s2"),
+    ("hstu-bsa-triton", "fwd", "pases", "passes"),
+    ("hstu-bsa-triton", "fwd", "s64x16w5", "s64x16w4"),
+    ("hstu-bsa-triton", "bwd", "s192x64w12s4-wss", "s192x64w12s4-ws"),
+]
 
 
 @pytest.mark.parametrize(("name", "mode", "text", "near"), MISSPELT)
@@ -221,4 +232,4 @@ def test_nothing_is_near_where_there_is_nothing():
 def test_adapters_of_ours_are_adapters():
     folder = Path(all_backends.__code__.co_filename).parent
     for name in ("flash_triton", "hstu_triton", "hstu_bsa_triton"):
-        assert len((folder / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 60
+        assert len((folder / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 80

@@ -30,11 +30,14 @@ def make(case, seed=1):
     return make_inputs(case, seed=seed, kind="normal", device="cpu")
 
 
-@pytest.mark.parametrize(("selector", "values"), [
-    ("flash-triton", {"causal": True, "nheads_kv": 1, "seqlen_k": 51}),
-    ("flash-triton[m64n64w4s1-fused]", {"window": (9, 3), "lengths": "40:17"}),
-    ("flash-triton", {"causal": True, "mode": "fwd-bwd"}),
-])
+@pytest.mark.parametrize(
+    ("selector", "values"),
+    [
+        ("flash-triton", {"causal": True, "nheads_kv": 1, "seqlen_k": 51}),
+        ("flash-triton[m64n64w4s1-fused]", {"window": (9, 3), "lengths": "40:17"}),
+        ("flash-triton", {"causal": True, "mode": "fwd-bwd"}),
+    ],
+)
 def test_right_through_the_seam(selector, values):
     pytest.importorskip("triton")
     case = case_of(**values)
@@ -70,7 +73,8 @@ def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_valid
         out, lse = kernels.flash_attention(q, k, v, causal=True)
         (grad,) = torch.autograd.grad(out.sum(), fused)
         want = torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True
+        ).transpose(1, 2)
         torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(grad, torch.autograd.grad(want.sum(), fused)[0], rtol=1e-3, atol=1e-4)
         assert lse.shape == (2, 2, 33)
@@ -83,18 +87,24 @@ def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_valid
             kernels.flash_attention(*packed, cu_seqlens_q=offsets, max_seqlen_q=20, validate=True)
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"q": torch.zeros(1, 3, 2, 16, dtype=torch.float64)}, r"q\.dtype=torch\.float64 is not supported; bfloat16"),
-    ({"q": torch.zeros(3, 2, 16)}, r"q\.shape=\(3, 2, 16\) does not fit; \[sequences, rows, heads, dims\]"),
-    ({"k": torch.zeros(1, 3, 2, 8)}, r"k\.shape\[-1\]=8 does not fit; 16, q's dims"),
-    ({"k": torch.zeros(1, 3, 3, 16), "v": torch.zeros(1, 3, 3, 16)}, r"k\.shape\[-2\]=3 does not divide the 2 heads"),
-    ({"v": torch.zeros(1, 4, 2, 16)}, r"v\.shape=\(1, 4, 2\) does not fit; \(1, 3, 2\), k's rows and heads"),
-    ({"q": torch.zeros(1, 3, 2, 257)}, r"q\.shape=\(1, 3, 2, 257\) has too many dims or none; 1 to 256"),
-    ({"window": (3,)}, r"window=\(3,\) is not a window; \(left, right\)"),
-    ({"scale": 0.0}, r"scale=0\.0 cannot be used; a finite number over 0"),
-    ({"max_seqlen_q": 3}, r"max_seqlen_q=given has no cu_seqlens_q beside it"),
-    ({"cu_seqlens_q": torch.zeros(2)}, r"q\.shape=\(1, 3, 2, 16\) does not fit; .*packed"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"q": torch.zeros(1, 3, 2, 16, dtype=torch.float64)}, r"q\.dtype=torch\.float64 is not supported; bfloat16"),
+        ({"q": torch.zeros(3, 2, 16)}, r"q\.shape=\(3, 2, 16\) does not fit; \[sequences, rows, heads, dims\]"),
+        ({"k": torch.zeros(1, 3, 2, 8)}, r"k\.shape\[-1\]=8 does not fit; 16, q's dims"),
+        (
+            {"k": torch.zeros(1, 3, 3, 16), "v": torch.zeros(1, 3, 3, 16)},
+            r"k\.shape\[-2\]=3 does not divide the 2 heads",
+        ),
+        ({"v": torch.zeros(1, 4, 2, 16)}, r"v\.shape=\(1, 4, 2\) does not fit; \(1, 3, 2\), k's rows and heads"),
+        ({"q": torch.zeros(1, 3, 2, 257)}, r"q\.shape=\(1, 3, 2, 257\) has too many dims or none; 1 to 256"),
+        ({"window": (3,)}, r"window=\(3,\) is not a window; \(left, right\)"),
+        ({"scale": 0.0}, r"scale=0\.0 cannot be used; a finite number over 0"),
+        ({"max_seqlen_q": 3}, r"max_seqlen_q=given has no cu_seqlens_q beside it"),
+        ({"cu_seqlens_q": torch.zeros(2)}, r"q\.shape=\(1, 3, 2, 16\) does not fit; .*packed"),
+    ],
+)
 def test_wrong_arguments_are_answered_in_one_line(change, said):
     pytest.importorskip("triton")
     from attnbench.kernels.flash.problem import problem_of
@@ -105,17 +115,29 @@ def test_wrong_arguments_are_answered_in_one_line(change, said):
         problem_of(**given)
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"forward": "m128n128w8s2-tma-wss"},
-     r"forward=m128n128w8s2-tma-wss has the word wss; one of tma, ahead, ws, .*is m128n128w8s2-tma-ws$"),
-    ({"forward": "m128n128w8s2-ws"}, r"forward=m128n128w8s2-ws has the order ws, which loads by tensor maps alone"),
-    ({"backward": "b64x128w8s2"},
-     r"backward=b64x128w8s2 lacks rows; such as .*; the nearest valid one is b64x128w8s2-atomic-m2$"),
-    ({"backward": "b64x64w4s2-atomic", "deterministic": True},
-     r"backward=b64x64w4s2-atomic adds up dQ by atomics, which deterministic=True rules out; one with r…, or None"),
-    ({}, r"q\.device=cpu has no compiled kernels; a CUDA device"),
-    ({"forward": "m128n128w8s2-tma-pp", "backward": "b128x128w8s2-atomic-tma-ws"}, r"q\.device=cpu has no compiled"),
-])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"forward": "m128n128w8s2-tma-wss"},
+            r"forward=m128n128w8s2-tma-wss has the word wss; one of tma, ahead, ws, .*is m128n128w8s2-tma-ws$",
+        ),
+        ({"forward": "m128n128w8s2-ws"}, r"forward=m128n128w8s2-ws has the order ws, which loads by tensor maps alone"),
+        (
+            {"backward": "b64x128w8s2"},
+            r"backward=b64x128w8s2 lacks rows; such as .*; the nearest valid one is b64x128w8s2-atomic-m2$",
+        ),
+        (
+            {"backward": "b64x64w4s2-atomic", "deterministic": True},
+            r"backward=b64x64w4s2-atomic adds up dQ by atomics, which deterministic=True rules out; one with r…, or None",
+        ),
+        ({}, r"q\.device=cpu has no compiled kernels; a CUDA device"),
+        (
+            {"forward": "m128n128w8s2-tma-pp", "backward": "b128x128w8s2-atomic-tma-ws"},
+            r"q\.device=cpu has no compiled",
+        ),
+    ],
+)
 def test_the_public_function_takes_configurations_by_name_and_refuses_in_one_line(given, said):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
@@ -130,8 +152,9 @@ def test_a_configuration_by_name_is_the_same_as_by_its_fields():
         x = torch.randn(1, 40, 1, 16, requires_grad=True)
         words = {"forward": "m16n16w4s1", "backward": "b16x16w4s1-r16x16w4s1"}
         fields = {"forward": kernels.parse(words["forward"]), "backward": kernels.parse_backward(words["backward"])}
-        outs = [kernels.flash_attention(x, x, x, causal=True, deterministic=True, **given)[0]
-                for given in (words, fields)]
+        outs = [
+            kernels.flash_attention(x, x, x, causal=True, deterministic=True, **given)[0] for given in (words, fields)
+        ]
         grads = [torch.autograd.grad(out.sum(), x)[0] for out in outs]
         assert torch.equal(*outs)
         assert torch.equal(*grads)
@@ -141,8 +164,11 @@ def test_configurations_for_hopper_are_refused_on_other_cards_by_name(monkeypatc
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "capability_of", lambda x: (10, 0))
-    with pytest.raises(ValueError, match=r"^flash_attention: forward=m128n128w8s2-tma-ws has the order ws, which is "
-                                         r"for sm_90, not sm_100; plain$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^flash_attention: forward=m128n128w8s2-tma-ws has the order ws, which is "
+        r"for sm_90, not sm_100; plain$",
+    ):
         kernels.flash_attention(x, x, x, forward="m128n128w8s2-tma-ws")
 
 
@@ -163,7 +189,8 @@ def test_an_order_that_is_wrong_on_a_card_is_refused_there_by_name(monkeypatch):
 
 
 STRIDES = {
-    "as-they-come": (lambda x: x, True), "packed": (lambda x: x.flatten(0, 1), True),
+    "as-they-come": (lambda x: x, True),
+    "packed": (lambda x: x.flatten(0, 1), True),
     "of-one-tensor": (lambda x: x.repeat(1, 1, 1, 3)[..., :64], True),
     "heads-first": (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), False),
     "8-byte-rows": (lambda x: torch.zeros(2, 40, 2, 68, dtype=x.dtype)[..., :64], False),
@@ -186,9 +213,17 @@ def test_the_default_is_the_hopper_path_only_of_tensors_it_can_describe(name, mo
     assert kernels.default_backward(x, x, x, problem, deterministic=True).deterministic
 
 
-@pytest.mark.parametrize(("dims", "forward", "backward"), [
-    ((128, 96), "ws", "ws"), ((128, 64), "plain", "ws"), ((256, 256), "ws", "early"), ((60, 60), "plain", "early"),
-    ((16, 16), "plain", "ws"), ((64, 60), "plain", "early")])
+@pytest.mark.parametrize(
+    ("dims", "forward", "backward"),
+    [
+        ((128, 96), "ws", "ws"),
+        ((128, 64), "plain", "ws"),
+        ((256, 256), "ws", "early"),
+        ((60, 60), "plain", "early"),
+        ((16, 16), "plain", "ws"),
+        ((64, 60), "plain", "early"),
+    ],
+)
 def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backward, monkeypatch):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
@@ -204,8 +239,12 @@ def test_the_gradient_of_the_output_is_laid_out_for_the_kernel_whatever_autograd
     hopper = pytest.importorskip("attnbench.kernels.shared.hopper")
     ws, portable = map(kernels.parse_backward, ("b64x128w8s2-atomic-tma-ws", "b64x128w8s3-atomic-tma"))
     plain = torch.randn(2, 40, 3, 64)
-    for grad in (plain, plain.transpose(1, 2).contiguous().transpose(1, 2), plain[:, :, :1].expand(plain.shape),
-                 torch.ones(1).expand(plain.shape)):
+    for grad in (
+        plain,
+        plain.transpose(1, 2).contiguous().transpose(1, 2),
+        plain[:, :, :1].expand(plain.shape),
+        torch.ones(1).expand(plain.shape),
+    ):
         for config in (ws, portable):
             found = kernels._rows_of_grad(grad, config)
             assert torch.equal(found, grad)
@@ -246,20 +285,22 @@ def test_a_full_form_names_the_same_as_the_short_one():
         resolve(f"flash-triton[{full}+b64x128w8s2-atomic-tma-ws]", case).check(case, HOPPER)
 
 
-@pytest.mark.parametrize("short", [
-    "b64x64w4s2-atomic+b64x64w4s2-atomic", "m64n64w4s2+m64n64w4s2", "m64n64w4s2+", "+"])
+@pytest.mark.parametrize("short", ["b64x64w4s2-atomic+b64x64w4s2-atomic", "m64n64w4s2+m64n64w4s2", "m64n64w4s2+", "+"])
 def test_more_than_a_forward_and_a_backward_is_refused(short):
     with pytest.raises(UsageError, match=r"joins more than one of each; m…, b… or m…\+b…$"):
         resolve(f"flash-triton[{short}]", case_of(mode="bwd"))
 
 
-@pytest.mark.parametrize(("values", "short", "near"), [
-    ({"headdim": 64}, "b64x128w8s2-atomic-tma-ws", "b128x128w8s2-atomic-tma-ws"),
-    ({"headdim": 128}, "b128x128w8s3-atomic-tma-ws", "b64x128w8s3-atomic-tma-ws"),
-    ({"headdim": 128}, "b64x128w8s2-atomic-tma-wss", "b64x128w8s2-atomic-tma-ws"),
-    ({"headdim": 128}, "b64x128w8s2-atomic-tma-ahead1", "b64x128w8s2-atomic-tma-ahead"),
-    ({"headdim": 256}, "b64x64w8s2-r128x32w8s2-tma-wss", "b64x64w8s2-r128x32w8s2-tma"),
-])
+@pytest.mark.parametrize(
+    ("values", "short", "near"),
+    [
+        ({"headdim": 64}, "b64x128w8s2-atomic-tma-ws", "b128x128w8s2-atomic-tma-ws"),
+        ({"headdim": 128}, "b128x128w8s3-atomic-tma-ws", "b64x128w8s3-atomic-tma-ws"),
+        ({"headdim": 128}, "b64x128w8s2-atomic-tma-wss", "b64x128w8s2-atomic-tma-ws"),
+        ({"headdim": 128}, "b64x128w8s2-atomic-tma-ahead1", "b64x128w8s2-atomic-tma-ahead"),
+        ({"headdim": 256}, "b64x64w8s2-r128x32w8s2-tma-wss", "b64x64w8s2-r128x32w8s2-tma"),
+    ],
+)
 def test_of_a_backward_too_the_nearest_valid_one_is_near(values, short, near):
     case = case_of(mode="bwd", seqlen=4096, dtype="bf16", **values)
     with pytest.raises(UsageError, match=rf"config={short} (is not|has the word) .*; the nearest valid one is {near}$"):
@@ -268,22 +309,36 @@ def test_of_a_backward_too_the_nearest_valid_one_is_near(values, short, near):
 
 
 def test_where_no_tile_is_as_short_as_the_rows_the_smallest_is_the_nearest():
-    with pytest.raises(UsageError, match=r"length: it has tiles n128 for 1 rows; at most n32; the nearest valid one is "
-                                         r"m128n32w8s2-tma-ws$"):
+    with pytest.raises(
+        UsageError,
+        match=r"length: it has tiles n128 for 1 rows; at most n32; the nearest valid one is "
+        r"m128n32w8s2-tma-ws$",
+    ):
         resolve("flash-triton[m128n128w8s2-tma-ws]", case_of(seqlen=1, headdim=128, dtype="bf16"))
 
 
-@pytest.mark.parametrize(("short", "said"), [
-    ("m128n128w8s2-ws-tma", "is not how it is spelled; m128n128w8s2-tma-ws; the nearest valid one is "
-                            "m128n128w8s2-tma-ws$"),
-    ("m128n128w8s2-tma-pp1", "has the word pp1; .*; the nearest valid one is m128n128w8s2-tma-pp$"),
-    ("m128n128w8s2-tma-ahead", "is not valid, ahead: it has the order ahead, which on sm_90 is wrong: the product "
-                               "still reads the weights' registers; .*the nearest valid one is m128n128w8s2-tma$"),
-    ("m128n128w8s4-tma", "is not valid, shared-memory: it takes 288 KiB of shared memory, and has 227; .*"
-                         "the nearest valid one is m128n128w8s3-tma$"),
-    ("m128n128w8s2-tma-fuse", "has the word fuse; one of tma, .*the nearest valid one is m128n128w8s2-tma-fused$"),
-    ("fast", "is not a short form; such as m128n128w8s2-tma-pp; the nearest valid one is m"),
-])
+@pytest.mark.parametrize(
+    ("short", "said"),
+    [
+        (
+            "m128n128w8s2-ws-tma",
+            "is not how it is spelled; m128n128w8s2-tma-ws; the nearest valid one is m128n128w8s2-tma-ws$",
+        ),
+        ("m128n128w8s2-tma-pp1", "has the word pp1; .*; the nearest valid one is m128n128w8s2-tma-pp$"),
+        (
+            "m128n128w8s2-tma-ahead",
+            "is not valid, ahead: it has the order ahead, which on sm_90 is wrong: the product "
+            "still reads the weights' registers; .*the nearest valid one is m128n128w8s2-tma$",
+        ),
+        (
+            "m128n128w8s4-tma",
+            "is not valid, shared-memory: it takes 288 KiB of shared memory, and has 227; .*"
+            "the nearest valid one is m128n128w8s3-tma$",
+        ),
+        ("m128n128w8s2-tma-fuse", "has the word fuse; one of tma, .*the nearest valid one is m128n128w8s2-tma-fused$"),
+        ("fast", "is not a short form; such as m128n128w8s2-tma-pp; the nearest valid one is m"),
+    ],
+)
 def test_an_invalid_configuration_is_answered_with_what_is_wrong_and_the_nearest(short, said, capsys):
     command = ["run", "quick", "--device", "cpu", "--no-save", "--dtype", "fp16", "--headdim", "128"]
     assert main([*command, "--seqlen", "1024", "--backends", f"flash-triton[{short}]"]) == 2
@@ -304,8 +359,10 @@ def test_configurations_are_listed_by_name(capsys):
 def test_it_refuses_what_it_does_not_take():
     backend, case = all_backends()["flash-triton"], case_of()
     backend.check(case_of(causal=True, window=(5, 0), nheads_kv=1, headdim=96, headdim_v=40, mode="fwd-bwd"), AMPERE)
-    for values, said in (({"headdim": 257}, "headdim=257 is too large; at most 256"),
-                         ({"dtype": "fp32"}, "dtype=fp32 is not supported; one of fp16, bf16")):
+    for values, said in (
+        ({"headdim": 257}, "headdim=257 is too large; at most 256"),
+        ({"dtype": "fp32"}, "dtype=fp32 is not supported; one of fp16, bf16"),
+    ):
         with pytest.raises(Unsupported, match=f"flash-triton: {said}"):
             backend.check(case_of(**values), HOPPER)
     with pytest.raises(Unsupported, match=r"compute capability=7\.5 is too old; at least 8\.0"):

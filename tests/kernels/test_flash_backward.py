@@ -24,8 +24,9 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("attnbench.kernels.flash.backward", "attnbench.kernels.flash.config.backward",
-                     "attnbench.kernels.flash.problem") as modules:
+    with interpreted(
+        "attnbench.kernels.flash.backward", "attnbench.kernels.flash.config.backward", "attnbench.kernels.flash.problem"
+    ) as modules:
         yield modules
 
 
@@ -45,8 +46,18 @@ CASES = {
     "grouped": ({"seqlen": 40, "nheads": 4, "nheads_kv": 2, "causal": True, "batch": 1}, f"{SMALL}-atomic-ahead"),
     "one-kv-head": ({"seqlen": 35, "nheads": 3, "nheads_kv": 1, "window": (12, 5)}, f"{SMALL}-r16x16w4s1"),
     "packed": ({"batch": 4, "seqlen": 65, "lengths": "1:50:16:33", "causal": True}, f"{SMALL}-atomic-ahead"),
-    "packed-both": ({"batch": 3, "seqlen": 50, "seqlen_k": 60, "lengths": "50/20:17/60:3/3", "causal": True,
-                     "nheads": 2, "nheads_kv": 1}, f"{WIDE}-r32x16w4s1"),
+    "packed-both": (
+        {
+            "batch": 3,
+            "seqlen": 50,
+            "seqlen_k": 60,
+            "lengths": "50/20:17/60:3/3",
+            "causal": True,
+            "nheads": 2,
+            "nheads_kv": 1,
+        },
+        f"{WIDE}-r32x16w4s1",
+    ),
     "odd-dims": ({"seqlen": 40, "headdim": 24, "headdim_v": 40, "batch": 1, "causal": True}, f"{SMALL}-atomic"),
     "one-dim": ({"seqlen": 20, "headdim": 1, "headdim_v": 3, "batch": 1}, f"{SMALL}-r16x16w4s1"),
     "many-sections": ({"batch": 3, "seqlen": 33, "nheads": 2}, f"{SMALL}-atomic-l1"),
@@ -59,15 +70,18 @@ def case_of(**values):
 
 def problem_of(module, case, inputs):
     packed = {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")}
-    return module.problem_of(inputs.q, inputs.k, inputs.v, causal=case.causal, window=case.window,
-                             **(packed if case.packed else {}))
+    return module.problem_of(
+        inputs.q, inputs.k, inputs.v, causal=case.causal, window=case.window, **(packed if case.packed else {})
+    )
 
 
 def forward(case, inputs):
     """Out and lse in plain torch, each rounded once from fp64."""
     out, logs = torch.empty_like(inputs.dout), []
-    views = [by_sequence(case, name, x) for name, x in zip(("q", "k", "v", "out"), (inputs.q, inputs.k, inputs.v, out),
-                                                           strict=True)]
+    views = [
+        by_sequence(case, name, x)
+        for name, x in zip(("q", "k", "v", "out"), (inputs.q, inputs.k, inputs.v, out), strict=True)
+    ]
     for (queries, keys), q, k, v, result in zip(case.sequences, *views, strict=True):
         q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
         k, v = (x.repeat_interleave(case.group_size, 0) for x in (k, v))
@@ -121,9 +135,15 @@ def test_right_in_half_precision(kernels, name):
     held(case, inputs, run(kernels, case, inputs, config))
 
 
-@pytest.mark.parametrize(("config", "lengths"), [
-    (f"{SMALL}-atomic-tma-fused", "full"), (f"{SMALL}-r16x16w4s1-tma-ahead-fused", "full"),
-    (f"{TALL}-r16x32w4s1-tma", "50:33"), (f"{SMALL}-atomic-tma-ahead-fused-beside", "50:33")])
+@pytest.mark.parametrize(
+    ("config", "lengths"),
+    [
+        (f"{SMALL}-atomic-tma-fused", "full"),
+        (f"{SMALL}-r16x16w4s1-tma-ahead-fused", "full"),
+        (f"{TALL}-r16x32w4s1-tma", "50:33"),
+        (f"{SMALL}-atomic-tma-ahead-fused-beside", "50:33"),
+    ],
+)
 def test_right_through_tensor_descriptors(kernels, config, lengths):
     case = case_of(seqlen=50, lengths=lengths, headdim=24, causal=True, nheads=2, nheads_kv=1)
     inputs = make_inputs(case, seed=5, kind="normal", device="cpu")
@@ -137,14 +157,21 @@ def test_right_on_whatever_is_drawn(kernels, data):
     length, bound = st.integers(1, 50), st.integers(-1, 40)
     lengths = draw(st.lists(st.tuples(length, length), min_size=1, max_size=2))
     rows, keys = (max(side) for side in zip(*lengths, strict=True))
-    case = case_of(batch=len(lengths), seqlen=rows, seqlen_k=keys, causal=draw(st.booleans()),
-                   lengths=":".join(f"{q}/{k}" for q, k in lengths),
-                   window=draw(st.one_of(st.none(), st.tuples(bound, bound))))
+    case = case_of(
+        batch=len(lengths),
+        seqlen=rows,
+        seqlen_k=keys,
+        causal=draw(st.booleans()),
+        lengths=":".join(f"{q}/{k}" for q, k in lengths),
+        window=draw(st.one_of(st.none(), st.tuples(bound, bound))),
+    )
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
     size = st.sampled_from((16, 32))
-    config = f"b{draw(size)}x{draw(size)}w4s1-" + draw(st.one_of(st.just("atomic"), st.builds(
-        "r{}x{}w4s1".format, size, size))) + draw(st.sampled_from(
-        ("", "-late", "-ahead", "-tma-fused", "-tma-ahead-fused")))
+    config = (
+        f"b{draw(size)}x{draw(size)}w4s1-"
+        + draw(st.one_of(st.just("atomic"), st.builds("r{}x{}w4s1".format, size, size)))
+        + draw(st.sampled_from(("", "-late", "-ahead", "-tma-fused", "-tma-ahead-fused")))
+    )
     held(case, inputs, run(kernels, case, inputs, config))
 
 
@@ -176,11 +203,14 @@ def poisoned(x, rows):
     return x
 
 
-@pytest.mark.parametrize(("values", "poison", "clean"), [
-    ({"window": (16, 0), "causal": True}, slice(0, 16), slice(48, None)),
-    ({"window": (16, 16)}, slice(80, None), slice(0, 48)),
-    ({"causal": True}, slice(48, None), slice(0, 48)),
-])
+@pytest.mark.parametrize(
+    ("values", "poison", "clean"),
+    [
+        ({"window": (16, 0), "causal": True}, slice(0, 16), slice(48, None)),
+        ({"window": (16, 16)}, slice(80, None), slice(0, 48)),
+        ({"causal": True}, slice(48, None), slice(0, 48)),
+    ],
+)
 def test_tiles_that_no_row_sees_are_not_looked_at(kernels, values, poison, clean):
     case = case_of(batch=1, seqlen=96, **values)
     inputs = make_inputs(case, seed=8, kind="normal", device="cpu")
@@ -209,8 +239,9 @@ def test_a_sequence_of_nan_leaves_its_neighbours_alone(kernels, config, lengths)
         bad[name] = x.clone()
         if x.is_floating_point():
             by_sequence(case, name, bad[name])[1].fill_(torch.nan)
-    after = run(kernels, case, replace(inputs, **{name: bad[name] for name in ("q", "k", "v", "dout")}), config,
-                bad["out"], lse)
+    after = run(
+        kernels, case, replace(inputs, **{name: bad[name] for name in ("q", "k", "v", "dout")}), config, bad["out"], lse
+    )
     for name in ("dq", "dk", "dv"):
         pieces = [by_sequence(case, name, result[name]) for result in (before, after)]
         assert all(torch.equal(pieces[0][i], pieces[1][i]) for i in (0, 2)), name
@@ -240,6 +271,7 @@ def test_nothing_is_launched_for_nothing(kernels):
         config = configs.parse_backward(f"{SMALL}-atomic-tma")
         dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, k))
         lse = torch.full((1, 1, rows), -torch.inf)
-        backward.launch_backward(q, k, k, torch.zeros_like(q), q, lse, dq, dk, dv, problem, config,
-                                 backward.workspace_of(q, problem, config))
+        backward.launch_backward(
+            q, k, k, torch.zeros_like(q), q, lse, dq, dk, dv, problem, config, backward.workspace_of(q, problem, config)
+        )
         assert not any(x.any() for x in (dq, dk, dv))

@@ -32,8 +32,9 @@ def jobs_of(short, item_bytes, dim, capability, *, every=False, **mask):
     config = parse_backward(short)
     lse = torch.empty(1, HEADS, BATCH * SEQLEN, device="meta")
     with recorded(flash_backward, *KERNELS, capability=capability) as jobs:
-        flash_backward.launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config,
-                                       flash_backward.workspace_of(q, problem, config))
+        flash_backward.launch_backward(
+            q, k, v, out, dout, lse, dq, dk, dv, problem, config, flash_backward.workspace_of(q, problem, config)
+        )
     words = f"{capability} {item_bytes}-byte d{dim} {short}{' packed' * every}"
     return [replace(job, label=f"{job.label.split()[0].removeprefix('flash_backward_')} {words}") for job in jobs]
 
@@ -56,8 +57,11 @@ def jobs_to_hold(*, oldest):
         if (card, dim) == (9, 128):
             # The small kernels have no cut of their own.
             wanted += ["columns"] if deterministic else ["prepare", "round"]
-        jobs += [job for job in jobs_of(short, row["item_bytes"], dim, card * 10, causal=True, every="packed" in row)
-                 if job.label.split()[0] in wanted]
+        jobs += [
+            job
+            for job in jobs_of(short, row["item_bytes"], dim, card * 10, causal=True, every="packed" in row)
+            if job.label.split()[0] in wanted
+        ]
     return jobs
 
 

@@ -14,11 +14,18 @@ from attnbench.kernels.flash.config.backward import BackwardConfig, Tiles, parse
 H200 = (9, 0), 2, 128, 128
 TILES = st.builds(Tiles, *(st.integers(1, 512) for _ in range(4)))
 CONFIGS = st.builds(
-    BackwardConfig, columns=TILES, rows=st.none() | TILES, loads=st.sampled_from(configs.WORDS["loads"]),
-    order=st.sampled_from(configs.WORDS["order"]), mask=st.sampled_from(configs.WORDS["mask"]),
-    add=st.sampled_from(configs.WORDS["add"]), masked_stages=st.integers(1, 9),
-    registers=st.none() | st.integers(1, 255), section_mib=st.integers(1, 5000),
-    precision=st.sampled_from(configs.WORDS["precision"]))
+    BackwardConfig,
+    columns=TILES,
+    rows=st.none() | TILES,
+    loads=st.sampled_from(configs.WORDS["loads"]),
+    order=st.sampled_from(configs.WORDS["order"]),
+    mask=st.sampled_from(configs.WORDS["mask"]),
+    add=st.sampled_from(configs.WORDS["add"]),
+    masked_stages=st.integers(1, 9),
+    registers=st.none() | st.integers(1, 255),
+    section_mib=st.integers(1, 5000),
+    precision=st.sampled_from(configs.WORDS["precision"]),
+)
 
 
 @given(CONFIGS)
@@ -27,18 +34,36 @@ def test_the_word_is_read_back_exactly_and_has_nothing_a_list_would_split(config
     assert not set(config.short) & set(",[]() ")
 
 
-@pytest.mark.parametrize("text", [
-    "", "b64x128w8s3", "m64n128w8s3-atomic", "b64x128w8s3-atomic-early", "b64x128w8s3-tma-atomic",
-    "b64x128w8s3-atomic-m1", "b064x128w8s3-atomic", "b64x128w8s3-atomic-l24", "b64x128w8s3-atomic-ahead-late",
-    "b٤x128w8s3-atomic"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "b64x128w8s3",
+        "m64n128w8s3-atomic",
+        "b64x128w8s3-atomic-early",
+        "b64x128w8s3-tma-atomic",
+        "b64x128w8s3-atomic-m1",
+        "b064x128w8s3-atomic",
+        "b64x128w8s3-atomic-l24",
+        "b64x128w8s3-atomic-ahead-late",
+        "b٤x128w8s3-atomic",
+    ],
+)
 def test_what_is_no_such_word_is_refused(text):
     with pytest.raises(ValueError, match=r"^(is not|lacks|says|has the word) [^;]*; "):
         parse_backward(text)
 
 
-@pytest.mark.parametrize(("name", "word", "known"), [
-    ("order", "wss", "early, late, ahead, ws"), ("loads", "tmaa", "pointer, tma"), ("mask", "fuse", "apart, fused"),
-    ("add", "first", "last, beside"), ("precision", "fp32", "ieee, tf32x3, tf32")])
+@pytest.mark.parametrize(
+    ("name", "word", "known"),
+    [
+        ("order", "wss", "early, late, ahead, ws"),
+        ("loads", "tmaa", "pointer, tma"),
+        ("mask", "fuse", "apart, fused"),
+        ("add", "first", "last, beside"),
+        ("precision", "fp32", "ieee, tf32x3, tf32"),
+    ],
+)
 def test_a_word_that_is_not_known_is_no_other_path(name, word, known):
     with pytest.raises(ValueError, match=f"^{name}={word} is not known; one of {known}$"):
         BackwardConfig(columns=Tiles(64, 128, 8, 2), **{name: word})
@@ -47,16 +72,25 @@ def test_a_word_that_is_not_known_is_no_other_path(name, word, known):
 GOOD = parse_backward("b64x128w8s3-atomic-tma-fused")
 
 
-@pytest.mark.parametrize(("change", "rule"), [
-    ({"columns": Tiles(48, 128, 8, 3)}, "tile: block_m=48"), ({"columns": Tiles(64, 128, 2, 3)}, "tile: warps=2"),
-    ({"rows": Tiles(64, 256, 8, 2)}, "tile: block_n=256"), ({"columns": Tiles(128, 128, 8, 2)}, "registers: columns"),
-    ({"columns": Tiles(64, 128, 4, 2)}, "registers: columns"),
-    ({"columns": Tiles(64, 128, 8, 4)}, "shared memory: columns"),
-    ({"registers": 128}, "registers: columns"), ({"registers": 300}, "registers: at most 300"),
-    ({"precision": "tf32"}, "precision: tf32"), ({"masked_stages": 9}, "stages: masked_stages"),
-    ({"columns": Tiles(64, 64, 8, 2), "rows": Tiles(128, 128, 4, 2)}, "registers: rows"),
-    ({"rows": Tiles(64, 64, 8, 2), "add": "beside"}, "add: beside"),
-    ({"columns": Tiles(32, 128, 8, 2)}, "warpgroup: block_m=32"), ({"loads": "pointer"}, "mask: fused")])
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"columns": Tiles(48, 128, 8, 3)}, "tile: block_m=48"),
+        ({"columns": Tiles(64, 128, 2, 3)}, "tile: warps=2"),
+        ({"rows": Tiles(64, 256, 8, 2)}, "tile: block_n=256"),
+        ({"columns": Tiles(128, 128, 8, 2)}, "registers: columns"),
+        ({"columns": Tiles(64, 128, 4, 2)}, "registers: columns"),
+        ({"columns": Tiles(64, 128, 8, 4)}, "shared memory: columns"),
+        ({"registers": 128}, "registers: columns"),
+        ({"registers": 300}, "registers: at most 300"),
+        ({"precision": "tf32"}, "precision: tf32"),
+        ({"masked_stages": 9}, "stages: masked_stages"),
+        ({"columns": Tiles(64, 64, 8, 2), "rows": Tiles(128, 128, 4, 2)}, "registers: rows"),
+        ({"rows": Tiles(64, 64, 8, 2), "add": "beside"}, "add: beside"),
+        ({"columns": Tiles(32, 128, 8, 2)}, "warpgroup: block_m=32"),
+        ({"loads": "pointer"}, "mask: fused"),
+    ],
+)
 def test_what_is_left_out_says_by_which_rule(change, rule):
     assert why_not(GOOD, *H200) is None
     said = why_not(replace(GOOD, **change), *H200)
@@ -77,19 +111,29 @@ def test_the_kernel_for_hopper_takes_as_many_rows_as_its_dims_leave_room_for(dim
     assert right[1:].split("s")[0] in said
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"mask": "fused"}, "ws: it has"), ({"add": "beside"}, "ws: it has"), ({"registers": 168}, "ws: it has"),
-    ({"loads": "pointer"}, "ws: it has"), ({"rows": Tiles(128, 64, 8, 2)}, "ws: it has"),
-    ({"columns": Tiles(64, 64, 8, 2)}, "ws: 64x64w8s2"), ({"columns": Tiles(64, 128, 4, 2)}, "ws: 64x128w4s2"),
-    ({"columns": Tiles(64, 128, 8, 4)}, "ws: 64x128w8s4")])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mask": "fused"}, "ws: it has"),
+        ({"add": "beside"}, "ws: it has"),
+        ({"registers": 168}, "ws: it has"),
+        ({"loads": "pointer"}, "ws: it has"),
+        ({"rows": Tiles(128, 64, 8, 2)}, "ws: it has"),
+        ({"columns": Tiles(64, 64, 8, 2)}, "ws: 64x64w8s2"),
+        ({"columns": Tiles(64, 128, 4, 2)}, "ws: 64x128w4s2"),
+        ({"columns": Tiles(64, 128, 8, 4)}, "ws: 64x128w8s4"),
+    ],
+)
 def test_what_the_kernel_for_hopper_has_not_is_said(change, said):
     good = parse_backward(HOPPER[128])
     assert why_not(replace(good, section_mib=8), *H200) is None
     assert (why_not(replace(good, **change), *H200) or "").startswith(said)
 
 
-@pytest.mark.parametrize(("card", "item_bytes", "dim"), [((8, 0), 2, 128), ((10, 0), 2, 128), ((0, 0), 2, 128),
-                                                         ((9, 0), 4, 128), ((9, 0), 2, 256), ((9, 0), 2, 100)])
+@pytest.mark.parametrize(
+    ("card", "item_bytes", "dim"),
+    [((8, 0), 2, 128), ((10, 0), 2, 128), ((0, 0), 2, 128), ((9, 0), 4, 128), ((9, 0), 2, 256), ((9, 0), 2, 100)],
+)
 def test_the_kernel_for_hopper_is_for_hopper_and_up_to_128_dims_of_16_bits(card, item_bytes, dim):
     assert (why_not(parse_backward(HOPPER[128]), card, item_bytes, dim, dim) or "").startswith("ws: ")
 
@@ -132,8 +176,12 @@ def test_on_hopper_the_default_is_its_own_kernel_up_to_128_dims():
     for dim, short in ((8, HOPPER[64]), (64, HOPPER[64]), (72, HOPPER[128]), (128, HOPPER[128])):
         for packed in (False, True):
             assert configs.backward_config((9, 0), 2, dim, packed=packed, hopper=True).short == short
-        for card, item_bytes, changes in (((9, 0), 2, {}), ((9, 0), 2, {"hopper": True, "deterministic": True}),
-                                          ((9, 0), 4, {"hopper": True}), ((10, 0), 2, {"hopper": True})):
+        for card, item_bytes, changes in (
+            ((9, 0), 2, {}),
+            ((9, 0), 2, {"hopper": True, "deterministic": True}),
+            ((9, 0), 4, {"hopper": True}),
+            ((10, 0), 2, {"hopper": True}),
+        ):
             assert configs.backward_config(card, item_bytes, dim, **changes).order != "ws"
     assert configs.backward_config((9, 0), 2, 256, hopper=True).order != "ws"
 
@@ -144,7 +192,8 @@ def test_every_card_precision_and_dim_has_a_default_that_the_rules_leave():
             for dim in (1, 64, 65, 256):
                 for packed in (False, True):
                     for deterministic in (False, True):
-                        config = configs.backward_config((major, 0), item_bytes, dim, deterministic=deterministic,
-                                                         packed=packed)
+                        config = configs.backward_config(
+                            (major, 0), item_bytes, dim, deterministic=deterministic, packed=packed
+                        )
                         assert config.deterministic == deterministic
                         assert why_not(config, (major, 0), item_bytes, dim, dim) is None, (major, item_bytes, dim)

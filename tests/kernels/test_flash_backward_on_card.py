@@ -21,9 +21,12 @@ from .test_flash_backward import forward, problem_of
 pytestmark = pytest.mark.gpu
 
 MASKS = {
-    "plain": {}, "causal": {"causal": True}, "window": {"window": (300, 20)},
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (300, 20)},
     "grouped": {"causal": True, "nheads": 4, "nheads_kv": 2},
-    "more-keys": {"causal": True, "seqlen": 500}, "more-queries": {"causal": True, "seqlen_k": 600},
+    "more-keys": {"causal": True, "seqlen": 500},
+    "more-queries": {"causal": True, "seqlen_k": 600},
     "packed": {"causal": True, "batch": 3, "lengths": "1000/1000:129/700:1/33", "nheads": 2, "nheads_kv": 1},
 }
 HOPPER = {True: "b128x128w8s2-atomic-tma-ws", False: "b64x128w8s2-atomic-tma-ws"}
@@ -31,8 +34,10 @@ HOPPER = {True: "b128x128w8s2-atomic-tma-ws", False: "b64x128w8s2-atomic-tma-ws"
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 2, "seqlen": 1000, "seqlen_k": 1000, "nheads": 2, "headdim": 128, "dtype": "bf16",
-                          "mode": "bwd"} | values)
+    return WORKLOAD.case(
+        {"batch": 2, "seqlen": 1000, "seqlen_k": 1000, "nheads": 2, "headdim": 128, "dtype": "bf16", "mode": "bwd"}
+        | values
+    )
 
 
 class Session:
@@ -48,21 +53,33 @@ class Session:
 
     def __call__(self):
         x = self.inputs
-        flash_backward.launch_backward(x.q, x.k, x.v, self.out, x.dout, self.lse, *self.grads.values(), self.problem,
-                                       self.config, self.workspace)
+        flash_backward.launch_backward(
+            x.q, x.k, x.v, self.out, x.dout, self.lse, *self.grads.values(), self.problem, self.config, self.workspace
+        )
         return {name: grad.clone() for name, grad in self.grads.items()}
 
 
 def truth_of(case, inputs):
     plain = WORKLOAD.oracle("softmax", case, inputs, dtype=torch_dtype(case), draw=Draw())
     expected = WORKLOAD.expected_errors("softmax", case, inputs, draw=Draw())
-    return make_truth(WORKLOAD.oracle("softmax", case, inputs, dtype=torch.float64, draw=Draw()), plain,
-                      expected, torch_dtype(case), WORKLOAD.outputs("softmax"))
+    return make_truth(
+        WORKLOAD.oracle("softmax", case, inputs, dtype=torch.float64, draw=Draw()),
+        plain,
+        expected,
+        torch_dtype(case),
+        WORKLOAD.outputs("softmax"),
+    )
 
 
 def default(dim, case, *, deterministic=False, item_bytes=2):
-    return backward_config(torch.cuda.get_device_capability(), item_bytes, dim, deterministic=deterministic,
-                           packed=case.packed, hopper=True)
+    return backward_config(
+        torch.cuda.get_device_capability(),
+        item_bytes,
+        dim,
+        deterministic=deterministic,
+        packed=case.packed,
+        hopper=True,
+    )
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -105,8 +122,9 @@ def test_the_kernel_for_hopper_is_right_on_long_sequences_in_fp16(dim):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_call_is_captured_in_a_graph_and_replayed(deterministic):
     case = case_of(causal=True)
-    session = Session(case, make_inputs(case, seed=2, kind="normal", device="cuda"),
-                      default(128, case, deterministic=deterministic))
+    session = Session(
+        case, make_inputs(case, seed=2, kind="normal", device="cuda"), default(128, case, deterministic=deterministic)
+    )
     want = session()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -29,22 +29,31 @@ def record(backend, ms, *, headdim=128, seqlen=4096, mode="fwd", reason=None):
     time = SimpleNamespace(median_ms=ms, rounds=range(20), samples_ms=[ms * (1 + 1e-4 * i) for i in range(20)])
     case = {"headdim": headdim, "seqlen": seqlen, "causal": True, "mode": mode}
     return SimpleNamespace(
-        backend=backend, group="g", case=case, status=Status.PASSED if passed else Status.CRASHED, reason=reason,
-        time=time if passed else None, rate=SimpleNamespace(tflops=600 / ms) if passed else None)
+        backend=backend,
+        group="g",
+        case=case,
+        status=Status.PASSED if passed else Status.CRASHED,
+        reason=reason,
+        time=time if passed else None,
+        rate=SimpleNamespace(tflops=600 / ms) if passed else None,
+    )
 
 
-@pytest.mark.parametrize(("shape", "times", "words"), [
-    ({}, (1.0, 1.01, 1.8, 0.9), "bar reached"),
-    ({}, (1.0, 1.01, 1.8, 1.0001), "aim reached"),
-    ({}, (1.0, 0.98, 1.8, 1.1), "BELOW THE BAR"),
-    ({"headdim": 256}, (1.0, 0.91, 1.8, 0.92), "bar reached"),
-    ({"headdim": 256}, (1.0, 0.95, 1.8, 0.85), "BELOW THE BAR"),
-    ({"seqlen": 512}, (1.0, 0.8, 1.1, 0.8), "bar reached"),
-    ({"seqlen": 512}, (1.0, 1.2, 0.9, 0.8), "BELOW THE BAR"),
-    ({"mode": "bwd"}, (1.0, 0.85, 1.4, 9.0), "bar reached"),
-    ({"mode": "bwd"}, (1.0, 1.1, 1.2, 9.0), "BELOW THE BAR"),
-    ({"mode": "bwd", "headdim": 64}, (1.0, 0.5, 0.5, 9.0), "no bar measured"),
-])
+@pytest.mark.parametrize(
+    ("shape", "times", "words"),
+    [
+        ({}, (1.0, 1.01, 1.8, 0.9), "bar reached"),
+        ({}, (1.0, 1.01, 1.8, 1.0001), "aim reached"),
+        ({}, (1.0, 0.98, 1.8, 1.1), "BELOW THE BAR"),
+        ({"headdim": 256}, (1.0, 0.91, 1.8, 0.92), "bar reached"),
+        ({"headdim": 256}, (1.0, 0.95, 1.8, 0.85), "BELOW THE BAR"),
+        ({"seqlen": 512}, (1.0, 0.8, 1.1, 0.8), "bar reached"),
+        ({"seqlen": 512}, (1.0, 1.2, 0.9, 0.8), "BELOW THE BAR"),
+        ({"mode": "bwd"}, (1.0, 0.85, 1.4, 9.0), "bar reached"),
+        ({"mode": "bwd"}, (1.0, 1.1, 1.2, 9.0), "BELOW THE BAR"),
+        ({"mode": "bwd", "headdim": 64}, (1.0, 0.5, 0.5, 9.0), "no bar measured"),
+    ],
+)
 def test_a_row_is_held_against_its_bar(benchmark, shape, times, words):
     names = ("flash-triton", "sdpa-cudnn", "sdpa-flash", "fa3-fwd")
     row = benchmark.row_of([record(name, ms, **shape) for name, ms in zip(names, times, strict=True)], "flash-triton")
@@ -54,8 +63,10 @@ def test_a_row_is_held_against_its_bar(benchmark, shape, times, words):
 
 def test_the_table_has_a_ratio_for_each_peer_and_says_what_was_lost(benchmark):
     peers = ("sdpa-cudnn", "sdpa-flash")
-    rows = [benchmark.row_of([record("us", 1.0), record("sdpa-cudnn", 0.9), record("sdpa-flash", 2.0)], "us"),
-            benchmark.row_of([record("us", 1.0, reason="killed by SIGSEGV"), record("sdpa-cudnn", 0.9)], "us")]
+    rows = [
+        benchmark.row_of([record("us", 1.0), record("sdpa-cudnn", 0.9), record("sdpa-flash", 2.0)], "us"),
+        benchmark.row_of([record("us", 1.0, reason="killed by SIGSEGV"), record("sdpa-cudnn", 0.9)], "us"),
+    ]
     head, first, short, second, lost = benchmark.lines_of(rows, peers)
     assert head.split() == ["D", "S", "mask", "mode", "ours", "sdpa-cudnn", "ratio", "sdpa-flash", "ratio"]
     assert first.split()[4:] == ["600", "667", "0.900", "300", "2.000", "BELOW", "THE", "BAR", "us"]
@@ -98,8 +109,22 @@ def test_every_form_is_valid_for_some_shape_of_the_suite_and_every_head_size_has
 
 def test_it_runs_and_writes_a_run_file(benchmark, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = benchmark.main(["--device", "cpu", "--ours", "eager", "--peers", "sdpa-flash", "--modes", "fwd",
-                           "--max-seconds", "0.2", "--out", "out.json"])
+    code = benchmark.main(
+        [
+            "--device",
+            "cpu",
+            "--ours",
+            "eager",
+            "--peers",
+            "sdpa-flash",
+            "--modes",
+            "fwd",
+            "--max-seconds",
+            "0.2",
+            "--out",
+            "out.json",
+        ]
+    )
     assert code in (0, 1)
     written = json.loads(Path("out.json").read_text())
     assert [one["status"] for one in written["records"]] == ["passed"] * 4

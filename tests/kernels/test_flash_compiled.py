@@ -22,10 +22,22 @@ from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
 BATCH, HEADS, SEQLEN = 4, 16, 4096
 CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
 CELLS = {
-    "pinned": [(90, 64, CAUSAL, False), (90, 128, CAUSAL, False), (90, 256, CAUSAL, True), (80, 64, CAUSAL, False),
-               (80, 256, CAUSAL, False), (100, 128, CAUSAL, False), (100, 256, CAUSAL, False)],
-    "3.6": [(90, 64, CAUSAL, True), (90, 128, WINDOW, False), (90, 256, FULL, False), (80, 128, CAUSAL, False),
-            (100, 64, CAUSAL, False)],
+    "pinned": [
+        (90, 64, CAUSAL, False),
+        (90, 128, CAUSAL, False),
+        (90, 256, CAUSAL, True),
+        (80, 64, CAUSAL, False),
+        (80, 256, CAUSAL, False),
+        (100, 128, CAUSAL, False),
+        (100, 256, CAUSAL, False),
+    ],
+    "3.6": [
+        (90, 64, CAUSAL, True),
+        (90, 128, WINDOW, False),
+        (90, 256, FULL, False),
+        (80, 128, CAUSAL, False),
+        (100, 64, CAUSAL, False),
+    ],
 }
 """Card, dim, mask, packed.  Each default of sm_90 by both, with other masks by the one than by the other; each of the
 other cards by one: all by both takes twice as long."""
@@ -58,10 +70,12 @@ def faults(job: Job, short: str, dim: int, one) -> list[str]:
         wrong += ["no tensor map"] * (one.sass.get("UTMALDG", 0) == 0)
         # Weights that went through shared memory would take as much of it as they do.
         wrong += [f"{one.shared} bytes of shared memory, not {shared_bytes(config, shape)}"] * (
-            not 0 <= one.shared - shared_bytes(config, shape) <= 2048)
+            not 0 <= one.shared - shared_bytes(config, shape) <= 2048
+        )
         # ptxas takes more where there is more to have; less than the sums of a tile it cannot.
         wrong += [f"{one.registers} registers, not {registers(config, shape)}"] * (
-            not -40 <= one.registers - registers(config, shape) <= 48)
+            not -40 <= one.registers - registers(config, shape) <= 48
+        )
     return wrong
 
 

@@ -25,11 +25,18 @@ from attnbench.kernels.flash.config.space import (
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
 VALUES = st.fixed_dictionaries(
-    {name: st.sampled_from(tuple(column.spelled.accepted)) for name, column in ForwardConfig.table().items()
-     if name not in ("registers", "section_mib")}
-    | {"registers": st.one_of(st.none(), st.integers(3, 31).map(lambda n: 8 * n)), "section_mib": st.integers(1, 999)})
-CONFIGS = VALUES.map(lambda values: ForwardConfig(
-    **values | ({"order": "ws"} if values["grid"] in ("few", "ticket") and values["order"] not in HOPPER else {})))
+    {
+        name: st.sampled_from(tuple(column.spelled.accepted))
+        for name, column in ForwardConfig.table().items()
+        if name not in ("registers", "section_mib")
+    }
+    | {"registers": st.one_of(st.none(), st.integers(3, 31).map(lambda n: 8 * n)), "section_mib": st.integers(1, 999)}
+)
+CONFIGS = VALUES.map(
+    lambda values: ForwardConfig(
+        **values | ({"order": "ws"} if values["grid"] in ("few", "ticket") and values["order"] not in HOPPER else {})
+    )
+)
 
 
 @settings(max_examples=200, derandomize=True)
@@ -41,8 +48,12 @@ def test_both_spellings_are_read_back_exactly(config):
 
 
 @settings(max_examples=300, derandomize=True)
-@given(text=st.one_of(st.text(max_size=30), st.from_regex(
-    r"m(64|128)n\d{2,3}w[48]s[1-9](-(tma|ahead|pp|mix|r\d{2,3}|[a-z]{3}))*", fullmatch=True)))
+@given(
+    text=st.one_of(
+        st.text(max_size=30),
+        st.from_regex(r"m(64|128)n\d{2,3}w[48]s[1-9](-(tma|ahead|pp|mix|r\d{2,3}|[a-z]{3}))*", fullmatch=True),
+    )
+)
 def test_what_is_read_is_spelled_the_one_way(text):
     with pytest.raises(ValueError, match="; ") if not _reads(text) else nullcontext():
         config = parse(text)
@@ -57,67 +68,76 @@ def _reads(text):
     return True
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("m128n128w8", "is not a short form; such as m128n128w8s2-tma-pp"),
-    ("m128n128w8s2-wibble", "has the word wibble; "
-     "one of tma, ahead, ws, pp, fused, mix, split, deep, lazy, few, ticket, persistent, rN, lN"),
-    ("m128n128w8s2-tma-tma", "says loads twice; each once"),
-    ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
-    ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 192, 256"),
-    ("m128n128w8s2-r100", "registers=100 cannot be used; a multiple of 8 from 24 to 248"),
-    ("m128n64w8s2-tma-few", "grid=few is not of order=plain; tiles, persistent, or order=ws or pp"),
-    ("m128n64w8s2-tma-ahead-ticket", "grid=ticket is not of order=ahead; tiles, persistent, or order=ws or pp"),
-    ("m128n128w8s2-l0", "section_mib=0 is out of range; 1 to 999"),
-    ("block_m=128", "lacks block_n"),
-    ("block_m=128 block_m=128", "has block_m=128; each once of block_m"),
-    ("m0128n128w8s2", "is not how it is spelled; m128n128w8s2"),
-])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("m128n128w8", "is not a short form; such as m128n128w8s2-tma-pp"),
+        (
+            "m128n128w8s2-wibble",
+            "has the word wibble; "
+            "one of tma, ahead, ws, pp, fused, mix, split, deep, lazy, few, ticket, persistent, rN, lN",
+        ),
+        ("m128n128w8s2-tma-tma", "says loads twice; each once"),
+        ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
+        ("m100n128w8s2", "block_m=100 is not known; one of 16, 32, 64, 128, 192, 256"),
+        ("m128n128w8s2-r100", "registers=100 cannot be used; a multiple of 8 from 24 to 248"),
+        ("m128n64w8s2-tma-few", "grid=few is not of order=plain; tiles, persistent, or order=ws or pp"),
+        ("m128n64w8s2-tma-ahead-ticket", "grid=ticket is not of order=ahead; tiles, persistent, or order=ws or pp"),
+        ("m128n128w8s2-l0", "section_mib=0 is out of range; 1 to 999"),
+        ("block_m=128", "lacks block_n"),
+        ("block_m=128 block_m=128", "has block_m=128; each once of block_m"),
+        ("m0128n128w8s2", "is not how it is spelled; m128n128w8s2"),
+    ],
+)
 def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
     with pytest.raises(ValueError, match=r".*; .*") as raised:
         parse(text)
     assert str(raised.value).startswith(said)
 
 
-@pytest.mark.parametrize(("rule", "short", "shape"), [
-    ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, capability=(10, 0))),
-    ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, capability=(8, 0))),
-    ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, item_bytes=4)),
-    ("warpgroups", "m128n128w8s2-tma-ws", replace(LONG, dim_v=64)),
-    ("warpgroups", "m128n128w8s2-pp", LONG),
-    ("warpgroups", "m128n128w8s2-tma-pp-fused", LONG),
-    ("warpgroups", "m128n32w8s2-tma-pp-mix", replace(LONG, dim=64, dim_v=64)),
-    ("exponentials", "m128n128w8s2-tma-pp-mix", LONG),
-    ("warpgroups", "m128n128w8s2-tma-pp-r128", LONG),
-    ("warpgroups", "m128n64w12s2-tma-pp", LONG),
-    ("warpgroups", "m64n64w4s2-tma-pp", LONG),
-    ("warpgroups", "m128n64w8s1-tma-pp", LONG),
-    ("warpgroups", "m192n64w12s2-tma-ahead", LONG),
-    ("warpgroups", "m192n64w8s2", LONG),
-    ("warpgroups", "m128n64w8s2-tma-split", LONG),
-    ("warpgroups", "m128n64w8s2-tma-lazy", LONG),
-    ("warpgroups", "m128n64w8s2-tma-deep", LONG),
-    ("warpgroups", "m256n32w16s2-tma-ws-split", LONG),
-    ("warpgroups", "m128n64w8s2-tma-ws-split", replace(LONG, dim=64, dim_v=64)),
-    ("ahead", "m128n128w8s2-tma-ahead", LONG),
-    ("ahead", "m64n64w4s2-ahead-fused", replace(LONG, packed=True)),
-    ("registers", "m192n128w12s2-tma-pp", LONG),
-    ("registers", "m256n128w16s2-tma-ws", replace(LONG, dim=64, dim_v=64)),
-    ("registers", "m256n32w16s2-tma-ws", LONG),
-    ("registers", "m128n128w8s2-tma-ws", replace(LONG, dim=256, dim_v=256)),
-    ("shared-memory", "m128n128w8s4-tma-pp", LONG),
-    ("tma", "m128n64w8s2-tma-pp", replace(LONG, dim=60, dim_v=60)),
-    ("registers", "m256n128w8s2-tma", LONG),
-    ("shared-memory", "m128n128w8s4-tma", LONG),
-    ("warps", "m64n64w8s2", LONG),
-    ("narrow", "m128n32w8s2", LONG),
-    ("register-cap", "m64n64w4s2-r248", replace(LONG, dim=64, dim_v=64)),
-    ("mask", "m128n64w8s2-tma-fused", replace(LONG, packed=True)),
-    ("tma", "m128n64w8s2-tma", replace(LONG, dim=60)),
-    ("tma", "m128n64w8s2-tma", replace(LONG, capability=(8, 0))),
-    ("length", "m128n64w8s2", replace(LONG, seqlen_q=33)),
-    ("length", "m192n64w12s2-tma-pp", replace(LONG, seqlen_q=127)),
-    ("length", "m128n128w8s2-tma-pp", replace(LONG, seqlen_k=33)),
-])
+@pytest.mark.parametrize(
+    ("rule", "short", "shape"),
+    [
+        ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, capability=(10, 0))),
+        ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, capability=(8, 0))),
+        ("warpgroups", "m128n128w8s2-tma-pp", replace(LONG, item_bytes=4)),
+        ("warpgroups", "m128n128w8s2-tma-ws", replace(LONG, dim_v=64)),
+        ("warpgroups", "m128n128w8s2-pp", LONG),
+        ("warpgroups", "m128n128w8s2-tma-pp-fused", LONG),
+        ("warpgroups", "m128n32w8s2-tma-pp-mix", replace(LONG, dim=64, dim_v=64)),
+        ("exponentials", "m128n128w8s2-tma-pp-mix", LONG),
+        ("warpgroups", "m128n128w8s2-tma-pp-r128", LONG),
+        ("warpgroups", "m128n64w12s2-tma-pp", LONG),
+        ("warpgroups", "m64n64w4s2-tma-pp", LONG),
+        ("warpgroups", "m128n64w8s1-tma-pp", LONG),
+        ("warpgroups", "m192n64w12s2-tma-ahead", LONG),
+        ("warpgroups", "m192n64w8s2", LONG),
+        ("warpgroups", "m128n64w8s2-tma-split", LONG),
+        ("warpgroups", "m128n64w8s2-tma-lazy", LONG),
+        ("warpgroups", "m128n64w8s2-tma-deep", LONG),
+        ("warpgroups", "m256n32w16s2-tma-ws-split", LONG),
+        ("warpgroups", "m128n64w8s2-tma-ws-split", replace(LONG, dim=64, dim_v=64)),
+        ("ahead", "m128n128w8s2-tma-ahead", LONG),
+        ("ahead", "m64n64w4s2-ahead-fused", replace(LONG, packed=True)),
+        ("registers", "m192n128w12s2-tma-pp", LONG),
+        ("registers", "m256n128w16s2-tma-ws", replace(LONG, dim=64, dim_v=64)),
+        ("registers", "m256n32w16s2-tma-ws", LONG),
+        ("registers", "m128n128w8s2-tma-ws", replace(LONG, dim=256, dim_v=256)),
+        ("shared-memory", "m128n128w8s4-tma-pp", LONG),
+        ("tma", "m128n64w8s2-tma-pp", replace(LONG, dim=60, dim_v=60)),
+        ("registers", "m256n128w8s2-tma", LONG),
+        ("shared-memory", "m128n128w8s4-tma", LONG),
+        ("warps", "m64n64w8s2", LONG),
+        ("narrow", "m128n32w8s2", LONG),
+        ("register-cap", "m64n64w4s2-r248", replace(LONG, dim=64, dim_v=64)),
+        ("mask", "m128n64w8s2-tma-fused", replace(LONG, packed=True)),
+        ("tma", "m128n64w8s2-tma", replace(LONG, dim=60)),
+        ("tma", "m128n64w8s2-tma", replace(LONG, capability=(8, 0))),
+        ("length", "m128n64w8s2", replace(LONG, seqlen_q=33)),
+        ("length", "m192n64w12s2-tma-pp", replace(LONG, seqlen_q=127)),
+        ("length", "m128n128w8s2-tma-pp", replace(LONG, seqlen_k=33)),
+    ],
+)
 def test_every_rule_leaves_something_out_and_says_why(rule, short, shape):
     name, said = fault(parse(short), shape)
     assert name == rule
@@ -126,8 +146,13 @@ def test_every_rule_leaves_something_out_and_says_why(rule, short, shape):
 
 
 def test_no_rule_goes_untested_and_most_bite_in_the_enumeration():
-    shapes = [LONG, replace(LONG, dim=64, dim_v=64), replace(LONG, packed=True), replace(LONG, capability=(8, 0)),
-              replace(LONG, seqlen_q=33)]
+    shapes = [
+        LONG,
+        replace(LONG, dim=64, dim_v=64),
+        replace(LONG, packed=True),
+        replace(LONG, capability=(8, 0)),
+        replace(LONG, seqlen_q=33),
+    ]
     bitten = {found[0] for shape in shapes for config in candidates() if (found := fault(config, shape))}
     assert bitten == set(RULES)
 
@@ -138,7 +163,8 @@ def test_the_space_is_large_enough_to_search_and_holds_each_once():
     assert len({config.short for config in found}) == len(found)
     narrow = space(replace(LONG, dim=64, dim_v=64))
     assert {(config.order, config.grid, config.warps) for config in narrow if config.order in HOPPER} == {
-        *product(HOPPER, WORDS["grid"], WARPGROUPS)}
+        *product(HOPPER, WORDS["grid"], WARPGROUPS)
+    }
     for name, words in WORDS.items():
         assert {getattr(config, name) for config in found} == set(words) - {"ahead"}
     assert {config.order for config in space(replace(LONG, capability=(8, 0)))} == {"plain", "ahead"}
@@ -174,8 +200,9 @@ def test_sequences_shorter_than_any_tile_have_the_smallest_of_every_order(order,
 def test_defaults_are_valid_on_their_cards():
     for row in TABLE.rows("forward"):
         for major, packed in product(row.get("cards", [8]), (False, True)):
-            shape = Shape(dim=row["dim"], dim_v=row["dim"], item_bytes=row["item_bytes"], packed=packed,
-                          capability=(major, 0))
+            shape = Shape(
+                dim=row["dim"], dim_v=row["dim"], item_bytes=row["item_bytes"], packed=packed, capability=(major, 0)
+            )
             assert major == 0 or fault(parse(row["config"]), shape) is None, row
         assert parse(row["config"]).order != "ahead"
         assert set(row) <= {"cards", "item_bytes", "dim", "seqlen", "right", "config", "card", "date"}
@@ -186,17 +213,28 @@ NARROW, SHORT = "m192n128w12s2-tma-ws-deep-lazy-ticket-l16", "m192n128w12s3-tma-
 LONG_ROWS, WIDE = "m128n128w8s2-tma-ws-deep-lazy-ticket-l16", "m128n64w8s2-tma-ws-split-ticket-l16"
 
 
-@pytest.mark.parametrize(("dim", "causal", "others", "short"), [
-    (40, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT), (64, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT),
-    (96, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"),
-    (128, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"), (256, WIDE, WIDE, WIDE)])
+@pytest.mark.parametrize(
+    ("dim", "causal", "others", "short"),
+    [
+        (40, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT),
+        (64, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT),
+        (96, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"),
+        (128, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"),
+        (256, WIDE, WIDE, WIDE),
+    ],
+)
 def test_on_hopper_the_default_is_its_own_kernel(dim, causal, others, short):
     given_ = (9, 0), 2, dim
     assert forward_config(*given_, 4096, right=True, hopper=True).short == causal
     assert forward_config(*given_, 4096, right=False, hopper=True).short == others
     assert forward_config(*given_, 1024, right=True, hopper=True).short == short
-    for capability, item_bytes, hopper in (((9, 0), 2, False), ((9, 0), 4, True), ((10, 0), 2, True),
-                                           ((8, 0), 2, True), ((0, 0), 2, True)):
+    for capability, item_bytes, hopper in (
+        ((9, 0), 2, False),
+        ((9, 0), 4, True),
+        ((10, 0), 2, True),
+        ((8, 0), 2, True),
+        ((0, 0), 2, True),
+    ):
         assert forward_config(capability, item_bytes, dim, 4096, right=True, hopper=hopper).order == "plain"
 
 

@@ -22,8 +22,9 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("attnbench.kernels.flash.problem", "attnbench.kernels.flash.config.forward",
-                     "attnbench.kernels.flash.forward") as modules:
+    with interpreted(
+        "attnbench.kernels.flash.problem", "attnbench.kernels.flash.config.forward", "attnbench.kernels.flash.forward"
+    ) as modules:
         yield modules
 
 
@@ -55,8 +56,10 @@ CASES = {
     "headdim-96": ({"batch": 1, "seqlen": 40, "headdim": 96, "nheads": 1}, TALL),
     "one-dim": ({"batch": 1, "seqlen": 20, "headdim": 1, "headdim_v": 3}, SMALL),
     "persistent": ({"batch": 2, "seqlen": 50, "causal": True}, "m16n16w4s1-ahead-fused-persistent"),
-    "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 520, "nheads": 2, "nheads_kv": 1, "headdim": 256},
-                 "m32n128w4s1-l1"),
+    "sections": (
+        {"batch": 2, "seqlen": 33, "seqlen_k": 520, "nheads": 2, "nheads_kv": 1, "headdim": 256},
+        "m32n128w4s1-l1",
+    ),
 }
 
 
@@ -68,8 +71,9 @@ def run(kernels, case, inputs, short):
     """Output and lse, written over NaN."""
     problems, configs, forward = kernels
     packed = {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")}
-    problem = problems.problem_of(inputs.q, inputs.k, inputs.v, causal=case.causal, window=case.window,
-                                  **(packed if case.packed else {}))
+    problem = problems.problem_of(
+        inputs.q, inputs.k, inputs.v, causal=case.causal, window=case.window, **(packed if case.packed else {})
+    )
     problems.check_values(problem, inputs.q, inputs.k)
     out = torch.full((*inputs.q.shape[:-1], case.headdim_v), torch.nan, dtype=inputs.q.dtype)
     lse = torch.full(problems.lse_shape(inputs.q, problem), torch.nan)
@@ -92,7 +96,7 @@ def lse_of(case, inputs):
     q, k = (x if case.packed else x.flatten(0, 1) for x in (inputs.q.double(), inputs.k.double()))
     left, right = case.reach
     for queries, keys in case.sequences:
-        mine, theirs = q[at_q:at_q + queries], k[at_k:at_k + keys].repeat_interleave(case.group_size, dim=1)
+        mine, theirs = q[at_q : at_q + queries], k[at_k : at_k + keys].repeat_interleave(case.group_size, dim=1)
         scores = torch.einsum("ihd,jhd->hij", mine, theirs) * case.scale
         away = torch.arange(keys)[None] - torch.arange(queries)[:, None] - (keys - queries)
         hidden = (away < -(10**9 if left is None else left)) | (away > (10**9 if right is None else right))
@@ -134,9 +138,16 @@ def test_right_on_whatever_is_drawn(kernels, data):
     lengths = draw(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=2))
     bound = st.integers(-1, 40)
     case = case_of(
-        batch=len(lengths), seqlen=50, seqlen_k=51, nheads=2, nheads_kv=draw(st.sampled_from((1, 2))), headdim=16,
+        batch=len(lengths),
+        seqlen=50,
+        seqlen_k=51,
+        nheads=2,
+        nheads_kv=draw(st.sampled_from((1, 2))),
+        headdim=16,
         lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths) if draw(st.booleans()) else "full",
-        causal=draw(st.booleans()), window=draw(st.one_of(st.none(), st.tuples(bound, bound))))
+        causal=draw(st.booleans()),
+        window=draw(st.one_of(st.none(), st.tuples(bound, bound))),
+    )
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
     held(case, inputs, run(kernels, case, inputs, draw(st.sampled_from((SMALL, WIDE, TALL, LARGE))))[0])
 
@@ -153,11 +164,14 @@ def poisoned(x, rows):
 
 @ALL_NAN
 @pytest.mark.parametrize("short", [WIDE, "m16n16w4s1-tma-ahead-fused"])
-@pytest.mark.parametrize(("values", "poison", "clean"), [
-    ({"window": (16, 0)}, slice(0, 16), slice(48, None)),
-    ({"window": (16, 16)}, slice(80, None), slice(0, 48)),
-    ({"causal": True}, slice(48, None), slice(0, 32)),
-])
+@pytest.mark.parametrize(
+    ("values", "poison", "clean"),
+    [
+        ({"window": (16, 0)}, slice(0, 16), slice(48, None)),
+        ({"window": (16, 16)}, slice(80, None), slice(0, 48)),
+        ({"causal": True}, slice(48, None), slice(0, 32)),
+    ],
+)
 def test_tiles_that_no_row_sees_are_not_looked_at(kernels, values, poison, clean, short):
     case = case_of(batch=1, seqlen=96, **values)
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")

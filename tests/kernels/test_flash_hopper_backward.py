@@ -42,12 +42,20 @@ CASES = {
     "grouped": {"seqlen": 200, "nheads": 4, "nheads_kv": 2, "causal": True, "batch": 2},
     "one-kv-head": {"seqlen": 70, "nheads": 3, "nheads_kv": 1, "window": (12, 5)},
     "packed": {"batch": 4, "seqlen": 300, "lengths": "1:150:16:300", "causal": True},
-    "packed-both": {"batch": 4, "seqlen": 200, "seqlen_k": 260, "lengths": "150/20:17/260:3/3:200/130", "causal": True,
-                    "nheads": 2, "nheads_kv": 1},
+    "packed-both": {
+        "batch": 4,
+        "seqlen": 200,
+        "seqlen_k": 260,
+        "lengths": "150/20:17/260:3/3:200/130",
+        "causal": True,
+        "nheads": 2,
+        "nheads_kv": 1,
+    },
     "sections": {"batch": 3, "seqlen": 130, "nheads": 2},
 }
 DIMS = {
-    "64": ({"headdim": 64}, NARROW), "128": ({"headdim": 128}, WIDE),
+    "64": ({"headdim": 64}, NARROW),
+    "128": ({"headdim": 128}, WIDE),
     "24-values-40": ({"headdim": 24, "headdim_v": 40}, "b128x128w8s2-atomic-tma-ws-l1"),
     "96-values-128-fp16": ({"headdim": 96, "headdim_v": 128, "dtype": "fp16"}, "b64x128w8s3-atomic-tma-ws-l1"),
 }
@@ -86,9 +94,16 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
     lengths = draw(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=2))
     bound = st.integers(-1, 150)
     case = case_of(
-        batch=len(lengths), seqlen=300, seqlen_k=301, nheads=2, nheads_kv=draw(st.sampled_from((1, 2))),
-        lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths), causal=draw(st.booleans()),
-        headdim=draw(st.sampled_from((64, 128))), window=draw(st.one_of(st.none(), st.tuples(bound, bound))))
+        batch=len(lengths),
+        seqlen=300,
+        seqlen_k=301,
+        nheads=2,
+        nheads_kv=draw(st.sampled_from((1, 2))),
+        lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths),
+        causal=draw(st.booleans()),
+        headdim=draw(st.sampled_from((64, 128))),
+        window=draw(st.one_of(st.none(), st.tuples(bound, bound))),
+    )
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
     short = f"b{8192 // case.headdim}x128w8s2-atomic-tma-ws"
     held(case, inputs, run(case, inputs, short, draw(st.integers(0, 99))))
@@ -120,8 +135,9 @@ def backward(q, dout, k, v, short, **packed):
         out[slice(*rows), 0] = (scores.softmax(-1) @ v[slice(*columns), 0].double()).to(out.dtype)
     with ExitStack() as stack:
         on_machine(stack)
-        flash_backward.launch_backward(q, k, v, out, dout, lse, *grads, problem, config,
-                                       flash_backward.workspace_of(q, problem, config))
+        flash_backward.launch_backward(
+            q, k, v, out, dout, lse, *grads, problem, config, flash_backward.workspace_of(q, problem, config)
+        )
     return grads
 
 
@@ -129,8 +145,9 @@ def backward(q, dout, k, v, short, **packed):
 def test_sequences_of_no_rows_or_no_keys_among_others(dim, short):
     q, dout, k, v = given_rows(290, 200, dim)
     ends_q, ends_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 0, 90, 290, 290], [0, 10, 10, 199, 200]))
-    dq, dk, dv = backward(q, dout, k, v, short, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, max_seqlen_q=200,
-                          max_seqlen_k=189)
+    dq, dk, dv = backward(
+        q, dout, k, v, short, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, max_seqlen_q=200, max_seqlen_k=189
+    )
     # The first sequence has no rows, the second no keys, the last no rows.
     assert not any(x.any() for x in (dk[:10], dv[:10], dq[:90], dk[199:], dv[199:]))
     x, y, z = (t[:, 0].double().requires_grad_() for t in (q[90:], k[10:199], v[10:199]))
@@ -143,8 +160,9 @@ def test_sequences_of_no_rows_or_no_keys_among_others(dim, short):
 def test_of_nothing_gradients_are_zero(rows):
     q, dout, k, v = given_rows(*rows, 64)
     ends = [torch.tensor([0, count], dtype=torch.int32) for count in rows]
-    grads = backward(q, dout, k, v, NARROW, cu_seqlens_q=ends[0], cu_seqlens_k=ends[1], max_seqlen_q=rows[0],
-                     max_seqlen_k=rows[1])
+    grads = backward(
+        q, dout, k, v, NARROW, cu_seqlens_q=ends[0], cu_seqlens_k=ends[1], max_seqlen_q=rows[0], max_seqlen_k=rows[1]
+    )
     assert not any(x.any() for x in grads)
 
 
@@ -154,11 +172,14 @@ def poisoned(x, rows):
     return x
 
 
-@pytest.mark.parametrize(("values", "poison", "clean"), [
-    ({"window": (16, 0), "causal": True}, slice(256, None), slice(0, 128)),
-    ({"window": (16, 16)}, slice(0, 128), slice(256, None)),
-    ({"causal": True}, slice(0, 128), slice(256, None)),
-])
+@pytest.mark.parametrize(
+    ("values", "poison", "clean"),
+    [
+        ({"window": (16, 0), "causal": True}, slice(256, None), slice(0, 128)),
+        ({"window": (16, 16)}, slice(0, 128), slice(256, None)),
+        ({"causal": True}, slice(0, 128), slice(256, None)),
+    ],
+)
 def test_tiles_of_rows_that_see_no_key_of_a_tile_are_not_looked_at(values, poison, clean):
     case = case_of(seqlen=384, **values)
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
@@ -214,11 +235,14 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name(name):
         run(case, bad, NARROW, 0, *forward(case, inputs))
 
 
-@pytest.mark.parametrize(("values", "short", "said"), [
-    ({"headdim": 64}, WIDE, "ws: 64x128w8s2 at 64 dims; 128x128w8s2 or s3"),
-    ({"headdim": 192}, WIDE, "ws: 2-byte elements of 192 and 192 dims; 2 bytes, multiples of 8 up to 128"),
-    ({"headdim": 64, "dtype": "fp32"}, NARROW, "ws: 4-byte elements of 64 and 64 dims; 2 bytes"),
-])
+@pytest.mark.parametrize(
+    ("values", "short", "said"),
+    [
+        ({"headdim": 64}, WIDE, "ws: 64x128w8s2 at 64 dims; 128x128w8s2 or s3"),
+        ({"headdim": 192}, WIDE, "ws: 2-byte elements of 192 and 192 dims; 2 bytes, multiples of 8 up to 128"),
+        ({"headdim": 64, "dtype": "fp32"}, NARROW, "ws: 4-byte elements of 64 and 64 dims; 2 bytes"),
+    ],
+)
 def test_what_the_rules_of_the_space_refuse_the_launcher_refuses_too(values, short, said):
     case = case_of(seqlen=10, **values)
     inputs = make_inputs(case, seed=6, kind="normal", device="cpu")

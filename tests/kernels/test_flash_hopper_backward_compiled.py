@@ -29,16 +29,20 @@ def jobs():
     for label, (short, dim, packed, mask) in JOBS.items():
         rows = (BATCH * SEQLEN,) if packed else (BATCH, SEQLEN)
         q, out, dout, dq = (torch.empty(*rows, HEADS, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
-        k, v, dk, dv = (torch.empty(*rows, HEADS // (1 + packed), dim, dtype=torch.bfloat16, device="meta")
-                        for _ in range(4))
+        k, v, dk, dv = (
+            torch.empty(*rows, HEADS // (1 + packed), dim, dtype=torch.bfloat16, device="meta") for _ in range(4)
+        )
         offsets = torch.empty(BATCH + 1, dtype=torch.int32, device="meta") if packed else None
         problem = problem_of(q, k, v, **mask, cu_seqlens_q=offsets, max_seqlen_q=SEQLEN if packed else None)
         config, lse = parse_backward(short), torch.empty(1, HEADS, BATCH * SEQLEN, device="meta")
         assert why_not(config, (9, 0), 2, dim, dim) is None
-        with (recorded(flash_backward, "flash_backward_prepare", "flash_backward_round", capability=90),
-              recorded(flash_hopper_backward, "flash_hopper_backward", capability=90) as one):
-            flash_backward.launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config,
-                                           flash_backward.workspace_of(q, problem, config))
+        with (
+            recorded(flash_backward, "flash_backward_prepare", "flash_backward_round", capability=90),
+            recorded(flash_hopper_backward, "flash_hopper_backward", capability=90) as one,
+        ):
+            flash_backward.launch_backward(
+                q, k, v, out, dout, lse, dq, dk, dv, problem, config, flash_backward.workspace_of(q, problem, config)
+            )
         found += [replace(job, label=label) for job in one]
     return found
 

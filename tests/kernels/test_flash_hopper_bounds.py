@@ -20,9 +20,14 @@ from attnbench.kernels.flash.hopper import forward as flash_hopper_forward
 from .hopper_machine import machine_runs
 
 
-@pytest.mark.parametrize(("window", "forward"), [
-    ((2**31 - 1, 2**31 - 1), "m128n64w8s2-tma-pp"), ((-1, 2**31 - 1), "m192n64w12s2-tma-ws-few"),
-    ((2**32 + 3, 2), "m128n64w8s2-tma-ws-ticket")])
+@pytest.mark.parametrize(
+    ("window", "forward"),
+    [
+        ((2**31 - 1, 2**31 - 1), "m128n64w8s2-tma-pp"),
+        ((-1, 2**31 - 1), "m192n64w12s2-tma-ws-few"),
+        ((2**32 + 3, 2), "m128n64w8s2-tma-ws-ticket"),
+    ],
+)
 def test_flash_for_hopper_is_right_for_windows_of_any_size(window, forward):
     torch.manual_seed(0)
     q, dout = (torch.randn(2, 70, 2, 64, dtype=torch.bfloat16) for _ in range(2))
@@ -39,8 +44,9 @@ def test_flash_for_hopper_is_right_for_windows_of_any_size(window, forward):
         with ExitStack() as stack:
             stack.enter_context(machine_runs(flash_backward, "flash_backward_prepare", "flash_backward_round"))
             stack.enter_context(machine_runs(flash_hopper_backward, "flash_hopper_backward", seed=0))
-            flash_backward.launch_backward(q, k, v, out, dout, lse, *grads, problem, backward,
-                                           flash_backward.workspace_of(q, problem, backward))
+            flash_backward.launch_backward(
+                q, k, v, out, dout, lse, *grads, problem, backward, flash_backward.workspace_of(q, problem, backward)
+            )
         return out, lse, *grads
 
     near = tuple(min(bound, 200) for bound in window)

@@ -21,17 +21,23 @@ from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
 BATCH, HEADS, SEQLEN = 4, 16, 4096
 CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
 CELLS = {
-    "pinned": [("m192n128w12s2-tma-ws-deep-lazy-ticket-l16", 64, FULL, False),
-               ("m128n128w8s2-tma-ws-ticket-l16", 128, CAUSAL, True),
-               ("m128n64w8s2-tma-ws-split-ticket-l16", 256, CAUSAL, False),
-               ("m256n64w16s2-tma-pp-few", 64, WINDOW, False)],
-    "3.6": [("m192n128w12s2-tma-ws-deep-lazy-ticket-l16", 64, FULL, False),
-            ("m192n128w12s3-tma-ws-persistent", 64, CAUSAL, False),
-            ("m192n128w12s3-tma-pp-ticket", 64, CAUSAL, False), ("m192n128w12s3-tma-ws-ticket-l16", 64, CAUSAL, True),
-            ("m128n128w8s2-tma-ws-ticket-l16", 128, CAUSAL, True),
-            ("m128n128w8s2-tma-ws-deep-lazy-ticket-l16", 128, FULL, False),
-            ("m128n64w8s2-tma-ws-split-ticket-l16", 256, FULL, False),
-            ("m256n64w16s2-tma-ws-mix-ticket", 64, FULL, True), ("m128n64w8s2-tma-pp", 256, WINDOW, False)],
+    "pinned": [
+        ("m192n128w12s2-tma-ws-deep-lazy-ticket-l16", 64, FULL, False),
+        ("m128n128w8s2-tma-ws-ticket-l16", 128, CAUSAL, True),
+        ("m128n64w8s2-tma-ws-split-ticket-l16", 256, CAUSAL, False),
+        ("m256n64w16s2-tma-pp-few", 64, WINDOW, False),
+    ],
+    "3.6": [
+        ("m192n128w12s2-tma-ws-deep-lazy-ticket-l16", 64, FULL, False),
+        ("m192n128w12s3-tma-ws-persistent", 64, CAUSAL, False),
+        ("m192n128w12s3-tma-pp-ticket", 64, CAUSAL, False),
+        ("m192n128w12s3-tma-ws-ticket-l16", 64, CAUSAL, True),
+        ("m128n128w8s2-tma-ws-ticket-l16", 128, CAUSAL, True),
+        ("m128n128w8s2-tma-ws-deep-lazy-ticket-l16", 128, FULL, False),
+        ("m128n64w8s2-tma-ws-split-ticket-l16", 256, FULL, False),
+        ("m256n64w16s2-tma-ws-mix-ticket", 64, FULL, True),
+        ("m128n64w8s2-tma-pp", 256, WINDOW, False),
+    ],
 }
 """Short form, dim, mask, packed.  Every default by Triton 3.6, the quicker one; by 3.9 one of each dim, and the other
 order.  What is no default adds what no default has: a window, `few`, `mix`, a program a tile.
@@ -47,8 +53,9 @@ def job_of(short: str, dim: int, mask: dict, packed: bool) -> Job:
     offsets = {"cu_seqlens_q": torch.empty(BATCH + 1, dtype=torch.int32, device="meta"), "max_seqlen_q": SEQLEN}
     problem = problem_of(q, k, v, **mask, **(offsets if packed else {}))
     with recorded(flash_hopper_forward, "flash_hopper_forward", capability=90) as jobs:
-        flash_forward.launch_forward(q, k, v, out, torch.empty(lse_shape(q, problem), device="meta"), problem,
-                                     parse(short))
+        flash_forward.launch_forward(
+            q, k, v, out, torch.empty(lse_shape(q, problem), device="meta"), problem, parse(short)
+        )
     (job,) = jobs
     return replace(job, label=f"{short} d{dim} {' '.join(mask) or 'full'}{' packed' * packed}")
 
@@ -63,7 +70,8 @@ def faults(short: str, dim: int, one, version: str = "3.6") -> list[str]:
     wrong += ["no tensor map"] * (one.sass.get("UTMALDG", 0) == 0)
     wrong += [f"{one.warps} warps"] * (one.warps != 4 * groups + 4)
     wrong += [f"{one.shared} bytes of shared memory, not {shared_bytes(config, shape)}"] * (
-        not 0 <= one.shared - shared_bytes(config, shape) <= 2048 or one.shared > shape.shared_bytes)
+        not 0 <= one.shared - shared_bytes(config, shape) <= 2048 or one.shared > shape.shared_bytes
+    )
     wrong += [f"{len(one.loops)} loops that multiply"] * (len(one.loops) != groups)
     for loop in one.loops:
         spilled = loop["sass"].get("LDL", 0) + loop["sass"].get("STL", 0)
@@ -71,11 +79,15 @@ def faults(short: str, dim: int, one, version: str = "3.6") -> list[str]:
         wrong += [f"{spilled} spills in the loop"] * (spilled > known)
         # An exponential a score, 64 rows of them to 128 threads, and two factors; each beside the last tile's product.
         powers = config.block_n // 2 - config.block_n // 16 * (config.exp == "mix") + 2
-        wrong += [f"{loop[part].get('MUFU', 0)} MUFU {part}, not {powers}" for part in ("sass", "beside")
-                  if loop[part].get("MUFU", 0) != powers]
+        wrong += [
+            f"{loop[part].get('MUFU', 0)} MUFU {part}, not {powers}"
+            for part in ("sass", "beside")
+            if loop[part].get("MUFU", 0) != powers
+        ]
         beside = loop["beside"].get("FMUL", 0)
         wrong += [f"{beside} FMUL beside, where the output takes its factor"] * (
-            config.rescale == "lazy" and beside < shape.block(dim) // 2)
+            config.rescale == "lazy" and beside < shape.block(dim) // 2
+        )
     return wrong
 
 
@@ -86,8 +98,9 @@ def test_products_run_beside_the_softmax_and_no_loop_spills(version):
         pytest.skip(NO_OLDEST)
     made = [(job_of(*cell), cell[0], cell[1]) for cell in CELLS[version]]
     found = compile_with({version: tritons()[version]}, [job for job, _, _ in made])[version]
-    assert not {job.label: wrong for job, short, dim in made
-                if (wrong := faults(short, dim, found[job.label], version))}
+    assert not {
+        job.label: wrong for job, short, dim in made if (wrong := faults(short, dim, found[job.label], version))
+    }
 
 
 def test_what_the_rule_of_registers_leaves_out_spills_in_its_loop():
@@ -113,8 +126,9 @@ def test_every_default_and_every_order_is_compiled():
     assert shipped <= held
     for cells in CELLS.values():
         assert {parse(cell[0]).order for cell in cells} == set(HOPPER)
-        assert {cell[1] for cell in cells} == {row["dim"] for row in TABLE.rows("forward")
-                                               if parse(row["config"]).order in HOPPER}
+        assert {cell[1] for cell in cells} == {
+            row["dim"] for row in TABLE.rows("forward") if parse(row["config"]).order in HOPPER
+        }
         assert {cell[3] for cell in cells} == {True, False}
 
 

@@ -78,30 +78,52 @@ CASES = {
     "mix-three": ({"batch": 2, "seqlen": 210, "lengths": "210:1", "window": (100, 30)}, "m192n64w12s2-tma-ws-mix"),
     "few": ({"batch": 2, "seqlen": 700, "nheads": 2, "headdim": 32, "causal": True}, f"{TWO}-few"),
     "few-three": ({"batch": 3, "seqlen": 260, "nheads": 2, "window": (90, 30)}, f"{THREE}-few-l1"),
-    "few-of-a-smaller-section": ({"batch": 3, "seqlen": 150, "seqlen_k": 1500, "headdim": 256, "causal": True},
-                                 "m128n64w8s2-tma-ws-few-l2"),
+    "few-of-a-smaller-section": (
+        {"batch": 3, "seqlen": 150, "seqlen_k": 1500, "headdim": 256, "causal": True},
+        "m128n64w8s2-tma-ws-few-l2",
+    ),
     "few-four": ({"batch": 2, "seqlen": 600, "nheads": 3, "headdim": 32, "causal": True}, f"{FOUR}-few"),
-    "few-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2,
-                    "causal": True}, "m128n64w8s2-tma-ws-few"),
+    "few-packed": (
+        {"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2, "causal": True},
+        "m128n64w8s2-tma-ws-few",
+    ),
     "ticket": ({"batch": 2, "seqlen": 150, "nheads": 2, "causal": True}, f"{TWO}-ticket"),
     "ticket-three": ({"batch": 2, "seqlen": 200, "seqlen_k": 99, "nheads": 2, "window": (20, 3)}, f"{THREE}-ticket"),
     "ticket-four": ({"batch": 3, "seqlen": 300, "lengths": "300:1:257", "causal": True}, f"{FOUR}-ticket"),
-    "ticket-no-room-for-two": ({"batch": 3, "seqlen": 150, "headdim": 256, "causal": True},
-                               "m128n64w8s2-tma-ws-ticket"),
+    "ticket-no-room-for-two": (
+        {"batch": 3, "seqlen": 150, "headdim": 256, "causal": True},
+        "m128n64w8s2-tma-ws-ticket",
+    ),
     "ticket-half-an-output": ({"batch": 2, "seqlen": 290, "seqlen_k": 70, "headdim": 192}, f"{TWO}-ticket"),
-    "ticket-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2},
-                      f"{TWO}-ticket"),
+    "ticket-packed": (
+        {"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2},
+        f"{TWO}-ticket",
+    ),
     "split": ({"batch": 2, "seqlen": 150, "headdim": 256, "causal": True}, "m128n64w8s2-tma-ws-split"),
-    "split-persistent": ({"batch": 2, "seqlen": 200, "seqlen_k": 150, "headdim": 128, "nheads": 2, "window": (90, 5)},
-                         "m128n128w8s2-tma-pp-split-persistent"),
+    "split-persistent": (
+        {"batch": 2, "seqlen": 200, "seqlen_k": 150, "headdim": 128, "nheads": 2, "window": (90, 5)},
+        "m128n128w8s2-tma-pp-split-persistent",
+    ),
     "split-ticket": ({"batch": 3, "seqlen": 300, "headdim": 256, "causal": True}, "m128n64w8s2-tma-ws-split-ticket"),
-    "split-ticket-packed": ({"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "headdim": 192, "nheads": 4,
-                             "nheads_kv": 2, "causal": True}, f"{TWO}-split-ticket"),
+    "split-ticket-packed": (
+        {
+            "batch": 5,
+            "seqlen": 140,
+            "lengths": "3:140:1:64:130",
+            "headdim": 192,
+            "nheads": 4,
+            "nheads_kv": 2,
+            "causal": True,
+        },
+        f"{TWO}-split-ticket",
+    ),
     "split-no-room-for-two": ({"batch": 3, "seqlen": 270, "headdim": 256}, "m128n32w8s4-tma-ws-split-few"),
     "lazy": ({"seqlen": 300, "seqlen_k": 270, "causal": True}, f"{TWO}-lazy"),
     "lazy-three": ({"batch": 2, "seqlen": 210, "lengths": "210:1", "window": (100, 30)}, f"{THREE}-lazy-ticket"),
-    "split-three": ({"batch": 2, "seqlen": 390, "headdim": 128, "causal": True},
-                    "m192n64w12s2-tma-ws-split-lazy-ticket"),
+    "split-three": (
+        {"batch": 2, "seqlen": 390, "headdim": 128, "causal": True},
+        "m192n64w12s2-tma-ws-split-lazy-ticket",
+    ),
     "split-lazy": ({"batch": 3, "seqlen": 290, "headdim": 256}, "m128n64w8s2-tma-ws-split-lazy-ticket"),
     "deep": ({"seqlen": 300, "headdim": 256, "causal": True}, "m128n64w8s2-tma-ws-deep"),
     "deep-split": ({"batch": 3, "seqlen": 310, "headdim": 256}, "m128n64w8s2-tma-ws-split-deep-lazy-ticket"),
@@ -137,14 +159,24 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
     lengths = draw(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200)), min_size=1, max_size=2))
     bound = st.integers(-1, 90)
     case = case_of(
-        batch=len(lengths), seqlen=200, seqlen_k=201, nheads=2, nheads_kv=draw(st.sampled_from((1, 2))), headdim=32,
-        lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths), causal=draw(st.booleans()),
-        window=draw(st.one_of(st.none(), st.tuples(bound, bound))))
+        batch=len(lengths),
+        seqlen=200,
+        seqlen_k=201,
+        nheads=2,
+        nheads_kv=draw(st.sampled_from((1, 2))),
+        headdim=32,
+        lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths),
+        causal=draw(st.booleans()),
+        window=draw(st.one_of(st.none(), st.tuples(bound, bound))),
+    )
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
-    short = "-".join([draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma",
-                                              "m256n64w16s2-tma"))),
-                      draw(st.sampled_from(("ws", "pp"))),
-                      *draw(st.sampled_from(([], ["few"], ["ticket"], ["persistent"])))])
+    short = "-".join(
+        [
+            draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma", "m256n64w16s2-tma"))),
+            draw(st.sampled_from(("ws", "pp"))),
+            *draw(st.sampled_from(([], ["few"], ["ticket"], ["persistent"]))),
+        ]
+    )
     held(case, inputs, run(case, inputs, short, seed=draw(st.integers(0, 99)))[0])
 
 
@@ -208,8 +240,9 @@ def test_sequences_of_no_rows_or_no_keys_among_others(short):
     for rows, keys in ((slice(9, 20), slice(10, 59)), (slice(20, 150), slice(59, 60))):
         scores = q[rows, 0].double() @ k[keys, 0].double().T * 32**-0.5
         torch.testing.assert_close(lse[0, 0, rows].double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(out[rows, 0].double(), scores.softmax(-1) @ v[keys, 0].double(), rtol=2e-2,
-                                   atol=2e-2)
+        torch.testing.assert_close(
+            out[rows, 0].double(), scores.softmax(-1) @ v[keys, 0].double(), rtol=2e-2, atol=2e-2
+        )
 
 
 def test_of_no_keys_at_all_every_row_is_zero_and_of_no_rows_there_is_nothing():
@@ -220,10 +253,15 @@ def test_of_no_keys_at_all_every_row_is_zero_and_of_no_rows_there_is_nothing():
     assert (out.numel(), lse.numel()) == (0, 0)
 
 
-@pytest.mark.parametrize(("short", "said"), [
-    (f"{TWO}-ticket", "q q k k v k v draw v"), ("m128n64w8s2-tma-ws-ticket", "q q k k v k v draw v"),
-    ("m128n64w8s2-tma-ws", "k q q k v k v v"), ("m128n64w8s3-tma-ws-split-ticket", "q q q q k k v k v draw v"),
-])
+@pytest.mark.parametrize(
+    ("short", "said"),
+    [
+        (f"{TWO}-ticket", "q q k k v k v draw v"),
+        ("m128n64w8s2-tma-ws-ticket", "q q k k v k v draw v"),
+        ("m128n64w8s2-tma-ws", "k q q k v k v v"),
+        ("m128n64w8s3-tma-ws-split-ticket", "q q q q k k v k v draw v"),
+    ],
+)
 def test_keys_come_a_tile_before_values_and_a_job_is_drawn_before_the_last(monkeypatch, short, said):
     q, k, v = given_rows(100, 180, dim=128)
     names = {x.data_ptr(): name for x, name in ((q, "q"), (k, "k"), (v, "v"))}
@@ -233,6 +271,7 @@ def test_keys_come_a_tile_before_values_and_a_job_is_drawn_before_the_last(monke
         def note(self, *given, **named):
             order.append(name_of(*given))
             return what(self, *given, **named)
+
         return note
 
     monkeypatch.setattr(Transfers, "load", noted(Transfers.load, lambda desc, *_: names[desc.base.data_ptr()]))
@@ -247,13 +286,16 @@ def poisoned(x, rows):
     return x
 
 
-@pytest.mark.parametrize(("values", "poison", "clean", "short"), [
-    ({"window": (16, 0)}, slice(0, 64), slice(128, None), TWO),
-    ({"window": (16, 16)}, slice(192, None), slice(0, 128), TWO),
-    ({"causal": True}, slice(192, None), slice(0, 128), TWO),
-    ({"causal": True}, slice(64, None), slice(0, 64), FOUR),  # of a warpgroup
-    ({"window": (9, 0)}, slice(192, None), slice(0, 192), f"{THREE}-few"),
-])
+@pytest.mark.parametrize(
+    ("values", "poison", "clean", "short"),
+    [
+        ({"window": (16, 0)}, slice(0, 64), slice(128, None), TWO),
+        ({"window": (16, 16)}, slice(192, None), slice(0, 128), TWO),
+        ({"causal": True}, slice(192, None), slice(0, 128), TWO),
+        ({"causal": True}, slice(64, None), slice(0, 64), FOUR),  # of a warpgroup
+        ({"window": (9, 0)}, slice(192, None), slice(0, 192), f"{THREE}-few"),
+    ],
+)
 def test_tiles_that_no_row_sees_are_not_looked_at(values, poison, clean, short):
     case = case_of(seqlen=256, headdim=32, **values)
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
@@ -329,10 +371,13 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name(name):
         attend(**rows)
 
 
-@pytest.mark.parametrize(("short", "dtype", "said"), [
-    ("m128n64w8s1-tma-pp", torch.bfloat16, "reads a tile while it waits for the next; s2"),
-    (TWO, torch.float32, "multiplies 16-bit numbers; plain"),
-])
+@pytest.mark.parametrize(
+    ("short", "dtype", "said"),
+    [
+        ("m128n64w8s1-tma-pp", torch.bfloat16, "reads a tile while it waits for the next; s2"),
+        (TWO, torch.float32, "multiplies 16-bit numbers; plain"),
+    ],
+)
 def test_a_configuration_that_would_hang_or_be_wrong_is_refused(short, dtype, said):
     q, k, v = (x.to(dtype) for x in given_rows(10, 10))
     with pytest.raises(ValueError, match=f"forward={short} has the order pp, which {said}"):

@@ -13,8 +13,10 @@ from .interpreter import interpreted
 DENSE = {"batch": 2, "seqlen": 40, "nheads": 2, "headdim": 16, "dtype": "fp16"}
 
 
-@pytest.mark.parametrize(("name", "values"), [
-    ("flash-triton", DENSE), ("flash-sparse", DENSE | {"seqlen": 150, "batch": 1, "block": "64x64", "density": 0.67})])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("flash-triton", DENSE), ("flash-sparse", DENSE | {"seqlen": 150, "batch": 1, "block": "64x64", "density": 0.67})],
+)
 def test_a_function_gives_what_a_session_gives(name, values):
     pytest.importorskip("triton")
     backend = all_backends()[name]

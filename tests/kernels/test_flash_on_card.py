@@ -34,8 +34,9 @@ CASES = {
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 2, "seqlen": 1000, "nheads": 4, "headdim": 128, "dtype": "bf16", "mode": "fwd"}
-                         | values)
+    return WORKLOAD.case(
+        {"batch": 2, "seqlen": 1000, "nheads": 4, "headdim": 128, "dtype": "bf16", "mode": "fwd"} | values
+    )
 
 
 def make(case, seed=1):
@@ -68,9 +69,11 @@ def of_hopper(*values):
 @pytest.mark.parametrize("dim", [32, 40, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize("name", [*CASES, "long"])
 def test_the_hopper_path_is_right_for_every_mask(name, dim):
-    forms = {64: ("m192n64w12s3-tma-pp-persistent", "m256n64w16s2-tma-ws-mix-ticket", "m192n128w12s2-tma-pp-few"),
-             128: ("m128n128w8s2-tma-pp", "m128n128w8s2-tma-ws-ticket", "m128n128w8s2-tma-pp-few"),
-             256: ("m128n64w8s2-tma-ws", "m128n64w8s2-tma-pp-ticket", "m128n64w8s2-tma-pp-few")}
+    forms = {
+        64: ("m192n64w12s3-tma-pp-persistent", "m256n64w16s2-tma-ws-mix-ticket", "m192n128w12s2-tma-pp-few"),
+        128: ("m128n128w8s2-tma-pp", "m128n128w8s2-tma-ws-ticket", "m128n128w8s2-tma-pp-few"),
+        256: ("m128n64w8s2-tma-ws", "m128n64w8s2-tma-pp-ticket", "m128n64w8s2-tma-pp-few"),
+    }
     # Longer than the ring of tiles many times over, and more tiles than a card has SMs.
     values = CASES.get(name, {"batch": 1, "seqlen": 4100, "nheads": 16, "causal": True})
     case = case_of(headdim=dim, dtype="fp16" if dim == 40 else "bf16", **values)
@@ -86,15 +89,17 @@ SHARES = [("plain", 0, 1), *((order, part, 4) for order in HOPPER for part in ra
 "An order, and which part of its configurations, of how many: each is compiled."
 
 
-@pytest.mark.parametrize(("order", "part", "parts"), [
-    pytest.param(*share, marks=[pytest.mark.hopper] * (share[0] in HOPPER)) for share in SHARES])
+@pytest.mark.parametrize(
+    ("order", "part", "parts"),
+    [pytest.param(*share, marks=[pytest.mark.hopper] * (share[0] in HOPPER)) for share in SHARES],
+)
 @pytest.mark.parametrize("name", MASKS)
 def test_every_configuration_is_right_or_does_not_fit_the_card(name, order, part, parts):
     """Those for Hopper by one of the masks, for there are hundreds; the size of a section is no other code."""
     case, wrong, ran = case_of(**CASES[name]), [], 0
     forms = [config for config in all_backends()["flash-triton"].configs(case) if parse(config.short).order == order]
     if parts > 1:
-        forms = [one for one in forms if not re.search(r"-l\d", one.short)][MASKS.index(name) + len(MASKS) * part::12]
+        forms = [one for one in forms if not re.search(r"-l\d", one.short)][MASKS.index(name) + len(MASKS) * part :: 12]
     for config in forms:
         try:
             wrong += wrong_with(f"flash-triton[{config.short}]", case)
@@ -113,23 +118,32 @@ def test_every_configuration_is_right_or_does_not_fit_the_card(name, order, part
 
 @pytest.mark.hopper
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("dim", "seqlen"), [(64, 512), (128, 512), (256, 512), (256, 1024), (64, 4096), (128, 4096),
-                                             (256, 4096)])
+@pytest.mark.parametrize(
+    ("dim", "seqlen"), [(64, 512), (128, 512), (256, 512), (256, 1024), (64, 4096), (128, 4096), (256, 4096)]
+)
 def test_the_default_has_the_same_bits_in_every_call(dim, seqlen, causal):
     """What one job leaves and the next takes up meets in hundreds of calls: once single rows were wrong in a tenth."""
-    q, k, v = (torch.randn(16384 // seqlen, seqlen, 2048 // dim, dim, device="cuda", dtype=torch.bfloat16)
-               for _ in range(3))
+    q, k, v = (
+        torch.randn(16384 // seqlen, seqlen, 2048 // dim, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+    )
     first = flash_attention(q, k, v, causal=causal)[0]
     differ = torch.zeros(300, *first.shape[:3], device="cuda", dtype=torch.bool)
     for turn in range(300):
         torch.any(flash_attention(q, k, v, causal=causal)[0] != first, -1, out=differ[turn])
     found = differ.nonzero()
-    assert not len(found), (f"{len(found)} rows of {len(found[:, 0].unique())} calls; (call, sequence, row, head) from "
-                            f"{found[0].tolist()} to {found[-1].tolist()}")
+    assert not len(found), (
+        f"{len(found)} rows of {len(found[:, 0].unique())} calls; (call, sequence, row, head) from "
+        f"{found[0].tolist()} to {found[-1].tolist()}"
+    )
 
 
-@pytest.mark.parametrize("selector", ["flash-triton", *of_hopper(
-    "flash-triton[m128n128w8s2-tma-pp-persistent]", "flash-triton[m128n128w8s2-tma-ws-ticket]")])
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "flash-triton",
+        *of_hopper("flash-triton[m128n128w8s2-tma-pp-persistent]", "flash-triton[m128n128w8s2-tma-ws-ticket]"),
+    ],
+)
 def test_a_call_is_captured_in_a_graph_and_has_the_same_bits_on_new_values(selector):
     case = case_of(causal=True)
     first, second = make(case), make(case, seed=2)

@@ -22,14 +22,23 @@ SMALL = "m64n32w4s1"
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("attnbench.kernels.flash.sparse.api", "attnbench.kernels.flash.sparse.lists",
-                     "attnbench.kernels.flash.api") as modules:
+    with interpreted(
+        "attnbench.kernels.flash.sparse.api", "attnbench.kernels.flash.sparse.lists", "attnbench.kernels.flash.api"
+    ) as modules:
         yield modules
 
 
 def attend(kernels, inputs, config=SMALL, **options):
-    return kernels[0].flash_sparse_attention(inputs.q, inputs.k, inputs.v, inputs.block_map, block=inputs.block,
-                                             causal=inputs.causal, config=config, **options)
+    return kernels[0].flash_sparse_attention(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        inputs.block_map,
+        block=inputs.block,
+        causal=inputs.causal,
+        config=config,
+        **options,
+    )
 
 
 CASES = {
@@ -117,8 +126,10 @@ def check_lists(kernels, inputs, share, unit):
     assert torch.equal(found.counts, want["counts"])
     # All heads here are of one section: longest first, and of equal ones in the order of the map.
     assert torch.equal(found.items, want["items"])
-    for name, length in (("indices", found.items[found.items[:, 0].argsort(), 1].view(want["indices"].shape[:3])),
-                         ("places", found.counts)):
+    for name, length in (
+        ("indices", found.items[found.items[:, 0].argsort(), 1].view(want["indices"].shape[:3])),
+        ("places", found.counts),
+    ):
         mine, theirs = getattr(found, name), want[name]
         if theirs is not None:
             there = torch.arange(theirs.shape[-1]) < length[..., None]
@@ -131,9 +142,17 @@ def test_the_lists_hold_what_is_visible_in_order(kernels, data):
     draw = data.draw
     block = draw(st.sampled_from([(128, 128), (128, 64), (64, 128), (64, 64)]))
     share, unit = draw(st.sampled_from([(1, 0), (2, 0), (3, 64), (4, 0)]))
-    inputs = inputs_of(draw(st.integers(1, 700)), draw(st.integers(1, 700)), dim=1, batch=2, heads=2, block=block,
-                       density=draw(st.sampled_from([0.0, 0.2, 0.7, 1.0])), causal=draw(st.booleans()),
-                       seed=draw(st.integers(0, 9)))
+    inputs = inputs_of(
+        draw(st.integers(1, 700)),
+        draw(st.integers(1, 700)),
+        dim=1,
+        batch=2,
+        heads=2,
+        block=block,
+        density=draw(st.sampled_from([0.0, 0.2, 0.7, 1.0])),
+        causal=draw(st.booleans()),
+        seed=draw(st.integers(0, 9)),
+    )
     check_lists(kernels, inputs, share, unit)
 
 
@@ -163,7 +182,7 @@ def test_a_section_is_never_longer_than_can_be_sorted_by_comparing_all(kernels, 
     problem = api.sparse_problem_of(inputs.q, inputs.k, inputs.v, block=(64, 64))
     items = lists.lists_of(inputs.block_map, inputs.q, inputs.k, problem).items
     for begin in (0, 128, 256):
-        rows = items[begin:begin + 128]
+        rows = items[begin : begin + 128]
         assert sorted(rows[:, 0].tolist()) == list(range(begin, min(begin + 128, 300)))
         assert rows[:, 1].tolist() == sorted(rows[:, 1].tolist(), reverse=True)
 
@@ -182,13 +201,19 @@ BAD = {
     "block-of-floats": ({"block": (64.0, 64.0)}, r"block=\(64.0, 64.0\) is not supported"),
     "config-a-number": ({"config": 3}, "config=3 is no configuration; a SparseConfig, its name or None"),
     "block": ({"block": (128, 32)}, r"block=\(128, 32\) is not supported; \(128, 128\), \(128, 64\), "),
-    "shape": ({"block_map": torch.ones(1, 2, 3, 4, dtype=torch.bool)},
-              r"block_map\.shape=\(1, 2, 3, 4\) does not fit; \(1, 1, 2, 2\), "),
+    "shape": (
+        {"block_map": torch.ones(1, 2, 3, 4, dtype=torch.bool)},
+        r"block_map\.shape=\(1, 2, 3, 4\) does not fit; \(1, 1, 2, 2\), ",
+    ),
     "dtype": ({"block_map": torch.ones(1, 1, 2, 2)}, r"block_map\.dtype=torch\.float32 is not supported; bool"),
-    "device": ({"block_map": torch.ones(1, 1, 2, 2, dtype=torch.bool, device="meta")},
-               r"block_map\.device=meta does not fit; cpu, q's"),
-    "dims": ({"q": torch.zeros(1, 100, 1, 136), "k": torch.zeros(1, 100, 1, 136), "v": torch.zeros(1, 100, 1, 136)},
-             r"q\.shape=.* has too many dims; 1 to 128 dims"),
+    "device": (
+        {"block_map": torch.ones(1, 1, 2, 2, dtype=torch.bool, device="meta")},
+        r"block_map\.device=meta does not fit; cpu, q's",
+    ),
+    "dims": (
+        {"q": torch.zeros(1, 100, 1, 136), "k": torch.zeros(1, 100, 1, 136), "v": torch.zeros(1, 100, 1, 136)},
+        r"q\.shape=.* has too many dims; 1 to 128 dims",
+    ),
     "value-dims": ({"v": torch.zeros(1, 100, 1, 32)}, r"v\.shape\[-1\]=32 does not fit; 64, q's dims"),
     "heads": ({"k": torch.zeros(1, 100, 3, 64), "v": torch.zeros(1, 100, 3, 64)}, r"k\.shape\[-2\]=3 does not divide"),
     "scale": ({"scale": 0.0}, r"scale=0\.0 cannot be used; a finite number over 0"),
@@ -207,10 +232,13 @@ def test_bad_input_is_refused_in_one_line(kernels, name):
     assert "\n" not in str(why.value)
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"causal": True}, r"block_map\.causal=False does not fit; True"),
-    ({"block": (64, 128)}, r"block_map\.block=\(64, 64\) does not fit; \(64, 128\)"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"causal": True}, r"block_map\.causal=False does not fit; True"),
+        ({"block": (64, 128)}, r"block_map\.block=\(64, 64\) does not fit; \(64, 128\)"),
+    ],
+)
 def test_lists_of_another_problem_are_refused(kernels, change, said):
     inputs = inputs_of(100, dtype=torch.float16)
     lists = kernels[0].make_lists(inputs.block_map, inputs.q, inputs.k, block=(64, 64), config=SMALL)

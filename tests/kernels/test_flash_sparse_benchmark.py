@@ -30,9 +30,13 @@ def samples(ms):
 def group_of(benchmark, sparse_ms, **values):
     sweep = benchmark.Sweep(**{"name": "128-dims", "seqlen": 16384, "densities": (0.5,)} | values)
     made = {"density": 0.5, "pattern": "random", "kept": 0.5, "config": sweep.default}
-    return asdict(sweep) | {"rows": [
-        {"what": "dense", "config": "d", "kept": 1.0} | samples(4.0), made | {"what": "sparse"} | samples(sparse_ms),
-        made | {"what": "lists"} | samples(0.02)]}
+    return asdict(sweep) | {
+        "rows": [
+            {"what": "dense", "config": "d", "kept": 1.0} | samples(4.0),
+            made | {"what": "sparse"} | samples(sparse_ms),
+            made | {"what": "lists"} | samples(0.02),
+        ]
+    }
 
 
 def test_a_row_is_held_against_its_bar_and_the_lists_against_dense(benchmark):

@@ -28,8 +28,10 @@ from attnbench.workloads.sparse.work import density
 
 from .interpreter import interpreted
 
-SHAPES = [Shape(dim=dim, block_q=rows, block_k=keys, capability=card)
-          for dim, rows, keys, card in product((64, 128), (64, 128), (64, 128), ((8, 0), (9, 0)))]
+SHAPES = [
+    Shape(dim=dim, block_q=rows, block_k=keys, capability=card)
+    for dim, rows, keys, card in product((64, 128), (64, 128), (64, 128), ((8, 0), (9, 0)))
+]
 
 
 def case_of(**values):
@@ -50,18 +52,26 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
     assert {row["config"] for row in TABLE.rows("forward")} == {default_config(shape).short for shape in shapes}
 
 
-@pytest.mark.parametrize(("short", "shape", "name", "said"), [
-    ("m64n128w4s2", Shape(dim=64, block_k=64), "blocks", "has tiles of 128 keys, and blocks have 64; n64"),
-    ("m128n64w8s2", Shape(dim=64, block_q=64), "blocks", "several blocks of 64 queries"),
-    ("m128n64w8s2-ws", Shape(dim=64, block_q=64), "blocks", "several blocks of 64 queries: ws, lazy and not deep; m64"),
-    ("m128n64w8s2-ws", Shape(dim=64, capability=(8, 0)), "warpgroups", "is for sm_90, not sm_80; plain"),
-    ("m128n64w8s2-ws", Shape(dim=64, item_bytes=4), "warpgroups", "multiplies 16-bit numbers; plain"),
-    ("m128n64w8s2-ws", Shape(dim=100), "warpgroups", "takes multiples of 8 from 40 to 128 dims, not 100; plain"),
-    ("m128n64w4s2-ws", Shape(dim=64), "warpgroups", "has 64 rows to four warps; such as m128w8"),
-    ("m128n64w8s1-ws", Shape(dim=64), "warpgroups", "reads a tile while it waits for the next; s2"),
-    ("m128n64w8s2-ws-x2", Shape(dim=128), "registers", "takes about 144 registers a thread, and has 104"),
-    ("m128n128w8s4-ws", Shape(dim=128), "shared-memory", "takes 289 KiB of shared memory, and has 227"),
-])
+@pytest.mark.parametrize(
+    ("short", "shape", "name", "said"),
+    [
+        ("m64n128w4s2", Shape(dim=64, block_k=64), "blocks", "has tiles of 128 keys, and blocks have 64; n64"),
+        ("m128n64w8s2", Shape(dim=64, block_q=64), "blocks", "several blocks of 64 queries"),
+        (
+            "m128n64w8s2-ws",
+            Shape(dim=64, block_q=64),
+            "blocks",
+            "several blocks of 64 queries: ws, lazy and not deep; m64",
+        ),
+        ("m128n64w8s2-ws", Shape(dim=64, capability=(8, 0)), "warpgroups", "is for sm_90, not sm_80; plain"),
+        ("m128n64w8s2-ws", Shape(dim=64, item_bytes=4), "warpgroups", "multiplies 16-bit numbers; plain"),
+        ("m128n64w8s2-ws", Shape(dim=100), "warpgroups", "takes multiples of 8 from 40 to 128 dims, not 100; plain"),
+        ("m128n64w4s2-ws", Shape(dim=64), "warpgroups", "has 64 rows to four warps; such as m128w8"),
+        ("m128n64w8s1-ws", Shape(dim=64), "warpgroups", "reads a tile while it waits for the next; s2"),
+        ("m128n64w8s2-ws-x2", Shape(dim=128), "registers", "takes about 144 registers a thread, and has 104"),
+        ("m128n128w8s4-ws", Shape(dim=128), "shared-memory", "takes 289 KiB of shared memory, and has 227"),
+    ],
+)
 def test_a_rule_says_what_is_wrong_and_what_would_do(short, shape, name, said):
     found = fault(SparseConfig.parse(short), shape)
     assert found is not None
@@ -79,8 +89,10 @@ def test_words_of_the_hopper_path_are_refused_without_it():
         SparseConfig.parse("m64n64w4s3-lazy")
 
 
-@pytest.mark.parametrize(("block_m", "block_q", "share", "unit"), [
-    (128, 128, 1, 128), (64, 128, 1, 128), (128, 64, 2, 64), (192, 64, 3, 64), (192, 128, 3, 64), (256, 128, 2, 128)])
+@pytest.mark.parametrize(
+    ("block_m", "block_q", "share", "unit"),
+    [(128, 128, 1, 128), (64, 128, 1, 128), (128, 64, 2, 64), (192, 64, 3, 64), (192, 128, 3, 64), (256, 128, 2, 128)],
+)
 def test_how_many_units_of_queries_an_item_takes(block_m, block_q, share, unit):
     config = SparseConfig(block_m=block_m, block_n=64, warps=block_m // 16, stages=3, order="ws", rescale="lazy")
     assert (config.share(block_q), config.unit(block_q)) == (share, unit)
@@ -99,20 +111,39 @@ def test_the_adapter_lists_names_and_refuses_them_with_the_nearest():
     assert FAMILY.default(Shape(dim=136), "fwd") == ""
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ({"headdim": 136}, "headdim=136 is too large; at most 128"), ({"dtype": "fp32"}, "dtype=fp32 is not supported")])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({"headdim": 136}, "headdim=136 is too large; at most 128"), ({"dtype": "fp32"}, "dtype=fp32 is not supported")],
+)
 def test_the_adapter_refuses_what_the_kernels_do_not_take(values, said):
     with pytest.raises(Unsupported, match=f"flash-sparse: {said}"):
         all_backends()["flash-sparse"].check(case_of(**values), Machine("cuda", (9, 0)))
 
 
-@pytest.mark.parametrize(("selector", "variant", "phases"), [
-    ("flash-sparse", "given", ["convert"]), ("flash-sparse[m128n64w8s2]", "given", ["convert"]),
-    ("flash-sparse[cdf0.6]", "chosen", ["predict", "convert", "kernel"]),
-    ("flash-sparse[m128n64w8s2+topk0.4]", "chosen", ["predict", "convert", "kernel"])])
+@pytest.mark.parametrize(
+    ("selector", "variant", "phases"),
+    [
+        ("flash-sparse", "given", ["convert"]),
+        ("flash-sparse[m128n64w8s2]", "given", ["convert"]),
+        ("flash-sparse[cdf0.6]", "chosen", ["predict", "convert", "kernel"]),
+        ("flash-sparse[m128n64w8s2+topk0.4]", "chosen", ["predict", "convert", "kernel"]),
+    ],
+)
 def test_right_through_the_seam_with_the_making_of_lists_as_a_phase(selector, variant, phases):
-    case = WORKLOAD.case({"batch": 2, "seqlen": 300, "nheads": 2, "nheads_kv": 1, "headdim": 40, "dtype": "fp16",
-                          "block": "128x64", "pattern": "random-uneven", "density": 0.5, "causal": True})
+    case = WORKLOAD.case(
+        {
+            "batch": 2,
+            "seqlen": 300,
+            "nheads": 2,
+            "nheads_kv": 1,
+            "headdim": 40,
+            "dtype": "fp16",
+            "block": "128x64",
+            "pattern": "random-uneven",
+            "density": 0.5,
+            "causal": True,
+        }
+    )
     backend = resolve(selector, case)
     backend.check(case, Machine("cuda", (8, 0)))
     inputs = [make_inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2)]

@@ -48,8 +48,15 @@ def attend(inputs, short, seed=0):
     problem = api.sparse_problem_of(inputs.q, inputs.k, inputs.v, block=inputs.block, causal=inputs.causal)
     config = api.config_for(short, inputs.q, inputs.k, inputs.v, problem)
     share, unit = config.share(inputs.block[0]), config.unit(inputs.block[0])
-    lists = api.BlockLists(**listed(inputs, share=share, unit=unit), share=share, unit=unit, block=inputs.block,
-                           seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, causal=inputs.causal)
+    lists = api.BlockLists(
+        **listed(inputs, share=share, unit=unit),
+        share=share,
+        unit=unit,
+        block=inputs.block,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        causal=inputs.causal,
+    )
     out = torch.full_like(inputs.q, torch.nan)
     lse = torch.full((problem.batch, problem.heads, problem.seqlen_q), torch.nan)
     with machine_runs(hopper_forward, "flash_sparse_hopper_forward", seed=seed):
@@ -92,8 +99,11 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name():
 
 
 def test_every_default_of_the_hopper_path_has_a_form_that_ran_here():
-    forms = {(config.groups, config.share(int(values.get("block", (64, 64))[0])) > 1)
-             for values, short in CASES.values() for config in [SparseConfig.parse(short)]}
+    forms = {
+        (config.groups, config.share(int(values.get("block", (64, 64))[0])) > 1)
+        for values, short in CASES.values()
+        for config in [SparseConfig.parse(short)]
+    }
     for row in TABLE.rows("forward"):
         config = SparseConfig.parse(row["config"])
         if config.order == "ws":

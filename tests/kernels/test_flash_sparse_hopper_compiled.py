@@ -19,12 +19,21 @@ from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
 
 BATCH, HEADS, SEQLEN = 2, 16, 4096
 CELLS = {
-    "pinned": [("m128n128w8s2-ws-deep-lazy", 128, (128, 128), True), ("m64n128w4s2-ws-lazy-x2", 64, (128, 128), True),
-               ("m64n64w4s3-ws-lazy-x2", 128, (64, 64), True), ("m192n128w12s4-ws-lazy", 64, (128, 128), True),
-               ("m192n64w12s5-ws-lazy", 128, (64, 64), False)],
-    "3.6": [("m128n128w8s2-ws-deep-lazy", 128, (128, 128), False), ("m64n128w4s2-ws-lazy-x2", 64, (64, 128), False),
-            ("m64n64w4s3-ws-lazy-x3", 64, (64, 64), True), ("m64n64w4s3-ws-lazy-x2", 128, (64, 128), False),
-            ("m128n64w8s4-ws-lazy", 128, (128, 64), True), ("m192n64w12s5-ws-lazy", 128, (64, 64), True)],
+    "pinned": [
+        ("m128n128w8s2-ws-deep-lazy", 128, (128, 128), True),
+        ("m64n128w4s2-ws-lazy-x2", 64, (128, 128), True),
+        ("m64n64w4s3-ws-lazy-x2", 128, (64, 64), True),
+        ("m192n128w12s4-ws-lazy", 64, (128, 128), True),
+        ("m192n64w12s5-ws-lazy", 128, (64, 64), False),
+    ],
+    "3.6": [
+        ("m128n128w8s2-ws-deep-lazy", 128, (128, 128), False),
+        ("m64n128w4s2-ws-lazy-x2", 64, (64, 128), False),
+        ("m64n64w4s3-ws-lazy-x3", 64, (64, 64), True),
+        ("m64n64w4s3-ws-lazy-x2", 128, (64, 128), False),
+        ("m128n64w8s4-ws-lazy", 128, (128, 64), True),
+        ("m192n64w12s5-ws-lazy", 128, (64, 64), True),
+    ],
 }
 """Short form, dim, block, causal.  Triton 3.9 keeps up to twelve numbers of three consumers in local memory."""
 
@@ -37,11 +46,27 @@ def job_of(short: str, dim: int, block: tuple[int, int], causal: bool) -> Job:
     share, unit = config.share(block[0]), config.unit(block[0])
     batch, heads, _, columns = problem.map_shape
     rows = SEQLEN // unit
-    counts, indices, places, items = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in (
-        (batch, heads, rows), (batch, heads, -(-rows // share), columns), (batch, heads, rows, columns),
-        (batch * heads * -(-rows // share), 3)))
-    lists = BlockLists(counts=counts, indices=indices, places=places if share > 1 else None, items=items, share=share,
-                       unit=unit, block=block, seqlen_q=SEQLEN, seqlen_k=SEQLEN, causal=causal)
+    counts, indices, places, items = (
+        torch.empty(shape, dtype=torch.int32, device="meta")
+        for shape in (
+            (batch, heads, rows),
+            (batch, heads, -(-rows // share), columns),
+            (batch, heads, rows, columns),
+            (batch * heads * -(-rows // share), 3),
+        )
+    )
+    lists = BlockLists(
+        counts=counts,
+        indices=indices,
+        places=places if share > 1 else None,
+        items=items,
+        share=share,
+        unit=unit,
+        block=block,
+        seqlen_q=SEQLEN,
+        seqlen_k=SEQLEN,
+        causal=causal,
+    )
     lse = torch.empty(BATCH, HEADS, SEQLEN, device="meta")
     with recorded(sparse_hopper_forward, "flash_sparse_hopper_forward", capability=90) as jobs:
         sparse_forward.launch_sparse(q, k, v, out, lse, lists, problem, config)
@@ -58,7 +83,8 @@ def faults(short: str, dim: int, block: tuple[int, int], one, version: str) -> l
     wrong += [f"{one.warps} warps"] * (one.warps != 4 * config.groups + 4)
     bytes_of_tiles = shared_bytes(config, shape, query_tiles(config, shape))
     wrong += [f"{one.shared} bytes of shared memory, not {bytes_of_tiles}"] * (
-        not 0 <= one.shared - bytes_of_tiles <= 1024 or config.programs * (one.shared + 1024) > SHARED_BYTES + 1024)
+        not 0 <= one.shared - bytes_of_tiles <= 1024 or config.programs * (one.shared + 1024) > SHARED_BYTES + 1024
+    )
     wrong += [f"{len(one.loops)} loops that multiply"] * (len(one.loops) != config.groups)
     for loop in one.loops:
         spilled = loop["sass"].get("LDL", 0) + loop["sass"].get("STL", 0)
@@ -67,8 +93,11 @@ def faults(short: str, dim: int, block: tuple[int, int], one, version: str) -> l
         # but for the factors of a shared item, which are not needed before the next.
         powers = config.block_n // 2 + 2
         least = {"sass": powers, "beside": powers - 2 * (config.share(block[0]) > 1)}
-        wrong += [f"{found} MUFU {part}, not {powers}" for part, fewest in least.items()
-                  if not fewest <= (found := loop[part].get("MUFU", 0)) <= powers]
+        wrong += [
+            f"{found} MUFU {part}, not {powers}"
+            for part, fewest in least.items()
+            if not fewest <= (found := loop[part].get("MUFU", 0)) <= powers
+        ]
     return wrong
 
 
@@ -83,8 +112,9 @@ def test_products_run_beside_the_softmax_and_no_loop_spills(version):
 
 def test_every_default_is_compiled():
     held = {(cell[0], cell[1]) for cells in CELLS.values() for cell in cells}
-    shipped = {(row["config"], row["dim"]) for row in TABLE.rows("forward")
-               if SparseConfig.parse(row["config"]).order == "ws"}
+    shipped = {
+        (row["config"], row["dim"]) for row in TABLE.rows("forward") if SparseConfig.parse(row["config"]).order == "ws"
+    }
     assert shipped
     assert shipped <= held
 

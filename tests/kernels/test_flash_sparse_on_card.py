@@ -22,15 +22,19 @@ from .sparse_cases import held, inputs_of
 
 pytestmark = pytest.mark.gpu
 LENGTHS = ((1, 63), (127, 1000), (1000, 129), (1000, 1000), (2100, 4100))
-FORMS = {(64, (128, 128)): ("m192n128w12s4-ws-lazy", "m256n64w16s6-ws-lazy", "m128n128w8s3-ws"),
-         (128, (128, 128)): ("m128n128w8s2-ws-deep-lazy", "m64n64w4s3-ws-x2"),
-         (128, (64, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-x2"),
-         (128, (64, 128)): ("m192n64w12s5-ws-lazy",), (128, (128, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy")}
+FORMS = {
+    (64, (128, 128)): ("m192n128w12s4-ws-lazy", "m256n64w16s6-ws-lazy", "m128n128w8s3-ws"),
+    (128, (128, 128)): ("m128n128w8s2-ws-deep-lazy", "m64n64w4s3-ws-x2"),
+    (128, (64, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-x2"),
+    (128, (64, 128)): ("m192n64w12s5-ws-lazy",),
+    (128, (128, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy"),
+}
 
 
 def attend(inputs, config=None):
-    return flash_sparse_attention(inputs.q, inputs.k, inputs.v, inputs.block_map, block=inputs.block,
-                                  causal=inputs.causal, config=config)
+    return flash_sparse_attention(
+        inputs.q, inputs.k, inputs.v, inputs.block_map, block=inputs.block, causal=inputs.causal, config=config
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -38,8 +42,19 @@ def attend(inputs, config=None):
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_default_is_right_at_every_length(block, dim, causal):
     for (queries, keys), density in product(LENGTHS, (0.2, 1.0)):
-        inputs = inputs_of(queries, keys, batch=2, heads=4, heads_kv=2, dim=dim, block=block, density=density,
-                           causal=causal, dtype=torch.float16 if dim == 96 else torch.bfloat16, device="cuda")
+        inputs = inputs_of(
+            queries,
+            keys,
+            batch=2,
+            heads=4,
+            heads_kv=2,
+            dim=dim,
+            block=block,
+            density=density,
+            causal=causal,
+            dtype=torch.float16 if dim == 96 else torch.bfloat16,
+            device="cuda",
+        )
         held(inputs, *attend(inputs))
 
 
@@ -54,8 +69,9 @@ def test_the_portable_path_is_right_where_tensor_maps_are_not_enough(dim):
 def test_every_form_of_the_hopper_path_is_right_and_has_the_same_bits_in_every_call(dim_block):
     dim, block = dim_block
     for short, causal in product(FORMS[dim_block], (False, True)):
-        inputs = inputs_of(4000, 4100, heads=8, heads_kv=4, dim=dim, block=block, density=0.3, causal=causal,
-                           device="cuda")
+        inputs = inputs_of(
+            4000, 4100, heads=8, heads_kv=4, dim=dim, block=block, density=0.3, causal=causal, device="cuda"
+        )
         first, lse = attend(inputs, short)
         held(inputs, first, lse)
         differ = sum((attend(inputs, short)[0] != first).any().int() for _ in range(50))
@@ -81,8 +97,8 @@ def test_values_of_blocks_that_a_row_does_not_list_change_nothing(block):
     where = slice(2 * block[1], 3 * block[1])
     poison.k[:, where], poison.v[:, where] = torch.nan, torch.nan
     found, sums = attend(poison)
-    assert torch.equal(found[:, :block[0]], out[:, :block[0]])
-    assert torch.equal(sums[:, :, :block[0]], lse[:, :, :block[0]])
+    assert torch.equal(found[:, : block[0]], out[:, : block[0]])
+    assert torch.equal(sums[:, :, : block[0]], lse[:, :, : block[0]])
 
 
 def test_a_call_is_captured_in_a_graph_lists_and_all():
@@ -105,8 +121,20 @@ def test_lists_serve_many_calls():
 
 @pytest.mark.parametrize("block", ["128x128", "64x64"])
 def test_right_through_the_seam(block):
-    case = WORKLOAD.case({"batch": 2, "seqlen": 1000, "nheads": 4, "nheads_kv": 2, "headdim": 128, "dtype": "bf16",
-                          "block": block, "pattern": "random-uneven", "density": 0.3, "causal": True})
+    case = WORKLOAD.case(
+        {
+            "batch": 2,
+            "seqlen": 1000,
+            "nheads": 4,
+            "nheads_kv": 2,
+            "headdim": 128,
+            "dtype": "bf16",
+            "block": block,
+            "pattern": "random-uneven",
+            "density": 0.3,
+            "causal": True,
+        }
+    )
     backend = resolve("flash-sparse", case)
     backend.check(case, Machine("cuda", torch.cuda.get_device_capability()))
     inputs = [make_inputs(case, seed=seed, kind="normal", device="cuda") for seed in (1, 2)]

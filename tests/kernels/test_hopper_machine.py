@@ -15,15 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from attnbench.kernels.shared.hopper import load_tile, store_tile
 
-from .hopper_machine import (
-    BarrierMisuse,
-    Deadlock,
-    MissingFence,
-    Race,
-    TooEarly,
-    Unfinished,
-    run,
-)
+from .hopper_machine import BarrierMisuse, Deadlock, MissingFence, Race, TooEarly, Unfinished, run
 from .hopper_machine.schedule import Schedule
 
 SEEDS = range(4)
@@ -109,10 +101,11 @@ def squares(desc, out_desc, count, SLIP: gl.constexpr):
     if SLIP == "written before the load":
         for slot in gl.static_range(2):
             ring.index(slot).store(gl.zeros([SIDE, SIDE], gl.bfloat16))
-    gl.warp_specialize([
-        (sum_up, (out_desc, mine, ring, full, empty, count, SLIP)),
-        (bring, (desc, ring, full, empty, count, SLIP)),
-    ], [1], [24])
+    gl.warp_specialize(
+        [(sum_up, (out_desc, mine, ring, full, empty, count, SLIP)), (bring, (desc, ring, full, empty, count, SLIP))],
+        [1],
+        [24],
+    )
 
 
 def squared(slip="", seed=0, count=5):
@@ -127,33 +120,41 @@ def squared(slip="", seed=0, count=5):
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_a_kernel_without_slip_has_its_values(seed, count):
     x, out = squared(seed=seed, count=count)
-    tiles = x.float()[:64 * count].view(count, 64, 64)
+    tiles = x.float()[: 64 * count].view(count, 64, 64)
     assert torch.allclose(out.float(), (tiles @ tiles.mT).sum(0), rtol=2**-8, atol=2**-16)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("slip", "count", "mistake", "words"), [
-    ("room not awaited", 5, (Race, BarrierMisuse), "ring.[01]., while |more arrivals than full.[01]. takes"),
-    ("load not awaited", 5, (Race, Deadlock), "ring.[01]., while |bring. waits for parity 1 of empty.0."),
-    ("given back early", 5, Race, "bulk load of ring.[01]., while warpgroup_mma of ring.[01]. by .* is "),
-    ("written while it leaves", 5, Race, "store of mine, while bulk store of mine"),
-    ("no fence", 5, MissingFence, "bulk store of mine, and nobody called fence_async_shared between"),
-    ("written before the load", 5, MissingFence, "bulk load of ring.0., and nobody .* the store of ring.0."),
-    ("result early", 5, TooEarly, "warpgroup_mma_wait before it is used"),
-    ("accumulator early", 5, TooEarly, "registers used that warpgroup_mma .* adds to"),
-    ("waits for less", 1, TooEarly, "waited for less"),
-    ("product left", 1, Unfinished, "sum_up. ended with 1 products not waited for"),
-    ("store left", 5, Unfinished, "ended with 1 bulk stores not waited for"),
-    ("one load more", 5, Unfinished, "1 (loads nobody waited for|copies in flight)"),
-    ("never made", 5, BarrierMisuse, "empty.[01]. is used before its init"),
-    ("made twice", 5, BarrierMisuse, "empty.0. is made a second time"),
-    ("given back twice", 5, (Race, Deadlock), "ring.[01]., while |waits for parity [01] of"),
-    ("too few bytes", 5, BarrierMisuse, "2 bytes more than full.0. expected in phase 0"),
-    ("nothing expected", 5, (BarrierMisuse, Race), "bytes more than full|ring.[01]., while"),
-    ("too many bytes", 5, Deadlock, "sum_up. waits for parity 0 of full.0. .phase 0 is open: 0 of 1 arrivals and 2 by"),
-    ("two arrivals awaited", 5, Deadlock, "parity 0 of full.0. .phase 0 is open: 1 of 2 arrivals and 0 bytes"),
-    ("wrong parity", 2, (Race, Deadlock), "ring.0., while |waits for parity 1 of (full|empty).0."),
-])
+@pytest.mark.parametrize(
+    ("slip", "count", "mistake", "words"),
+    [
+        ("room not awaited", 5, (Race, BarrierMisuse), "ring.[01]., while |more arrivals than full.[01]. takes"),
+        ("load not awaited", 5, (Race, Deadlock), "ring.[01]., while |bring. waits for parity 1 of empty.0."),
+        ("given back early", 5, Race, "bulk load of ring.[01]., while warpgroup_mma of ring.[01]. by .* is "),
+        ("written while it leaves", 5, Race, "store of mine, while bulk store of mine"),
+        ("no fence", 5, MissingFence, "bulk store of mine, and nobody called fence_async_shared between"),
+        ("written before the load", 5, MissingFence, "bulk load of ring.0., and nobody .* the store of ring.0."),
+        ("result early", 5, TooEarly, "warpgroup_mma_wait before it is used"),
+        ("accumulator early", 5, TooEarly, "registers used that warpgroup_mma .* adds to"),
+        ("waits for less", 1, TooEarly, "waited for less"),
+        ("product left", 1, Unfinished, "sum_up. ended with 1 products not waited for"),
+        ("store left", 5, Unfinished, "ended with 1 bulk stores not waited for"),
+        ("one load more", 5, Unfinished, "1 (loads nobody waited for|copies in flight)"),
+        ("never made", 5, BarrierMisuse, "empty.[01]. is used before its init"),
+        ("made twice", 5, BarrierMisuse, "empty.0. is made a second time"),
+        ("given back twice", 5, (Race, Deadlock), "ring.[01]., while |waits for parity [01] of"),
+        ("too few bytes", 5, BarrierMisuse, "2 bytes more than full.0. expected in phase 0"),
+        ("nothing expected", 5, (BarrierMisuse, Race), "bytes more than full|ring.[01]., while"),
+        (
+            "too many bytes",
+            5,
+            Deadlock,
+            "sum_up. waits for parity 0 of full.0. .phase 0 is open: 0 of 1 arrivals and 2 by",
+        ),
+        ("two arrivals awaited", 5, Deadlock, "parity 0 of full.0. .phase 0 is open: 1 of 2 arrivals and 0 bytes"),
+        ("wrong parity", 2, (Race, Deadlock), "ring.0., while |waits for parity 1 of (full|empty).0."),
+    ],
+)
 def test_a_slip_is_found_under_every_seed(slip, count, mistake, words, seed):
     with pytest.raises(mistake, match=words):
         squared(slip, seed, count)
@@ -174,8 +175,9 @@ def line(ticket_ptr, order_ptr):
     bar = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(bar.index(0), 1)
     mbarrier.init(bar.index(1), 1)
-    gl.warp_specialize([(stand_in_line, (ticket_ptr, order_ptr, 0, bar)),
-                        (stand_in_line, (ticket_ptr, order_ptr, 1, bar))], [4])
+    gl.warp_specialize(
+        [(stand_in_line, (ticket_ptr, order_ptr, 0, bar)), (stand_in_line, (ticket_ptr, order_ptr, 1, bar))], [4]
+    )
 
 
 def order(seed):

@@ -85,14 +85,17 @@ def misuse(out_ptr, first, HOW: gl.constexpr):
     gl.store(out_ptr + gl.arange(0, 16, LANES), span.tile())
 
 
-@pytest.mark.parametrize(("how", "words"), [
-    ("run-time constant", r"Span\.COUNT is a constexpr, and was given a value of the run"),
-    ("constant of the run", r"Span\.first is a value of the run, and was given the constant 0"),
-    ("missing", "Span: missing a required argument: .COUNT."),
-    ("unknown", "Span: got an unexpected keyword argument .LAST."),
-    ("one too many", "Span: too many positional arguments"),
-    ("assigned", r"Span\.first: fields of an aggregate are set when it is made"),
-])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("run-time constant", r"Span\.COUNT is a constexpr, and was given a value of the run"),
+        ("constant of the run", r"Span\.first is a value of the run, and was given the constant 0"),
+        ("missing", "Span: missing a required argument: .COUNT."),
+        ("unknown", "Span: got an unexpected keyword argument .LAST."),
+        ("one too many", "Span: too many positional arguments"),
+        ("assigned", r"Span\.first: fields of an aggregate are set when it is made"),
+    ],
+)
 def test_what_triton_refuses_of_an_aggregate_is_a_mistake(how, words):
     with pytest.raises(Mistake, match=words):
         run(misuse, (1,), torch.zeros(16, dtype=torch.int32), 5, HOW=how)

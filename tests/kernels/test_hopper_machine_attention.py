@@ -7,22 +7,9 @@ import pytest
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
-from attnbench.kernels.shared.hopper import (
-    Rings,
-    allocate_ring,
-    coordinates,
-    flat,
-    rows_of,
-    store_tile,
-    sync_warps,
-)
+from attnbench.kernels.shared.hopper import Rings, allocate_ring, coordinates, flat, rows_of, store_tile, sync_warps
 
 from .hopper_machine import machine_runs
 
@@ -56,8 +43,9 @@ def bring_rows(descs, rings, queries, keys, tiles, pairs, CAUSAL: gl.constexpr, 
 
 
 @gluon.jit
-def attend(out_desc, rings, queries, keys, tiles, pairs, scale, WHICH: gl.constexpr, CAUSAL: gl.constexpr,
-           GROUPS: gl.constexpr):
+def attend(
+    out_desc, rings, queries, keys, tiles, pairs, scale, WHICH: gl.constexpr, CAUSAL: gl.constexpr, GROUPS: gl.constexpr
+):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16])
     COLUMN: gl.constexpr = gl.SliceLayout(1, MMA)
     count = 0
@@ -101,8 +89,9 @@ def attend(out_desc, rings, queries, keys, tiles, pairs, scale, WHICH: gl.conste
 
 
 @gluon.jit
-def attention(q_desc, k_desc, v_desc, out_desc, queries, keys, tiles, pairs, scale, CAUSAL: gl.constexpr,
-              GROUPS: gl.constexpr):
+def attention(
+    q_desc, k_desc, v_desc, out_desc, queries, keys, tiles, pairs, scale, CAUSAL: gl.constexpr, GROUPS: gl.constexpr
+):
     q_rings = (allocate_ring(q_desc, 1, 1), allocate_ring(q_desc, 1, 1))
     if GROUPS == 3:
         q_rings = (q_rings[0], q_rings[1], allocate_ring(q_desc, 1, 1))
@@ -110,18 +99,26 @@ def attention(q_desc, k_desc, v_desc, out_desc, queries, keys, tiles, pairs, sca
     fence_async_shared()
     descs = (q_desc, k_desc, v_desc)
     if GROUPS == 2:
-        gl.warp_specialize([
-            (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 0, CAUSAL, GROUPS)),
-            (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 1, CAUSAL, GROUPS)),
-            (bring_rows, (descs, rings, queries, keys, tiles, pairs, CAUSAL, GROUPS)),
-        ], [4, 1], [232, 24])
+        gl.warp_specialize(
+            [
+                (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 0, CAUSAL, GROUPS)),
+                (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 1, CAUSAL, GROUPS)),
+                (bring_rows, (descs, rings, queries, keys, tiles, pairs, CAUSAL, GROUPS)),
+            ],
+            [4, 1],
+            [232, 24],
+        )
     else:
-        gl.warp_specialize([
-            (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 0, CAUSAL, GROUPS)),
-            (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 1, CAUSAL, GROUPS)),
-            (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 2, CAUSAL, GROUPS)),
-            (bring_rows, (descs, rings, queries, keys, tiles, pairs, CAUSAL, GROUPS)),
-        ], [4, 4, 1], [160, 160, 24])
+        gl.warp_specialize(
+            [
+                (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 0, CAUSAL, GROUPS)),
+                (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 1, CAUSAL, GROUPS)),
+                (attend, (out_desc, rings, queries, keys, tiles, pairs, scale, 2, CAUSAL, GROUPS)),
+                (bring_rows, (descs, rings, queries, keys, tiles, pairs, CAUSAL, GROUPS)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
 
 
 def launch(q, k, v, *, causal, groups, programs):
@@ -129,8 +126,17 @@ def launch(q, k, v, *, causal, groups, programs):
     out = torch.full_like(q, float("nan"))
     tiles = -(-q.shape[0] // (64 * groups))
     attention[(min(programs, tiles * q.shape[1]),)](
-        *(rows_of(x, 64, 64) for x in (q, k, v, out)), q.shape[0], k.shape[0], tiles, q.shape[1],
-        64**-0.5 * math.log2(math.e), CAUSAL=causal, GROUPS=groups, num_warps=4, maxnreg=168)
+        *(rows_of(x, 64, 64) for x in (q, k, v, out)),
+        q.shape[0],
+        k.shape[0],
+        tiles,
+        q.shape[1],
+        64**-0.5 * math.log2(math.e),
+        CAUSAL=causal,
+        GROUPS=groups,
+        num_warps=4,
+        maxnreg=168,
+    )
     return out
 
 
@@ -142,14 +148,17 @@ def plain(q, k, v, causal):
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1).nan_to_num(0), v.float())
 
 
-@pytest.mark.parametrize(("queries", "keys", "causal", "groups", "programs", "dtype"), [
-    (1, 1, True, 2, 99, torch.bfloat16),
-    (63, 127, False, 2, 99, torch.float16),
-    (127, 129, True, 3, 1, torch.bfloat16),
-    (129, 63, True, 2, 3, torch.float16),
-    (300, 300, True, 2, 2, torch.bfloat16),
-    (300, 300, False, 3, 99, torch.float16),
-])
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal", "groups", "programs", "dtype"),
+    [
+        (1, 1, True, 2, 99, torch.bfloat16),
+        (63, 127, False, 2, 99, torch.float16),
+        (127, 129, True, 3, 1, torch.bfloat16),
+        (129, 63, True, 2, 3, torch.float16),
+        (300, 300, True, 2, 2, torch.bfloat16),
+        (300, 300, False, 3, 99, torch.float16),
+    ],
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_attention_is_that_of_the_plain_sum(queries, keys, causal, groups, programs, dtype, seed):
     torch.manual_seed(0)

@@ -50,10 +50,22 @@ def test_programs_that_hand_on_what_they_wrote(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("slip", "mistake", "words"), [
-    ("no acquire", Race, "program [12]: load of global memory, and nothing puts it behind the write there by program"),
-    ("no release", Race, "program [12]: load of global memory, and nothing puts it behind the write there by program"),
-    ("nobody goes on", Deadlock, "program 2 waits for global memory to change at .0., where it is .0.")])
+@pytest.mark.parametrize(
+    ("slip", "mistake", "words"),
+    [
+        (
+            "no acquire",
+            Race,
+            "program [12]: load of global memory, and nothing puts it behind the write there by program",
+        ),
+        (
+            "no release",
+            Race,
+            "program [12]: load of global memory, and nothing puts it behind the write there by program",
+        ),
+        ("nobody goes on", Deadlock, "program 2 waits for global memory to change at .0., where it is .0."),
+    ],
+)
 def test_a_slip_between_programs_is_found_under_every_seed(slip, mistake, words, seed):
     with pytest.raises(mistake, match=words):
         handed_round(slip, seed)
@@ -133,8 +145,11 @@ def gathered(x_ptr, rows_ptr, out_ptr, count, SLIP: gl.constexpr):
     one_arrives = SLIP in ("waits itself", "group not awaited", "count raised")
     mbarrier.init(full.index(0), 1 if one_arrives else 64 if SLIP == "too few arrive" else 32)
     fence_async_shared()
-    gl.warp_specialize([(square, (out_ptr, tile, full.index(0), SLIP)),
-                        (gather, (x_ptr, rows_ptr, tile, full.index(0), count, SLIP))], [1], [24])
+    gl.warp_specialize(
+        [(square, (out_ptr, tile, full.index(0), SLIP)), (gather, (x_ptr, rows_ptr, tile, full.index(0), count, SLIP))],
+        [1],
+        [24],
+    )
 
 
 def of_rows(slip="", seed=0, count=50):
@@ -154,11 +169,19 @@ def test_rows_that_threads_copy_are_multiplied(way, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("slip", "mistake", "words"), [
-    ("no fence", MissingFence, "warpgroup_mma of tile, and nobody called fence_async_shared .* the asynchronous copy"),
-    ("copy not awaited", (Race, Unfinished), "of tile, while (asynchronous copy|warpgroup_mma)"),
-    ("group not awaited", (Race, MissingFence, Unfinished), "tile|loads nobody waited for"),
-    ("too few arrive", Deadlock, "waits for parity 0 of full.0. .phase 0 is open: (32|64) of 64 arrivals")])
+@pytest.mark.parametrize(
+    ("slip", "mistake", "words"),
+    [
+        (
+            "no fence",
+            MissingFence,
+            "warpgroup_mma of tile, and nobody called fence_async_shared .* the asynchronous copy",
+        ),
+        ("copy not awaited", (Race, Unfinished), "of tile, while (asynchronous copy|warpgroup_mma)"),
+        ("group not awaited", (Race, MissingFence, Unfinished), "tile|loads nobody waited for"),
+        ("too few arrive", Deadlock, "waits for parity 0 of full.0. .phase 0 is open: (32|64) of 64 arrivals"),
+    ],
+)
 def test_a_slip_with_copies_is_found_under_every_seed(slip, mistake, words, seed):
     with pytest.raises(mistake, match=words):
         of_rows(slip, seed)

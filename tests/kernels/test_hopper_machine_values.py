@@ -35,15 +35,16 @@ def move(from_desc, to_desc, start, rows, first, head, there, ADD: gl.constexpr)
 
 
 @pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize(("start", "rows", "first"),
-                         [(0, 300, 0), (7, 63, 0), (100, 129, 128), (40, 65, 64), (3, 1, 0)])
+@pytest.mark.parametrize(
+    ("start", "rows", "first"), [(0, 300, 0), (7, 63, 0), (100, 129, 128), (40, 65, 64), (3, 1, 0)]
+)
 def test_rows_of_a_sequence_end_where_it_does(start, rows, first, add):
     torch.manual_seed(0)
     x = torch.randn(310, 2, 16)
     y = torch.randn(320, 2, 16)
     want = y.clone()
-    taken = x[start + first:start + min(first + 64, rows), 1]
-    there = want[5 + first:5 + first + len(taken), 1]
+    taken = x[start + first : start + min(first + 64, rows), 1]
+    there = want[5 + first : 5 + first + len(taken), 1]
     there.copy_(there + taken if add else taken)
     run(move, (1,), rows_of(x, 64, 16), rows_of(y, 64, 16), start, rows, first, 1, 5, add)
     assert torch.equal(y, want)
@@ -121,17 +122,20 @@ def test_numbers_are_those_of_a_kernel():
     assert floats.tolist() == pytest.approx(want, rel=1e-6)
 
 
-@pytest.mark.parametrize(("odd", "mistake", "words"), [
-    ("negative", Mistake, "negative operand of //"),
-    ("below zero", Mistake, "negative operand of //"),
-    ("negative tile", Mistake, "negative operand of //"),
-    ("wide", Mistake, "20000000000 does not fit into 32 bits"),
-    ("asm", Unsupported, "assembly"),
-    ("missing", Unsupported, "histogram"),
-    ("pointer", OutOfBounds, "outside its tensor's 8 elements"),
-    ("constant", Mistake, r"takes_constant\(N\) is a constexpr"),
-    ("index", OutOfBounds, "index 10 of"),
-])
+@pytest.mark.parametrize(
+    ("odd", "mistake", "words"),
+    [
+        ("negative", Mistake, "negative operand of //"),
+        ("below zero", Mistake, "negative operand of //"),
+        ("negative tile", Mistake, "negative operand of //"),
+        ("wide", Mistake, "20000000000 does not fit into 32 bits"),
+        ("asm", Unsupported, "assembly"),
+        ("missing", Unsupported, "histogram"),
+        ("pointer", OutOfBounds, "outside its tensor's 8 elements"),
+        ("constant", Mistake, r"takes_constant\(N\) is a constexpr"),
+        ("index", OutOfBounds, "index 10 of"),
+    ],
+)
 def test_what_a_kernel_may_not_depend_on_is_an_error(odd, mistake, words):
     with pytest.raises(mistake, match=words):
         run(arithmetic, (1,), torch.zeros(8, dtype=torch.int32), torch.zeros(7), 10, 0.1, odd)

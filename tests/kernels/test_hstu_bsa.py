@@ -16,24 +16,56 @@ from attnbench.workloads.hstu.inputs import make_inputs
 
 from .interpreter import interpreted
 
-CUT = {"pool_rows": 8, "select_rows": 32, "select_blocks": 16, "near_keys": 16, "chunk": 32, "order_chunk": 16,
-       "attend_rows": 16, "tiles_each": 2, "combine_rows": 16, "programs_ahead": 4, "means_rows": 16,
-       "means_blocks": 16, "keys_rows": 16, "rows_rows": 32, "rows_blocks": 16}
+CUT = {
+    "pool_rows": 8,
+    "select_rows": 32,
+    "select_blocks": 16,
+    "near_keys": 16,
+    "chunk": 32,
+    "order_chunk": 16,
+    "attend_rows": 16,
+    "tiles_each": 2,
+    "combine_rows": 16,
+    "programs_ahead": 4,
+    "means_rows": 16,
+    "means_blocks": 16,
+    "keys_rows": 16,
+    "rows_rows": 32,
+    "rows_blocks": 16,
+}
 "Small, so that a short sequence has several tiles on every axis."
 
 CASES = {
     "plain": {},
     "fp16": {"dtype": "fp16", "nheads": 1},
     "passes": {"nheads": 1, "config": {"schedule": "passes", "pass_mib": 0}},
-    "jagged": {"batch": 6, "nheads": 1, "lengths": "70:0:1:15:16:33", "num_targets": "5:0:1:2:16:0",
-               "local_window": 21},
-    "cached": {"batch": 3, "lengths": "70:6:41", "num_targets": "3:6:0", "delta_q": 5, "local_window": 1,
-               "gates": False},
+    "jagged": {
+        "batch": 6,
+        "nheads": 1,
+        "lengths": "70:0:1:15:16:33",
+        "num_targets": "5:0:1:2:16:0",
+        "local_window": 21,
+    },
+    "cached": {
+        "batch": 3,
+        "lengths": "70:6:41",
+        "num_targets": "3:6:0",
+        "delta_q": 5,
+        "local_window": 1,
+        "gates": False,
+    },
     "shared": {"selection": "shared", "num_targets": 3, "pairs": True, "batch": 1},
     "pairs": {"pairs": True, "lengths": "70:57", "delta_q": 40, "num_targets": "3:0"},
     "local-alone": {"block_counts": 1, "nheads": 1},
-    "wide-parts": {"block_size": 64, "seqlen": 135, "nheads": 1, "batch": 1, "attn_dim": 130, "linear_dim": 5,
-                   "config": {"keys_rows": 32, "select_rows": 64}},
+    "wide-parts": {
+        "block_size": 64,
+        "seqlen": 135,
+        "nheads": 1,
+        "batch": 1,
+        "attn_dim": 130,
+        "linear_dim": 5,
+        "config": {"keys_rows": 32, "select_rows": 64},
+    },
     "factors": {"alpha": 1.3, "scaling_seqlen": 7, "attn_dim": 16, "linear_dim": 33, "batch": 1, "nheads": 1},
 }
 
@@ -46,22 +78,49 @@ def bsa():
 
 def of(**values):
     values.pop("config", None)
-    return WORKLOAD.case({"batch": 2, "seqlen": 70, "nheads": 2, "attn_dim": 24, "linear_dim": 16, "dtype": "fp32",
-                          "mode": "bwd", "block_size": 16, "block_counts": 3} | values)
+    return WORKLOAD.case(
+        {
+            "batch": 2,
+            "seqlen": 70,
+            "nheads": 2,
+            "attn_dim": 24,
+            "linear_dim": 16,
+            "dtype": "fp32",
+            "mode": "bwd",
+            "block_size": 16,
+            "block_counts": 3,
+        }
+        | values
+    )
 
 
 def tensors_of(bsa, case, inputs):
-    return bsa.BsaTensors(q=inputs.q, k=inputs.k, v=inputs.v, gates=inputs.gates, offsets=inputs.seq_offsets,
-                          offsets_q=inputs.seq_offsets_q if case.delta_q else None, num_targets=inputs.num_targets)
+    return bsa.BsaTensors(
+        q=inputs.q,
+        k=inputs.k,
+        v=inputs.v,
+        gates=inputs.gates,
+        offsets=inputs.seq_offsets,
+        offsets_q=inputs.seq_offsets_q if case.delta_q else None,
+        num_targets=inputs.num_targets,
+    )
 
 
 def run(bsa, case, inputs, backward=True, **cut):
     """Every result of a call on poisoned buffers."""
     tensors = tensors_of(bsa, case, inputs)
     problem = bsa.problem_of(
-        tensors, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q, block_size=case.block_size,
-        block_counts=case.block_counts, alpha=case.alpha, scaling_seqlen=case.scaling_seqlen,
-        local_window=case.local_window, selection=case.selection, pairs=case.pairs)
+        tensors,
+        max_seqlen=inputs.max_seqlen,
+        max_seqlen_q=inputs.max_seqlen_q,
+        block_size=case.block_size,
+        block_counts=case.block_counts,
+        alpha=case.alpha,
+        scaling_seqlen=case.scaling_seqlen,
+        local_window=case.local_window,
+        selection=case.selection,
+        pairs=case.pairs,
+    )
     config = replace(bsa.default_config(problem, (0, 0)), **CUT | cut)
     device = torch.device("cpu")
     out = torch.full((problem.queries, problem.heads, problem.linear_dim), torch.nan, dtype=problem.dtype)
@@ -70,11 +129,17 @@ def run(bsa, case, inputs, backward=True, **cut):
     bsa.forward(call)
     found = {"out": out, "blocks": blocks}
     if backward:
-        own = {f"d{name}": torch.full_like(x, torch.nan) for name in ("q", "k", "v", "gates")
-               if (x := getattr(tensors, name)) is not None}
+        own = {
+            f"d{name}": torch.full_like(x, torch.nan)
+            for name in ("q", "k", "v", "gates")
+            if (x := getattr(tensors, name)) is not None
+        }
         shapes = bsa.backward_shapes(problem, config)
-        bsa.backward(bsa.BsaGradients(call=call, dout=inputs.dout, workspace=poisoned(bsa.allocate(shapes, device)),
-                                      **{"dgates": None} | own))
+        bsa.backward(
+            bsa.BsaGradients(
+                call=call, dout=inputs.dout, workspace=poisoned(bsa.allocate(shapes, device)), **{"dgates": None} | own
+            )
+        )
         found |= own
     return found
 
@@ -139,8 +204,12 @@ def test_order_of_every_sum_is_the_same_whatever_runs_beside(bsa):
     again = run(bsa, case, inputs, schedule="passes", chunk=64, order_chunk=32, tiles_each=3)
     assert all(torch.equal(found[name], again[name]) for name in found)
     alone = of(block_counts=4, nheads=1, batch=1)
-    half = replace(inputs, seq_offsets=inputs.seq_offsets[:2], seq_offsets_q=inputs.seq_offsets_q[:2],
-                   **{name: getattr(inputs, name)[70:] for name in ("q", "k", "v", "gates", "dout")})
+    half = replace(
+        inputs,
+        seq_offsets=inputs.seq_offsets[:2],
+        seq_offsets_q=inputs.seq_offsets_q[:2],
+        **{name: getattr(inputs, name)[70:] for name in ("q", "k", "v", "gates", "dout")},
+    )
     second = run(bsa, alone, half)
     assert all(torch.equal(found[name][70:], second[name]) for name in found)
 
@@ -199,8 +268,11 @@ class Handovers:
     def _touch(self, kernel, base, *values):
         if base.handle.data.item() == self.place:
             others = self.touched.setdefault(self.place, [])
-            self.races += [(other, self.program) for other in others if other[:2] != self.program[:2]
-                           and other not in self.before[self.program]]
+            self.races += [
+                (other, self.program)
+                for other in others
+                if other[:2] != self.program[:2] and other not in self.before[self.program]
+            ]
             others.append(self.program)
         return kernel(base, *values)
 
@@ -242,8 +314,18 @@ def test_lists_hold_for_each_block_its_queries_and_are_ordered_for_a_backward(bs
     case = of(batch=3, lengths="70:0:47", block_counts=4, selection=selection)
     inputs = make_inputs(case, seed=6, kind="normal", device="cpu")
     tensors = tensors_of(bsa, case, inputs)
-    problem = bsa.problem_of(tensors, max_seqlen=70, max_seqlen_q=70, block_size=16, block_counts=4, alpha=1.0,
-                             scaling_seqlen=1, local_window=None, selection=selection, pairs=False)
+    problem = bsa.problem_of(
+        tensors,
+        max_seqlen=70,
+        max_seqlen_q=70,
+        block_size=16,
+        block_counts=4,
+        alpha=1.0,
+        scaling_seqlen=1,
+        local_window=None,
+        selection=selection,
+        pairs=False,
+    )
     config = replace(bsa.default_config(problem, (0, 0)), **CUT | {"chunk": 128, "order_chunk": 64})
     heads, cpu = problem.list_heads, torch.device("cpu")
     blocks = torch.empty(117, heads, 4, dtype=torch.int32)
@@ -254,11 +336,12 @@ def test_lists_hold_for_each_block_its_queries_and_are_ordered_for_a_backward(bs
     for head in range(heads):
         for number, (first, length) in enumerate(((0, 70), (70, 0), (70, 47))):
             expected = []
-            starts = workspace["starts"][head, first // 16 + number:][:length // 16 + 1].tolist()
+            starts = workspace["starts"][head, first // 16 + number :][: length // 16 + 1].tolist()
             for block in range(length // 16):
                 assert starts[block] == len(expected)
-                mine = [t * 3 + s for t in range(length) for s in range(3)
-                        if blocks[first + t, head, s] == block < t // 16]
+                mine = [
+                    t * 3 + s for t in range(length) for s in range(3) if blocks[first + t, head, s] == block < t // 16
+                ]
                 place = slice(first * 3 + len(expected), first * 3 + len(expected) + len(mine))
                 assert sorted(workspace["entries"][head, place].tolist()) == mine
                 # A card's atomics leave any order.
@@ -270,7 +353,7 @@ def test_lists_hold_for_each_block_its_queries_and_are_ordered_for_a_backward(bs
     like = {f"d{name}": torch.empty_like(getattr(inputs, name)) for name in ("q", "k", "v", "gates")}
     bsa.backward(bsa.BsaGradients(call=call, dout=inputs.dout, workspace=found, **like))
     for (head, first, count), expected in listed.items():
-        assert found["ordered"][head, first * 3:][:count].tolist() == expected
+        assert found["ordered"][head, first * 3 :][:count].tolist() == expected
 
 
 def test_gradients_reach_every_leaf_of_the_public_function(bsa):
@@ -281,8 +364,19 @@ def test_gradients_reach_every_leaf_of_the_public_function(bsa):
     q, k, v = (x.requires_grad_() for x in wide.split([24, 24, 16], 2))
     gates = inputs.gates.clone().requires_grad_()
     out, blocks = bsa.hstu_bsa_attention(
-        q, k, v, inputs.seq_offsets, 70, gates=gates, block_size=16, block_counts=3, local_window=5,
-        num_targets=inputs.num_targets, scaling_seqlen=case.scaling_seqlen, validate=True)
+        q,
+        k,
+        v,
+        inputs.seq_offsets,
+        70,
+        gates=gates,
+        block_size=16,
+        block_counts=3,
+        local_window=5,
+        num_targets=inputs.num_targets,
+        scaling_seqlen=case.scaling_seqlen,
+        validate=True,
+    )
     assert not blocks.requires_grad
     grads = torch.autograd.grad(out, (q, k, v, gates), inputs.dout)
     truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float64, draw=Draw())
@@ -349,8 +443,15 @@ WRONG = {
 @pytest.mark.parametrize("line", WRONG)
 def test_wrong_arguments_are_named_in_one_line(bsa, line):
     inputs = make_inputs(of(), seed=1, kind="normal", device="cpu")
-    values = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "offsets": inputs.seq_offsets, "max_seqlen": 70,
-              "block_size": 16, "validate": True} | WRONG[line]
+    values = {
+        "q": inputs.q,
+        "k": inputs.k,
+        "v": inputs.v,
+        "offsets": inputs.seq_offsets,
+        "max_seqlen": 70,
+        "block_size": 16,
+        "validate": True,
+    } | WRONG[line]
     with pytest.raises(ValueError) as caught:
         bsa.hstu_bsa_attention(values.pop("q"), values.pop("k"), values.pop("v"), **values)
     assert str(caught.value) == f"hstu_bsa_attention: {line}"

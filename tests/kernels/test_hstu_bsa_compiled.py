@@ -16,8 +16,14 @@ from attnbench.kernels.hstu.bsa import plan as hstu_bsa_plan
 
 from .aot import NO_OLDEST, compile_with, recorded, tritons
 
-PRODUCTS = {"hstu_bsa_select", "hstu_bsa_select_shared", "hstu_bsa_ticket", "hstu_bsa_grad_means",
-            "hstu_bsa_grad_keys", "hstu_bsa_grad_rows"}
+PRODUCTS = {
+    "hstu_bsa_select",
+    "hstu_bsa_select_shared",
+    "hstu_bsa_ticket",
+    "hstu_bsa_grad_means",
+    "hstu_bsa_grad_keys",
+    "hstu_bsa_grad_rows",
+}
 "Kernels of the default schedule that multiply matrices."
 
 SHAPES = {
@@ -25,18 +31,36 @@ SHAPES = {
     "plain": {"heads": 4, "attn_dim": 128, "linear_dim": 128, "gates": 0},
     "64": {"heads": 8, "attn_dim": 64, "linear_dim": 64},
     "256": {"heads": 4, "attn_dim": 256, "linear_dim": 256},
-    "rich": {"heads": 4, "attn_dim": 128, "linear_dim": 128, "local_window": 256, "gates": 3, "has_targets": True,
-             "has_cache": True, "shared": True, "pairs": True},
+    "rich": {
+        "heads": 4,
+        "attn_dim": 128,
+        "linear_dim": 128,
+        "local_window": 256,
+        "gates": 3,
+        "has_targets": True,
+        "has_cache": True,
+        "shared": True,
+        "pairs": True,
+    },
     "fp32": {"heads": 8, "attn_dim": 32, "linear_dim": 64, "dtype": torch.float32},
 }
 EVERY = {"pool", "rank", "select", "ticket", "sort", "merge", "grad_means", "grad_keys", "grad_rows"}
 CHOSEN = {
-    "pinned": {(90, "128"): EVERY, (90, "rich"): {"select_shared", "ticket", "grad_rows"},
-               (90, "256"): {"select", "ticket", "grad_means", "grad_keys"}, (80, "128"): {"select", "grad_keys"},
-               (100, "128"): {"select", "ticket", "grad_keys"}},
-    "3.6": {(90, "128"): EVERY, (90, "plain"): {"grad_means", "grad_keys", "grad_rows"},
-            (90, "rich"): {"select_shared"}, (90, "64"): {"select", "grad_rows"},
-            (90, "fp32"): {"select", "ticket", "grad_keys"}, (80, "128"): {"ticket"}},
+    "pinned": {
+        (90, "128"): EVERY,
+        (90, "rich"): {"select_shared", "ticket", "grad_rows"},
+        (90, "256"): {"select", "ticket", "grad_means", "grad_keys"},
+        (80, "128"): {"select", "grad_keys"},
+        (100, "128"): {"select", "ticket", "grad_keys"},
+    },
+    "3.6": {
+        (90, "128"): EVERY,
+        (90, "plain"): {"grad_means", "grad_keys", "grad_rows"},
+        (90, "rich"): {"select_shared"},
+        (90, "64"): {"select", "grad_rows"},
+        (90, "fp32"): {"select", "ticket", "grad_keys"},
+        (80, "128"): {"ticket"},
+    },
 }
 """What is compiled by which Triton; a kernel takes one to three seconds.  Each kernel by both at its main shape; the
 other shapes that press on registers, and the other cards, by one: what a shape or a card breaks is seen there, and what
@@ -44,10 +68,27 @@ a Triton breaks is seen at the main shape."""
 
 
 def problem(**values):
-    return hstu_bsa_plan.BsaProblem(**{
-        "batch": 64, "queries": 524288, "keys": 524288, "max_seqlen": 8192, "max_seqlen_q": 8192,
-        "dtype": torch.bfloat16, "block_size": 32, "block_counts": 4, "local_window": 0, "gates": 2, "alpha": 0.1,
-        "scaling_seqlen": 8192, "shared": False, "pairs": False, "has_targets": False, "has_cache": False} | values)
+    return hstu_bsa_plan.BsaProblem(
+        **{
+            "batch": 64,
+            "queries": 524288,
+            "keys": 524288,
+            "max_seqlen": 8192,
+            "max_seqlen_q": 8192,
+            "dtype": torch.bfloat16,
+            "block_size": 32,
+            "block_counts": 4,
+            "local_window": 0,
+            "gates": 2,
+            "alpha": 0.1,
+            "scaling_seqlen": 8192,
+            "shared": False,
+            "pairs": False,
+            "has_targets": False,
+            "has_cache": False,
+        }
+        | values
+    )
 
 
 def jobs_of(name, card, chosen):
@@ -57,28 +98,48 @@ def jobs_of(name, card, chosen):
     def empty(*shape, dtype=p.dtype):
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    q, k, v = empty(p.queries, p.heads, p.attn_dim), empty(p.keys, p.heads, p.attn_dim), empty(
-        p.keys, p.heads, p.linear_dim)
+    q, k, v = (
+        empty(p.queries, p.heads, p.attn_dim),
+        empty(p.keys, p.heads, p.attn_dim),
+        empty(p.keys, p.heads, p.linear_dim),
+    )
     offsets = empty(p.batch + 1, dtype=torch.int64)
     gates = empty(p.queries, p.heads, p.gates) if p.gates else None
-    tensors = hstu_bsa.BsaTensors(q=q, k=k, v=v, gates=gates, offsets=offsets,
-                                  offsets_q=offsets if p.has_cache else None,
-                                  num_targets=offsets[:-1] if p.has_targets else None)
+    tensors = hstu_bsa.BsaTensors(
+        q=q,
+        k=k,
+        v=v,
+        gates=gates,
+        offsets=offsets,
+        offsets_q=offsets if p.has_cache else None,
+        num_targets=offsets[:-1] if p.has_targets else None,
+    )
     out, blocks = empty(p.queries, p.heads, p.linear_dim), empty(p.queries, p.list_heads, 4, dtype=torch.int32)
     config = hstu_bsa.default_config(p, (card // 10, card % 10))
     call = tensors.call(p, config, out, blocks, hstu_bsa.forward_workspace(p, config, q.device))
     gradients = hstu_bsa.BsaGradients(
-        call=call, dout=out, dq=q, dk=k, dv=v, dgates=tensors.gates,
-        workspace=hstu_bsa.allocate(hstu_bsa.backward_shapes(p, config), q.device))
+        call=call,
+        dout=out,
+        dq=q,
+        dk=k,
+        dv=v,
+        dgates=tensors.gates,
+        workspace=hstu_bsa.allocate(hstu_bsa.backward_shapes(p, config), q.device),
+    )
     found = []
-    for module, launch, argument in ((hstu_bsa_forward, hstu_bsa.forward, call),
-                                     (hstu_bsa_backward, hstu_bsa.backward, gradients)):
+    for module, launch, argument in (
+        (hstu_bsa_forward, hstu_bsa.forward, call),
+        (hstu_bsa_backward, hstu_bsa.backward, gradients),
+    ):
         kernels = [kernel for kernel in vars(module) if re.match("hstu_bsa_", kernel)]
         with recorded(module, *kernels, capability=card) as jobs:
             launch(argument)
         # The backward's passes launch the same kernels again and again.
-        found += {job.kernel: replace(job, label=f"{name} {job.kernel.split(':')[1]} {card}") for job in jobs
-                  if job.kernel.split(":hstu_bsa_")[1] in chosen}.values()
+        found += {
+            job.kernel: replace(job, label=f"{name} {job.kernel.split(':')[1]} {card}")
+            for job in jobs
+            if job.kernel.split(":hstu_bsa_")[1] in chosen
+        }.values()
     return found
 
 
@@ -90,9 +151,12 @@ def faults(job, one):
     # Attend waits and combine waits; the compiler may join their arrivals.
     waits = handed["acquire"] >= 2 and handed["release"] >= 1
     ordered = waits == (kernel == "hstu_bsa_ticket") and not handed["open"]
-    return ([f"{one.spills} spills"] * (one.spills > 0) + ["serialized"] * one.serialized
-            + [f"{one.tensor_core} products of tensor cores"] * ((one.tensor_core > 0) != multiplies)
-            + [f"hands over by {handed}"] * (not ordered))
+    return (
+        [f"{one.spills} spills"] * (one.spills > 0)
+        + ["serialized"] * one.serialized
+        + [f"{one.tensor_core} products of tensor cores"] * ((one.tensor_core > 0) != multiplies)
+        + [f"hands over by {handed}"] * (not ordered)
+    )
 
 
 # One test compiles all: a fixture would be made anew by each worker that runs tests of this file.
@@ -116,8 +180,12 @@ def test_every_shape_and_card_is_compiled_and_every_kernel_by_both_tritons():
 
 def test_another_batch_or_length_compiles_nothing_anew():
     """What a kernel is compiled for is its constants, and how pointers and strides are aligned."""
-    kernels = [value for module in (hstu_bsa_forward, hstu_bsa_backward) for name, value in vars(module).items()
-               if name.startswith("hstu_bsa_")]
+    kernels = [
+        value
+        for module in (hstu_bsa_forward, hstu_bsa_backward)
+        for name, value in vars(module).items()
+        if name.startswith("hstu_bsa_")
+    ]
     assert len(kernels) == 14
     for kernel in kernels:
         for parameter in kernel.params:
@@ -127,12 +195,15 @@ def test_another_batch_or_length_compiles_nothing_anew():
 
 def test_no_buffer_grows_with_pairs_of_queries_and_blocks():
     """Twice the length at the same tokens: every buffer stays as large, but for what is left over of a pair."""
+
     def sizes(length):
         p = problem(**SHAPES["128"], batch=524288 // length, max_seqlen=length, max_seqlen_q=length)
         config = hstu_bsa.default_config(p, (9, 0))
         return hstu_bsa_plan.bytes_of(hstu_bsa_plan.saved_shapes(p, config)) + sum(
-            hstu_bsa_plan.bytes_of({name: shape}) for name, shape in hstu_bsa_plan.forward_shapes(p, config).items()
-            if name != "partial")
+            hstu_bsa_plan.bytes_of({name: shape})
+            for name, shape in hstu_bsa_plan.forward_shapes(p, config).items()
+            if name != "partial"
+        )
 
     assert sizes(32768) <= sizes(2048) * 1.001
 
@@ -140,8 +211,14 @@ def test_no_buffer_grows_with_pairs_of_queries_and_blocks():
 @pytest.mark.parametrize("length", [512, 1024, 4096, 16384])
 @pytest.mark.parametrize("batch", [1, 32])
 def test_workspace_is_less_than_one_copy_of_the_scores(length, batch):
-    p = problem(**SHAPES["128"], batch=batch, queries=batch * length, keys=batch * length, max_seqlen=length,
-                max_seqlen_q=length)
+    p = problem(
+        **SHAPES["128"],
+        batch=batch,
+        queries=batch * length,
+        keys=batch * length,
+        max_seqlen=length,
+        max_seqlen_q=length,
+    )
     config = hstu_bsa.default_config(p, (9, 0))
     shapes = hstu_bsa_plan.saved_shapes(p, config) | hstu_bsa_plan.forward_shapes(p, config)
     assert hstu_bsa_plan.bytes_of(shapes) < p.units * length * length * p.item
@@ -158,9 +235,17 @@ def test_workspace_is_what_the_docs_say(name):
     p = problem(**SHAPES[name])
     config = hstu_bsa.default_config(p, (9, 0))
     _, ring = hstu_bsa_plan.in_flight(p, config)
-    numbers = {"I": p.item, "B": p.block_size, "S": p.block_counts, "D": p.attn_dim, "Dv": p.linear_dim,
-               "N": p.max_seqlen, "rows": config.list_rows, "ring": ring,
-               "pairs": hstu_bsa_plan.pairs_of_pass(p, p.attn_dim, config)}
+    numbers = {
+        "I": p.item,
+        "B": p.block_size,
+        "S": p.block_counts,
+        "D": p.attn_dim,
+        "Dv": p.linear_dim,
+        "N": p.max_seqlen,
+        "rows": config.list_rows,
+        "ring": ring,
+        "pairs": hstu_bsa_plan.pairs_of_pass(p, p.attn_dim, config),
+    }
     tokens = p.queries * p.heads
     saved, forward = hstu_bsa_plan.saved_shapes(p, config), hstu_bsa_plan.forward_shapes(p, config)
     backward = hstu_bsa_plan.backward_shapes(p, config)

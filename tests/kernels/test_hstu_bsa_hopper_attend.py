@@ -25,14 +25,41 @@ ROWS = 128
 CUT = AttendConfig(stages=2, jobs=2, step_mib=0, ring_mib=0)
 
 
-def problem_of(lengths, queries=None, *, targets=None, heads=2, dims=(16, 16), block_size=16, counts=3, gates=0,
-               shared=False, dtype=torch.bfloat16):
+def problem_of(
+    lengths,
+    queries=None,
+    *,
+    targets=None,
+    heads=2,
+    dims=(16, 16),
+    block_size=16,
+    counts=3,
+    gates=0,
+    shared=False,
+    dtype=torch.bfloat16,
+):
     queries = queries or lengths
     return BsaProblem(
-        batch=len(lengths), heads=heads, queries=sum(queries), keys=sum(lengths), max_seqlen=max(lengths),
-        max_seqlen_q=max(queries), attn_dim=dims[0], linear_dim=dims[1], dtype=dtype, block_size=block_size,
-        block_counts=counts, local_window=0, gates=gates, alpha=0.7, scaling_seqlen=5, shared=shared, pairs=False,
-        has_targets=targets is not None, has_cache=queries is not lengths)
+        batch=len(lengths),
+        heads=heads,
+        queries=sum(queries),
+        keys=sum(lengths),
+        max_seqlen=max(lengths),
+        max_seqlen_q=max(queries),
+        attn_dim=dims[0],
+        linear_dim=dims[1],
+        dtype=dtype,
+        block_size=block_size,
+        block_counts=counts,
+        local_window=0,
+        gates=gates,
+        alpha=0.7,
+        scaling_seqlen=5,
+        shared=shared,
+        pairs=False,
+        has_targets=targets is not None,
+        has_cache=queries is not lengths,
+    )
 
 
 class Sequences:
@@ -55,28 +82,30 @@ class Sequences:
         for number, first in enumerate(self.offsets_q[:-1].tolist()):
             for row, local in enumerate(self.local(number).tolist()):
                 for head in range(p.list_heads):
-                    others = torch.argsort(draw(local), descending=True)[:p.others].sort().values
-                    own = [*others.tolist(), local][:p.block_counts] if local else [0]
-                    blocks[first + row, head, :len(own)] = torch.tensor(own, dtype=torch.int32)
+                    others = torch.argsort(draw(local), descending=True)[: p.others].sort().values
+                    own = [*others.tolist(), local][: p.block_counts] if local else [0]
+                    blocks[first + row, head, : len(own)] = torch.tensor(own, dtype=torch.int32)
         return blocks
 
     def lists(self, blocks, workspace):
         """For each block its queries, in a mixed order, as tiles of ROWS."""
         p, tile_rows = self.problem, self.problem.tile_rows(ROWS)
-        workspace |= {"entries": torch.full((p.list_heads, p.queries * p.others), -7, dtype=torch.int32),
-                      "tiles": torch.full((p.list_heads, tile_rows, 3), -7, dtype=torch.int32),
-                      "num_tiles": torch.full((p.batch * p.list_heads,), -7, dtype=torch.int32)}
+        workspace |= {
+            "entries": torch.full((p.list_heads, p.queries * p.others), -7, dtype=torch.int32),
+            "tiles": torch.full((p.list_heads, tile_rows, 3), -7, dtype=torch.int32),
+            "num_tiles": torch.full((p.batch * p.list_heads,), -7, dtype=torch.int32),
+        }
         for number in range(p.batch):
             first, rows = self.offsets_q[number].item(), self.queries[number]
             for head in range(p.list_heads):
-                own = blocks[first:first + rows, head, :p.others]
+                own = blocks[first : first + rows, head, : p.others]
                 own = own.where(own < self.local(number)[:, None], -1).flatten()
                 table = first * p.others // ROWS + self.offsets[number].item() // p.block_size
                 start, tile = 0, 0
                 for block in range(self.seen[number] // p.block_size):
                     found = (own == block).nonzero().flatten()
                     found = found[torch.randperm(len(found))]
-                    workspace["entries"][head, first * p.others + start:][:len(found)] = found
+                    workspace["entries"][head, first * p.others + start :][: len(found)] = found
                     for at in range(0, len(found), ROWS):
                         record = torch.tensor([start + at, block, min(ROWS, len(found) - at)])
                         workspace["tiles"][head, table + tile] = record
@@ -89,8 +118,15 @@ def call_of(problem, sequences, cut, *, draw=torch.rand, spread=1.0):
     """A call whose workspace is poisoned but for the lists."""
     p = problem
     torch.manual_seed(p.queries)
-    q, k, v, out = ((torch.randn(rows, p.heads, dim) * spread).to(p.dtype) for rows, dim in (
-        (p.queries, p.attn_dim), (p.keys, p.attn_dim), (p.keys, p.linear_dim), (p.queries, p.linear_dim)))
+    q, k, v, out = (
+        (torch.randn(rows, p.heads, dim) * spread).to(p.dtype)
+        for rows, dim in (
+            (p.queries, p.attn_dim),
+            (p.keys, p.attn_dim),
+            (p.keys, p.linear_dim),
+            (p.queries, p.linear_dim),
+        )
+    )
     gates = torch.randn(p.queries, p.heads, p.gates).to(p.dtype) if p.gates else None
     workspace = allocate(attend_shapes(p, cut), torch.device("cpu"))
     workspace["partial"].fill_(torch.nan)
@@ -98,9 +134,20 @@ def call_of(problem, sequences, cut, *, draw=torch.rand, spread=1.0):
     blocks = sequences.chosen(draw)
     sequences.lists(blocks, workspace)
     targets = torch.tensor([n - s for n, s in zip(sequences.lengths, sequences.seen, strict=True)])
-    return BsaCall(problem=p, config=BsaConfig(attend_rows=ROWS, silu="exp"), q=q, k=k, v=v, gates=gates,
-                   offsets=sequences.offsets, offsets_q=sequences.offsets_q if p.has_cache else None,
-                   num_targets=targets if p.has_targets else None, out=out, blocks=blocks, workspace=workspace)
+    return BsaCall(
+        problem=p,
+        config=BsaConfig(attend_rows=ROWS, silu="exp"),
+        q=q,
+        k=k,
+        v=v,
+        gates=gates,
+        offsets=sequences.offsets,
+        offsets_q=sequences.offsets_q if p.has_cache else None,
+        num_targets=targets if p.has_targets else None,
+        out=out,
+        blocks=blocks,
+        workspace=workspace,
+    )
 
 
 def summed(call, sequences, kind):
@@ -112,11 +159,11 @@ def summed(call, sequences, kind):
         return x if exact else x.to(kind).float()
 
     for number in range(p.batch):
-        keys = slice(*sequences.offsets[number:number + 2].tolist())
-        rows = slice(*sequences.offsets_q[number:number + 2].tolist())
+        keys = slice(*sequences.offsets[number : number + 2].tolist())
+        rows = slice(*sequences.offsets_q[number : number + 2].tolist())
         for head in range(p.heads):
             q, k, v = (x[:, head].to(out.dtype) for x in (call.q[rows], call.k[keys], call.v[keys]))
-            own = call.blocks[rows, 0 if p.shared else head, :p.others]
+            own = call.blocks[rows, 0 if p.shared else head, : p.others]
             own = own.where(own < sequences.local(number)[:, None], -1)
             total = torch.zeros(len(q), p.linear_dim, dtype=out.dtype)
             weights = rounded(torch.nn.functional.silu(p.alpha * (q @ k.T)))
@@ -172,8 +219,9 @@ CASES = {
 
 def made(values):
     given = {name: values.get(name) for name in ("queries", "targets")}
-    problem = problem_of(values["lengths"], **given, **{
-        name: value for name, value in values.items() if name not in ("lengths", *given)})
+    problem = problem_of(
+        values["lengths"], **given, **{name: value for name, value in values.items() if name not in ("lengths", *given)}
+    )
     return problem, Sequences(problem, values["lengths"], **given)
 
 
@@ -202,11 +250,15 @@ def test_the_dims_of_the_bars(dims):
 
 def test_the_same_bits_in_whatever_order_programs_and_their_parts_run():
     problem, sequences = made({"lengths": [130, 41, 64], "counts": 4, "gates": 3})
-    calls = [(replace(CUT, programs=programs, ring_mib=ring, step_mib=step), seed, at_once)
-             for seed, (programs, ring, step, at_once) in enumerate(
-                 [(1, 0, 0, 2), (1, 0, 0, 1), (2, 0, 0.005, 3), (2, 1, 0, 4), (1, 0, 0, 2)])]
-    first, *others = (ran(call_of(problem, sequences, cut), cut, seed=seed, at_once=at_once)
-                      for cut, seed, at_once in calls)
+    calls = [
+        (replace(CUT, programs=programs, ring_mib=ring, step_mib=step), seed, at_once)
+        for seed, (programs, ring, step, at_once) in enumerate(
+            [(1, 0, 0, 2), (1, 0, 0, 1), (2, 0, 0.005, 3), (2, 1, 0, 4), (1, 0, 0, 2)]
+        )
+    ]
+    first, *others = (
+        ran(call_of(problem, sequences, cut), cut, seed=seed, at_once=at_once) for cut, seed, at_once in calls
+    )
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -240,8 +292,10 @@ def test_steps_have_several_short_pairs_and_the_ring_four_places_at_least():
     problem = problem_of([8192] * 2, heads=4, dims=(128, 128), block_size=32, counts=4)
     cut = default_attend(problem)
     assert (cut.group(problem), cut.steps(problem), cut.ring(problem)) == (1, 8, 4)
-    assert attend_shapes(problem, cut) == {"partial": ((4, 24576, 128), torch.bfloat16),
-                                           "progress": ((576,), torch.int32)}
+    assert attend_shapes(problem, cut) == {
+        "partial": ((4, 24576, 128), torch.bfloat16),
+        "progress": ((576,), torch.int32),
+    }
     long = replace(problem, max_seqlen_q=16384)
     assert default_attend(long).ring(long) == 4
     assert AttendConfig().ring(long) == 2
@@ -251,17 +305,21 @@ def test_steps_have_several_short_pairs_and_the_ring_four_places_at_least():
     assert (cut.group(one), cut.steps(one), cut.ring(one)) == (1, 1, 1)
 
 
-@pytest.mark.parametrize(("given", "cut", "words"), [
-    ({}, {"capability": (10, 0)}, "sm_90 alone, not sm_100"),
-    ({"dtype": torch.float32}, {}, "16-bit"),
-    ({"attn_dim": 256}, {}, "256 dims; at most 128"),
-    ({"linear_dim": 20}, {}, "rows of 20 dims"),
-    ({"block_counts": 1}, {}, "at least 2"),
-    ({"block_size": 128}, {}, "not of 128; 16, 32 or 64"),
-    ({}, {"job_rows": 48}, "not 48"),
-    ({}, {"jobs": 0}, "at least 1"),
-    ({}, {"stages": 1}, "has 1 tiles in flight"),
-    ({}, {"stages": 6}, "shared memory; at most 226")])
+@pytest.mark.parametrize(
+    ("given", "cut", "words"),
+    [
+        ({}, {"capability": (10, 0)}, "sm_90 alone, not sm_100"),
+        ({"dtype": torch.float32}, {}, "16-bit"),
+        ({"attn_dim": 256}, {}, "256 dims; at most 128"),
+        ({"linear_dim": 20}, {}, "rows of 20 dims"),
+        ({"block_counts": 1}, {}, "at least 2"),
+        ({"block_size": 128}, {}, "not of 128; 16, 32 or 64"),
+        ({}, {"job_rows": 48}, "not 48"),
+        ({}, {"jobs": 0}, "at least 1"),
+        ({}, {"stages": 1}, "has 1 tiles in flight"),
+        ({}, {"stages": 6}, "shared memory; at most 226"),
+    ],
+)
 def test_what_cannot_be_launched_is_named(given, cut, words):
     problem = problem_of([8192], dims=(128, 128), block_size=32, counts=4)
     assert attend_fault(problem, default_attend(problem), capability=(9, 0)) is None
@@ -282,16 +340,45 @@ def test_a_refusal_is_one_line():
 
 
 def test_behind_the_portable_means_selection_and_lists_it_is_the_oracles():
-    case = WORKLOAD.case({
-        "batch": 3, "seqlen": 90, "lengths": "90:17:66", "num_targets": "3:0:20", "nheads": 2, "attn_dim": 24,
-        "linear_dim": 16, "dtype": "fp16", "mode": "fwd", "block_size": 16, "block_counts": 3, "local_window": 9})
+    case = WORKLOAD.case(
+        {
+            "batch": 3,
+            "seqlen": 90,
+            "lengths": "90:17:66",
+            "num_targets": "3:0:20",
+            "nheads": 2,
+            "attn_dim": 24,
+            "linear_dim": 16,
+            "dtype": "fp16",
+            "mode": "fwd",
+            "block_size": 16,
+            "block_counts": 3,
+            "local_window": 9,
+        }
+    )
     inputs = make_inputs(case, seed=3, kind="normal", device="cpu")
     with interpreted("attnbench.kernels.hstu.bsa.api", "attnbench.kernels.hstu.bsa.forward") as (bsa, forward):
-        tensors = bsa.BsaTensors(q=inputs.q, k=inputs.k, v=inputs.v, gates=inputs.gates, offsets=inputs.seq_offsets,
-                                 offsets_q=None, num_targets=inputs.num_targets)
+        tensors = bsa.BsaTensors(
+            q=inputs.q,
+            k=inputs.k,
+            v=inputs.v,
+            gates=inputs.gates,
+            offsets=inputs.seq_offsets,
+            offsets_q=None,
+            num_targets=inputs.num_targets,
+        )
         problem = bsa.problem_of(
-            tensors, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q, block_size=16, block_counts=3,
-            alpha=case.alpha, scaling_seqlen=case.scaling_seqlen, local_window=9, selection=case.selection, pairs=False)
+            tensors,
+            max_seqlen=inputs.max_seqlen,
+            max_seqlen_q=inputs.max_seqlen_q,
+            block_size=16,
+            block_counts=3,
+            alpha=case.alpha,
+            scaling_seqlen=case.scaling_seqlen,
+            local_window=9,
+            selection=case.selection,
+            pairs=False,
+        )
         config = replace(bsa.default_config(problem, (0, 0)), attend_rows=ROWS, pool_rows=8)
         workspace = bsa.forward_workspace(problem, config, torch.device("cpu"))
         workspace |= allocate(attend_shapes(problem, CUT), torch.device("cpu"))
@@ -301,7 +388,9 @@ def test_behind_the_portable_means_selection_and_lists_it_is_the_oracles():
         for phase in (forward.pool, forward.select, forward.lists):
             phase(call)
     found = ran(call, CUT).double()
-    truth, plain = (oracle_bsa.evaluate(case, inputs, dtype=dtype, draw=Draw(), blocks=blocks)["out"].double()
-                    for dtype in (torch.float64, torch.float16))
+    truth, plain = (
+        oracle_bsa.evaluate(case, inputs, dtype=dtype, draw=Draw(), blocks=blocks)["out"].double()
+        for dtype in (torch.float64, torch.float16)
+    )
     step = torch.finfo(torch.float16).eps * truth.abs().max()
     assert (found - truth).abs().max() <= 2 * (plain - truth).abs().max() + step

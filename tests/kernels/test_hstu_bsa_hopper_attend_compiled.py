@@ -19,31 +19,68 @@ from .aot import NO_OLDEST, compile_with, recorded, tritons
 
 SEQLEN, BATCH = 4096, 8
 PROBLEM = BsaProblem(
-    batch=BATCH, heads=4, queries=SEQLEN * BATCH, keys=SEQLEN * BATCH, max_seqlen=SEQLEN, max_seqlen_q=SEQLEN,
-    attn_dim=128, linear_dim=128, dtype=torch.bfloat16, block_size=32, block_counts=4, local_window=0, gates=3,
-    alpha=0.1, scaling_seqlen=SEQLEN, shared=False, pairs=False, has_targets=False, has_cache=False)
-NARROW = replace(PROBLEM, attn_dim=64, linear_dim=64, heads=8, block_size=64, block_counts=8, gates=0, shared=True,
-                 has_targets=True, has_cache=True)
+    batch=BATCH,
+    heads=4,
+    queries=SEQLEN * BATCH,
+    keys=SEQLEN * BATCH,
+    max_seqlen=SEQLEN,
+    max_seqlen_q=SEQLEN,
+    attn_dim=128,
+    linear_dim=128,
+    dtype=torch.bfloat16,
+    block_size=32,
+    block_counts=4,
+    local_window=0,
+    gates=3,
+    alpha=0.1,
+    scaling_seqlen=SEQLEN,
+    shared=False,
+    pairs=False,
+    has_targets=False,
+    has_cache=False,
+)
+NARROW = replace(
+    PROBLEM,
+    attn_dim=64,
+    linear_dim=64,
+    heads=8,
+    block_size=64,
+    block_counts=8,
+    gates=0,
+    shared=True,
+    has_targets=True,
+    has_cache=True,
+)
 SHAPES = {"pinned": {"wide": PROBLEM}, "3.6": {"wide": PROBLEM, "narrow": NARROW}}
 "By the Triton that compiles them: what is no default by the quicker one alone."
 
 
 def job_of(name, problem):
     """What the launcher launches."""
+
     def meta(shape, dtype):
         return torch.empty(shape, dtype=dtype, device="meta")
 
     p, cut, config = problem, default_attend(problem), BsaConfig(attend_rows=128)
     shapes = saved_shapes(p, config) | forward_shapes(p, config) | attend_shapes(p, cut)
-    q, k, v, out = (meta((p.queries, p.heads, dim), p.dtype)
-                    for dim in (p.attn_dim, p.attn_dim, p.linear_dim, p.linear_dim))
+    q, k, v, out = (
+        meta((p.queries, p.heads, dim), p.dtype) for dim in (p.attn_dim, p.attn_dim, p.linear_dim, p.linear_dim)
+    )
     offsets = meta((p.batch + 1,), torch.int64)
     call = BsaCall(
-        problem=p, config=config, q=q, k=k, v=v, gates=meta((p.queries, p.heads, 3), p.dtype) if p.gates else None,
-        offsets=offsets, offsets_q=offsets if p.has_cache else None,
-        num_targets=meta((p.batch,), torch.int64) if p.has_targets else None, out=out,
+        problem=p,
+        config=config,
+        q=q,
+        k=k,
+        v=v,
+        gates=meta((p.queries, p.heads, 3), p.dtype) if p.gates else None,
+        offsets=offsets,
+        offsets_q=offsets if p.has_cache else None,
+        num_targets=meta((p.batch,), torch.int64) if p.has_targets else None,
+        out=out,
         blocks=meta((p.queries, p.list_heads, p.block_counts), torch.int32),
-        workspace={name: meta(*shape) for name, shape in shapes.items()})
+        workspace={name: meta(*shape) for name, shape in shapes.items()},
+    )
     with recorded(hstu_bsa_hopper_attend, "hstu_bsa_hopper_attend", capability=90) as jobs:
         hstu_bsa_hopper_attend.attend_hopper(call)
     (job,) = jobs
@@ -82,4 +119,5 @@ def test_another_batch_or_length_compiles_nothing_anew():
     params = {param.name: param for param in hstu_bsa_hopper_attend.hstu_bsa_hopper_attend.params}
     numbers = {name for name in params if name.islower() and not name.endswith(("_desc", "_ptr"))}
     assert numbers - {"half_alpha", "scale", "q_row", "q_head"} == {
-        name for name in params if params[name].do_not_specialize}
+        name for name in params if params[name].do_not_specialize
+    }

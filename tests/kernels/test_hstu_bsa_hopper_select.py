@@ -22,11 +22,18 @@ from attnbench.workloads.hstu.inputs import make_inputs
 from .hopper_machine import machine_runs
 
 SMALL = {"blocks": 32, "stages": 2}
-CUTS = {"three": SMALL, "two": SMALL | {"groups": 2}, "alone": SMALL | {"jobs": 1, "stages": 1},
-        "few": SMALL | {"groups": 2, "jobs": 3, "stages": 3}, "tall": SMALL | {"groups": 2, "rows": 128},
-        "tallest": SMALL | {"rows": 128}, "first": SMALL | {"beside": False},
-        "wide": SMALL | {"blocks": 64}, "wide-stripes": SMALL | {"groups": 2, "rows": 128, "blocks": 64},
-        "widest": SMALL | {"blocks": 128, "groups": 2}}
+CUTS = {
+    "three": SMALL,
+    "two": SMALL | {"groups": 2},
+    "alone": SMALL | {"jobs": 1, "stages": 1},
+    "few": SMALL | {"groups": 2, "jobs": 3, "stages": 3},
+    "tall": SMALL | {"groups": 2, "rows": 128},
+    "tallest": SMALL | {"rows": 128},
+    "first": SMALL | {"beside": False},
+    "wide": SMALL | {"blocks": 64},
+    "wide-stripes": SMALL | {"groups": 2, "rows": 128, "blocks": 64},
+    "widest": SMALL | {"blocks": 128, "groups": 2},
+}
 CASES = {
     "several-tiles": ({"seqlen": 1220, "lengths": "1220:1100", "block_size": 16}, "tallest", "wide"),
     "one-of-each-length": ({"batch": 6, "lengths": "0:1:31:33:32:200"}, "two", "three"),
@@ -53,25 +60,52 @@ CASES = {
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 2, "seqlen": 300, "nheads": 1, "attn_dim": 16, "linear_dim": 16, "dtype": "bf16",
-                          "mode": "fwd", "block_size": 32, "block_counts": 4} | values)
+    return WORKLOAD.case(
+        {
+            "batch": 2,
+            "seqlen": 300,
+            "nheads": 1,
+            "attn_dim": 16,
+            "linear_dim": 16,
+            "dtype": "bf16",
+            "mode": "fwd",
+            "block_size": 32,
+            "block_counts": 4,
+        }
+        | values
+    )
 
 
 def call_of(case, inputs):
     """A call with the oracle's means, whose results nobody has written."""
-    tensors = BsaTensors(q=inputs.q, k=inputs.k, v=inputs.v, gates=inputs.gates, offsets=inputs.seq_offsets,
-                         offsets_q=inputs.seq_offsets_q if case.delta_q else None, num_targets=inputs.num_targets)
+    tensors = BsaTensors(
+        q=inputs.q,
+        k=inputs.k,
+        v=inputs.v,
+        gates=inputs.gates,
+        offsets=inputs.seq_offsets,
+        offsets_q=inputs.seq_offsets_q if case.delta_q else None,
+        num_targets=inputs.num_targets,
+    )
     problem = problem_of(
-        tensors, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q, block_size=case.block_size,
-        block_counts=case.block_counts, alpha=case.alpha, scaling_seqlen=case.scaling_seqlen,
-        local_window=case.local_window, selection=case.selection, pairs=case.pairs)
+        tensors,
+        max_seqlen=inputs.max_seqlen,
+        max_seqlen_q=inputs.max_seqlen_q,
+        block_size=case.block_size,
+        block_counts=case.block_counts,
+        alpha=case.alpha,
+        scaling_seqlen=case.scaling_seqlen,
+        local_window=case.local_window,
+        selection=case.selection,
+        pairs=case.pairs,
+    )
     workspace = allocate(saved_shapes(problem, BsaConfig()), torch.device("cpu"))
     for name, x in (("means_k", inputs.k), ("means_v", inputs.v)):
         workspace[name].fill_(torch.nan)
         for start, end in zip(inputs.seq_offsets[:-1].tolist(), inputs.seq_offsets[1:].tolist(), strict=True):
             whole, first = (end - start) // case.block_size, start // case.block_size
-            rows = x[start:start + whole * case.block_size].unflatten(0, (whole, case.block_size)).float().mean(1)
-            workspace[name][:, first:first + whole] = rows.transpose(0, 1).to(x.dtype)
+            rows = x[start : start + whole * case.block_size].unflatten(0, (whole, case.block_size)).float().mean(1)
+            workspace[name][:, first : first + whole] = rows.transpose(0, 1).to(x.dtype)
     out = torch.full((problem.queries, problem.heads, problem.linear_dim), torch.nan, dtype=problem.dtype)
     blocks = torch.full((problem.queries, problem.heads, problem.block_counts), -9, dtype=torch.int32)
     return tensors.call(problem, BsaConfig(silu="exp"), out, blocks, workspace)
@@ -125,8 +159,8 @@ def test_ties_go_to_the_lower_block(cut, sign):
     _, blocks = run(case, inputs, CUTS[cut])
     assert blocks[1099, 0].tolist() == [0, 1, 2, 34]
     assert blocks[70, 0].tolist() == [0, 1, 2, -1]
-    inputs.k[32 * 20:32 * 21] = 2.0
-    inputs.k[32 * 31:32 * 33] = 2.0
+    inputs.k[32 * 20 : 32 * 21] = 2.0
+    inputs.k[32 * 31 : 32 * 33] = 2.0
     _, blocks = run(case, inputs, CUTS[cut])
     assert blocks[1099, 0].tolist() == [20, 31, 32, 34]
     assert blocks[1030, 0].tolist() == [0, 20, 31, 32]
@@ -232,12 +266,19 @@ def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
 
 
 def test_the_default_is_for_hopper_where_it_can_run():
-    problem = call_of(case_of(attn_dim=128, linear_dim=128), make_inputs(
-        case_of(attn_dim=128, linear_dim=128), seed=1, kind="zeros", device="cpu")).problem
+    problem = call_of(
+        case_of(attn_dim=128, linear_dim=128),
+        make_inputs(case_of(attn_dim=128, linear_dim=128), seed=1, kind="zeros", device="cpu"),
+    ).problem
     for changes, capability, rows, wanted in (
-            ({}, (9, 0), True, (True, True)), ({}, (9, 0), False, (False, False)), ({}, (10, 0), True, (False, False)),
-            ({}, (0, 0), True, (False, False)), ({"has_targets": True}, (9, 0), True, (False, True)),
-            ({"block_size": 128}, (9, 0), True, (True, False)), ({"block_counts": 1}, (9, 0), True, (True, False)),
-            ({"dtype": torch.float32}, (9, 0), True, (False, False))):
+        ({}, (9, 0), True, (True, True)),
+        ({}, (9, 0), False, (False, False)),
+        ({}, (10, 0), True, (False, False)),
+        ({}, (0, 0), True, (False, False)),
+        ({"has_targets": True}, (9, 0), True, (False, True)),
+        ({"block_size": 128}, (9, 0), True, (True, False)),
+        ({"block_counts": 1}, (9, 0), True, (True, False)),
+        ({"dtype": torch.float32}, (9, 0), True, (False, False)),
+    ):
         found = default_config(replace(problem, **changes), capability, rows=rows)
         assert (found.select is not None, found.attend is not None) == wanted, (changes, capability, rows)

@@ -19,29 +19,58 @@ from .aot import NO_OLDEST, compile_with, recorded, tritons
 
 BATCH, SEQLEN = 2, 8192
 D128, D64 = {}, {"attn_dim": 64, "linear_dim": 64, "heads": 8}
-SHAPES = {"pinned": {"d128": D128},
-          "3.6": {"d64": D64, "every-option": {"local_window": 128, "gates": 3, "has_cache": True, "linear_dim": 64}}}
+SHAPES = {
+    "pinned": {"d128": D128},
+    "3.6": {"d64": D64, "every-option": {"local_window": 128, "gates": 3, "has_cache": True, "linear_dim": 64}},
+}
 "By the Triton that compiles them; each takes seconds.  128 dims by both, with every option by the one alone."
 
 
 def call_of(**values):
     rows = BATCH * SEQLEN
-    p = BsaProblem(**{
-        "batch": BATCH, "heads": 4, "queries": rows, "keys": rows, "max_seqlen": SEQLEN, "max_seqlen_q": SEQLEN,
-        "attn_dim": 128, "linear_dim": 128, "dtype": torch.bfloat16, "block_size": 32, "block_counts": 4,
-        "local_window": 0, "gates": 2, "alpha": 0.1, "scaling_seqlen": SEQLEN, "shared": False, "pairs": False,
-        "has_targets": False, "has_cache": False} | values)
+    p = BsaProblem(
+        **{
+            "batch": BATCH,
+            "heads": 4,
+            "queries": rows,
+            "keys": rows,
+            "max_seqlen": SEQLEN,
+            "max_seqlen_q": SEQLEN,
+            "attn_dim": 128,
+            "linear_dim": 128,
+            "dtype": torch.bfloat16,
+            "block_size": 32,
+            "block_counts": 4,
+            "local_window": 0,
+            "gates": 2,
+            "alpha": 0.1,
+            "scaling_seqlen": SEQLEN,
+            "shared": False,
+            "pairs": False,
+            "has_targets": False,
+            "has_cache": False,
+        }
+        | values
+    )
 
     def empty(*shape, dtype=torch.bfloat16):
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     offsets = empty(BATCH + 1, dtype=torch.int64)
     return BsaCall(
-        problem=p, config=BsaConfig(), q=empty(rows, p.heads, p.attn_dim), k=empty(rows, p.heads, p.attn_dim),
-        v=empty(rows, p.heads, p.linear_dim), gates=empty(rows, p.heads, p.gates), offsets=offsets,
-        offsets_q=offsets if p.has_cache else None, num_targets=None, out=empty(rows, p.heads, p.linear_dim),
+        problem=p,
+        config=BsaConfig(),
+        q=empty(rows, p.heads, p.attn_dim),
+        k=empty(rows, p.heads, p.attn_dim),
+        v=empty(rows, p.heads, p.linear_dim),
+        gates=empty(rows, p.heads, p.gates),
+        offsets=offsets,
+        offsets_q=offsets if p.has_cache else None,
+        num_targets=None,
+        out=empty(rows, p.heads, p.linear_dim),
         blocks=empty(rows, p.heads, p.block_counts, dtype=torch.int32),
-        workspace=allocate(saved_shapes(p, BsaConfig()), torch.device("meta")))
+        workspace=allocate(saved_shapes(p, BsaConfig()), torch.device("meta")),
+    )
 
 
 def job_of(label, call):

@@ -30,8 +30,20 @@ CASES = {
 
 
 def of(**values):
-    return WORKLOAD.case({"batch": 3, "seqlen": 1000, "nheads": 2, "attn_dim": 128, "linear_dim": 128, "dtype": "bf16",
-                          "mode": "fwd-bwd", "block_size": 32, "block_counts": 4} | values)
+    return WORKLOAD.case(
+        {
+            "batch": 3,
+            "seqlen": 1000,
+            "nheads": 2,
+            "attn_dim": 128,
+            "linear_dim": 128,
+            "dtype": "bf16",
+            "mode": "fwd-bwd",
+            "block_size": 32,
+            "block_counts": 4,
+        }
+        | values
+    )
 
 
 def results(case, inputs, **values):
@@ -73,8 +85,14 @@ def test_the_same_bits_each_time_and_in_every_schedule(name):
     case = of(**CASES[name])
     inputs = make_inputs(case, seed=3, kind="normal", device="cuda")
     first = results(case, inputs)
-    for values in ({}, {"programs_ahead": 1}, {"programs_ahead": 1, "spare_pairs": 0}, {"programs_ahead": 10000},
-                   {"schedule": "passes", "pass_mib": 1}, {"schedule": "passes"}):
+    for values in (
+        {},
+        {"programs_ahead": 1},
+        {"programs_ahead": 1, "spare_pairs": 0},
+        {"programs_ahead": 10000},
+        {"schedule": "passes", "pass_mib": 1},
+        {"schedule": "passes"},
+    ):
         again = results(case, inputs, **{"attend": None} | values if values else {})
         assert [x for x in first if not torch.equal(first[x], again[x])] == [], values
 
@@ -122,13 +140,16 @@ def test_the_kernels_for_hopper_select_what_the_portable_one_does_at_full_size(n
     assert float((portable["out"] - hopper["out"]).abs().max()) <= 0.02 * float(portable["out"].abs().max())
 
 
-SHORT_RINGS = {"portable-0": {"programs_ahead": 1, "spare_pairs": 0},
-               "portable-1": {"programs_ahead": 1, "spare_pairs": 1},
-               "hopper": {"attend": {"ring_mib": 0.0, "step_mib": 0.0}}}
+SHORT_RINGS = {
+    "portable-0": {"programs_ahead": 1, "spare_pairs": 0},
+    "portable-1": {"programs_ahead": 1, "spare_pairs": 1},
+    "hopper": {"attend": {"ring_mib": 0.0, "step_mib": 0.0}},
+}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.hopper] * (name == "hopper"))
-                                  for name in SHORT_RINGS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.hopper] * (name == "hopper")) for name in SHORT_RINGS]
+)
 def test_a_short_ring_keeps_the_bits_of_many_short_sequences(name):
     """Pairs without a tile of their own hand a place in the ring on as soon as it is free, and no sooner."""
     from attnbench.backends.hstu_bsa_triton import HstuBsaTriton
@@ -173,7 +194,7 @@ def test_a_block_chosen_by_all_is_many_tiles():
     inputs = make_inputs(case, seed=1, kind="normal", device="cuda")
     inputs.q[..., 0], inputs.k[..., 0] = 8.0, 0.0
     inputs.k[:96, :, 0] = 4.0
-    inputs.k[4096:4096 + 96, :, 0] = 4.0
+    inputs.k[4096 : 4096 + 96, :, 0] = 4.0
     found = results(case, replace(inputs))
     assert (found["blocks"][200:4096, :, :3].cpu() == torch.tensor([0, 1, 2])).all()
     truth = oracle_bsa.evaluate(case, inputs, dtype=torch.float32, draw=Draw(), blocks=found["blocks"])["out"]

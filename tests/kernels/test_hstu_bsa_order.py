@@ -55,7 +55,7 @@ def lists_of(chosen, heads):
             for block, mine in listed.items():
                 starts[head, first // BLOCK_SIZE + number + block] = place
                 shuffled = torch.tensor(mine, dtype=torch.int32)[torch.randperm(len(mine), generator=draw)]
-                entries[head, first * OTHERS + place:][:len(mine)] = shuffled
+                entries[head, first * OTHERS + place :][: len(mine)] = shuffled
                 place += len(mine)
             starts[head, first // BLOCK_SIZE + number + len(listed)] = place
             ordered[head, first] = [entry for mine in listed.values() for entry in mine]
@@ -63,8 +63,10 @@ def lists_of(chosen, heads):
     return blocks, entries, starts, ordered
 
 
-@pytest.mark.parametrize(("chosen", "chunk", "max_seqlen"), [
-    (spread, 16, 83), (spread, 256, 2**30), (sink, 16, 2**30), (sink, 64, 83), (last, 32, 83)])
+@pytest.mark.parametrize(
+    ("chosen", "chunk", "max_seqlen"),
+    [(spread, 16, 83), (spread, 256, 2**30), (sink, 16, 2**30), (sink, 64, 83), (last, 32, 83)],
+)
 def test_every_list_is_put_in_ascending_order(bsa, chosen, chunk, max_seqlen):
     """Lists shorter and longer than a piece, within one and across several; a sort key of 32 bits and of 64."""
     module, backward = bsa
@@ -73,8 +75,17 @@ def test_every_list_is_put_in_ascending_order(bsa, chosen, chunk, max_seqlen):
     x = torch.zeros(sum(LENGTHS), heads, 16)
     tensors = module.BsaTensors(q=x, k=x, v=x, gates=None, offsets=offsets, offsets_q=offsets, num_targets=None)
     problem = module.problem_of(
-        tensors, max_seqlen=max_seqlen, max_seqlen_q=83, block_size=BLOCK_SIZE, block_counts=OTHERS + 1, alpha=1.0,
-        scaling_seqlen=1, local_window=None, selection="head", pairs=False)
+        tensors,
+        max_seqlen=max_seqlen,
+        max_seqlen_q=83,
+        block_size=BLOCK_SIZE,
+        block_counts=OTHERS + 1,
+        alpha=1.0,
+        scaling_seqlen=1,
+        local_window=None,
+        selection="head",
+        pairs=False,
+    )
     config = replace(module.default_config(problem, (0, 0)), order_chunk=chunk)
     found = {name: torch.full_like(entries, -9) for name in ("pieces", "ordered")}
     given = entries.clone()
@@ -82,6 +93,6 @@ def test_every_list_is_put_in_ascending_order(bsa, chosen, chunk, max_seqlen):
     backward._order(module.BsaGradients(call=call, dout=x, dq=x, dk=x, dv=x, dgates=None, workspace=found))
     assert torch.equal(entries, given)
     for (head, first), expected in ordered.items():
-        assert found["ordered"][head, first * OTHERS:][:len(expected)].tolist() == expected
+        assert found["ordered"][head, first * OTHERS :][: len(expected)].tolist() == expected
     written = sum(map(len, ordered.values()))
     assert int((found["ordered"] != -9).sum()) == written

@@ -40,11 +40,22 @@ CASES = {
     "window": ({"batch": 1, "seqlen": 70, "max_attn_len": 18}, SMALL),
     "narrow-window": ({"batch": 1, "seqlen": 60, "max_attn_len": 1, "num_targets": "3"}, TALL),
     "window-both-ways": ({"batch": 1, "seqlen": 70, "max_attn_len": 10, "causal": False}, SMALL),
-    "window-prefix-targets": ({"seqlen": 66, "lengths": "66:30", "max_attn_len": 17, "contextual_len": 6,
-                               "num_targets": "20:5"}, WIDE),
+    "window-prefix-targets": (
+        {"seqlen": 66, "lengths": "66:30", "max_attn_len": 17, "contextual_len": 6, "num_targets": "20:5"},
+        WIDE,
+    ),
     "cached": ({"batch": 3, "seqlen": 65, "lengths": "65:3:40", "delta_q": 18, "num_targets": "5:0:2"}, SMALL),
-    "cached-all": ({"seqlen": 60, "lengths": "60:21", "delta_q": 40, "num_targets": "5:1", "contextual_len": 30,
-                    "max_attn_len": 12}, TALL),
+    "cached-all": (
+        {
+            "seqlen": 60,
+            "lengths": "60:21",
+            "delta_q": 40,
+            "num_targets": "5:1",
+            "contextual_len": 30,
+            "max_attn_len": 12,
+        },
+        TALL,
+    ),
     "odd-dims": ({"batch": 1, "seqlen": 40, "attn_dim": 24, "linear_dim": 40}, SMALL),
     "one-dim": ({"batch": 1, "seqlen": 20, "attn_dim": 1, "linear_dim": 3}, SMALL),
     "factors": ({"batch": 1, "seqlen": 33, "alpha": 1.3, "scaling_seqlen": 7}, SMALL),
@@ -53,21 +64,31 @@ CASES = {
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 2, "nheads": 1, "attn_dim": 16, "linear_dim": 16, "dtype": "fp32",
-                          "mode": "fwd-bwd"} | values)
+    return WORKLOAD.case(
+        {"batch": 2, "nheads": 1, "attn_dim": 16, "linear_dim": 16, "dtype": "fp32", "mode": "fwd-bwd"} | values
+    )
 
 
 def problem_of(kernels, case, inputs):
     return kernels.Problem(
-        offsets=inputs.seq_offsets, offsets_q=inputs.seq_offsets_q if case.delta_q else None,
-        num_targets=inputs.num_targets, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q,
-        alpha=case.alpha, scaling_seqlen=case.scaling_seqlen, causal=case.causal, contextual_len=case.contextual_len,
-        max_attn_len=case.max_attn_len)
+        offsets=inputs.seq_offsets,
+        offsets_q=inputs.seq_offsets_q if case.delta_q else None,
+        num_targets=inputs.num_targets,
+        max_seqlen=inputs.max_seqlen,
+        max_seqlen_q=inputs.max_seqlen_q,
+        alpha=case.alpha,
+        scaling_seqlen=case.scaling_seqlen,
+        causal=case.causal,
+        contextual_len=case.contextual_len,
+        max_attn_len=case.max_attn_len,
+    )
 
 
 def backward_of(kernels, cut, *, atomic):
-    return kernels.BackwardConfig(columns=kernels.ColumnConfig(**CUT, **cut, atomic=atomic),
-                                  rows=None if atomic else kernels.RowConfig(**CUT, **cut))
+    return kernels.BackwardConfig(
+        columns=kernels.ColumnConfig(**CUT, **cut, atomic=atomic),
+        rows=None if atomic else kernels.RowConfig(**CUT, **cut),
+    )
 
 
 def run(kernels, case, inputs, cut, *, atomic):
@@ -127,12 +148,20 @@ def test_right_on_whatever_is_drawn(kernels, data):
     draw = data.draw
     lengths = draw(st.lists(st.integers(0, 50), min_size=1, max_size=2))
     case = case_of(
-        batch=len(lengths), seqlen=max(1, *lengths), lengths=":".join(map(str, lengths)),
+        batch=len(lengths),
+        seqlen=max(1, *lengths),
+        lengths=":".join(map(str, lengths)),
         num_targets=":".join(str(draw(st.integers(0, length))) for length in lengths),
-        contextual_len=0, causal=draw(st.booleans()), max_attn_len=draw(st.one_of(st.none(), st.integers(1, 40))))
+        contextual_len=0,
+        causal=draw(st.booleans()),
+        max_attn_len=draw(st.one_of(st.none(), st.integers(1, 40))),
+    )
     room = max(1, case.seqlen)
-    case = replace(case, contextual_len=draw(st.integers(0, min(20, case.seqlen - max(map(int, case.num_targets.split(
-        ":")))))), delta_q=draw(st.one_of(st.none(), st.integers(1, room))))
+    case = replace(
+        case,
+        contextual_len=draw(st.integers(0, min(20, case.seqlen - max(map(int, case.num_targets.split(":")))))),
+        delta_q=draw(st.one_of(st.none(), st.integers(1, room))),
+    )
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
     cut = {"block_m": draw(st.sampled_from((16, 32))), "block_n": draw(st.sampled_from((16, 32)))}
     held(case, inputs, run(kernels, case, inputs, cut, atomic=draw(st.booleans())))
@@ -144,8 +173,16 @@ def test_differentiable_on_slices_of_one_tensor_and_on_a_broadcast_gradient(kern
     fused = torch.cat([plain.q, plain.k, plain.v], dim=2).requires_grad_()
     q, k, v = fused.split([16, 16, 8], dim=2)
     cut = CUT | SMALL
-    out = kernels.hstu_attention(q, k, v, plain.seq_offsets.int(), case.seqlen, forward=kernels.ForwardConfig(**cut),
-                                 backward=backward_of(kernels, SMALL, atomic=False), validate=True)
+    out = kernels.hstu_attention(
+        q,
+        k,
+        v,
+        plain.seq_offsets.int(),
+        case.seqlen,
+        forward=kernels.ForwardConfig(**cut),
+        backward=backward_of(kernels, SMALL, atomic=False),
+        validate=True,
+    )
     assert out.is_contiguous()
     (grad,) = torch.autograd.grad(out.sum(), fused)
     assert fused.grad is None
@@ -183,12 +220,15 @@ def poisoned(x, rows):
     return x
 
 
-@pytest.mark.parametrize(("values", "poison", "clean"), [
-    ({"max_attn_len": 16}, slice(0, 16), slice(48, None)),
-    ({"max_attn_len": 16, "causal": False}, slice(80, None), slice(0, 48)),
-    ({}, slice(48, None), slice(0, 48)),
-    ({"num_targets": "48"}, slice(64, 80), slice(80, None)),
-])
+@pytest.mark.parametrize(
+    ("values", "poison", "clean"),
+    [
+        ({"max_attn_len": 16}, slice(0, 16), slice(48, None)),
+        ({"max_attn_len": 16, "causal": False}, slice(80, None), slice(0, 48)),
+        ({}, slice(48, None), slice(0, 48)),
+        ({"num_targets": "48"}, slice(64, 80), slice(80, None)),
+    ],
+)
 def test_tiles_that_no_row_sees_are_not_looked_at(kernels, values, poison, clean):
     case = case_of(batch=1, seqlen=96, **values)
     inputs = make_inputs(case, seed=7, kind="normal", device="cpu")
@@ -197,8 +237,18 @@ def test_tiles_that_no_row_sees_are_not_looked_at(kernels, values, poison, clean
     problem = problem_of(kernels, case, inputs)
     out, dq = torch.zeros_like(inputs.dout), torch.zeros_like(inputs.q)
     kernels.launch_forward(bad.q, bad.k, bad.v, out, problem, kernels.ForwardConfig(**CUT, **SMALL, order="ahead"))
-    kernels.launch_backward(bad.q, bad.k, bad.v, bad.dout, dq, torch.zeros_like(bad.k), torch.zeros_like(bad.v),
-                            problem, backward_of(kernels, SMALL, atomic=False), None)
+    kernels.launch_backward(
+        bad.q,
+        bad.k,
+        bad.v,
+        bad.dout,
+        dq,
+        torch.zeros_like(bad.k),
+        torch.zeros_like(bad.v),
+        problem,
+        backward_of(kernels, SMALL, atomic=False),
+        None,
+    )
     assert torch.equal(out[clean], before["out"][clean])
     assert torch.equal(dq[clean], before["dq"][clean])
     assert out[poison].isnan().any()
@@ -212,10 +262,12 @@ def test_a_sequence_of_nan_leaves_its_neighbours_alone(kernels):
     x = {name: poisoned(getattr(inputs, name), slice(40, 77)) for name in ("q", "k", "v", "dout")}
     after = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
     cut = {**SMALL, "loads": "tma"}
-    kernels.launch_forward(x["q"], x["k"], x["v"], after["out"], problem,
-                           kernels.ForwardConfig(**CUT, **cut, order="ahead"))
-    kernels.launch_backward(*x.values(), after["dq"], after["dk"], after["dv"], problem,
-                            backward_of(kernels, cut, atomic=False), None)
+    kernels.launch_forward(
+        x["q"], x["k"], x["v"], after["out"], problem, kernels.ForwardConfig(**CUT, **cut, order="ahead")
+    )
+    kernels.launch_backward(
+        *x.values(), after["dq"], after["dk"], after["dv"], problem, backward_of(kernels, cut, atomic=False), None
+    )
     for name, tensor in before.items():
         for rows in (slice(0, 40), slice(77, None)):
             assert torch.equal(after[name][rows], tensor[rows])

@@ -30,24 +30,40 @@ def record(backend, ms, tflops, *, shape=(4, 128, 1024), mode="fwd", reason=None
     passed = reason is None
     time = SimpleNamespace(median_ms=ms, rounds=range(20), samples_ms=[ms * (1 + 1e-4 * i) for i in range(20)])
     return SimpleNamespace(
-        backend=backend, group="g", case={"nheads": heads, "attn_dim": dim, "seqlen": seqlen, "mode": mode},
-        status=Status.PASSED if passed else Status.CRASHED, reason=reason, time=time if passed else None,
-        rate=SimpleNamespace(tflops=tflops) if passed else None)
+        backend=backend,
+        group="g",
+        case={"nheads": heads, "attn_dim": dim, "seqlen": seqlen, "mode": mode},
+        status=Status.PASSED if passed else Status.CRASHED,
+        reason=reason,
+        time=time if passed else None,
+        rate=SimpleNamespace(tflops=tflops) if passed else None,
+    )
 
 
 def test_the_earlier_figures_are_of_the_rows_of_the_suite(benchmark):
-    rows = {(one.values["nheads"], one.values["attn_dim"], one.values["seqlen"])
-            for one in load_suite("hstu-dense", "cuda").cases}
+    rows = {
+        (one.values["nheads"], one.values["attn_dim"], one.values["seqlen"])
+        for one in load_suite("hstu-dense", "cuda").cases
+    }
     assert rows == set(benchmark.EARLIER)
     assert len(rows) == 13
 
 
-@pytest.mark.parametrize(("mode", "ms", "words"), [
-    ("fwd", 0.9, "aim reached"), ("fwd", 0.99, "bar reached"), ("fwd", 1.01, "BELOW THE BAR"),
-    ("bwd", 0.99, "aim reached"), ("bwd", 1.05, "bar reached"), ("bwd", 1.2, "BELOW THE BAR")])
+@pytest.mark.parametrize(
+    ("mode", "ms", "words"),
+    [
+        ("fwd", 0.9, "aim reached"),
+        ("fwd", 0.99, "bar reached"),
+        ("fwd", 1.01, "BELOW THE BAR"),
+        ("bwd", 0.99, "aim reached"),
+        ("bwd", 1.05, "bar reached"),
+        ("bwd", 1.2, "BELOW THE BAR"),
+    ],
+)
 def test_a_row_is_held_against_its_bar(benchmark, mode, ms, words):
-    row = benchmark.row_of([record("hstu-fbgemm", 1.0, 380, mode=mode), record("ours", ms, 380 / ms, mode=mode)],
-                           "hstu-fbgemm")
+    row = benchmark.row_of(
+        [record("hstu-fbgemm", 1.0, 380, mode=mode), record("ours", ms, 380 / ms, mode=mode)], "hstu-fbgemm"
+    )
     assert row.verdict == words
     assert row.ours["ours"][1] == pytest.approx(1 / ms, rel=1e-3)
 
@@ -59,8 +75,10 @@ def test_a_wide_head_has_a_lower_bar_forward(benchmark):
 
 
 def test_the_table_says_what_was_lost_and_what_moved(benchmark):
-    rows = [benchmark.row_of([record("n", 1.0, 300), record("o", 0.8, 375), record("o[x]", 0.7, 428)], "n"),
-            benchmark.row_of([record("n", 1.0, 300, reason="killed by SIGABRT"), record("o", 0.8, 375)], "n")]
+    rows = [
+        benchmark.row_of([record("n", 1.0, 300), record("o", 0.8, 375), record("o[x]", 0.7, 428)], "n"),
+        benchmark.row_of([record("n", 1.0, 300, reason="killed by SIGABRT"), record("o", 0.8, 375)], "n"),
+    ]
     text = "\n".join(benchmark.lines_of(rows, 2))
     assert "the peer is -21% from its earlier figure" in text
     assert "n: crashed: killed by SIGABRT" in text
@@ -78,8 +96,7 @@ def test_a_search_is_over_every_cut(benchmark):
     assert len(benchmark.selectors("hstu-triton", "bwd", dim=256)) < 15
     for dim in (32, 64, 128, 256):
         found = benchmark.selectors("hstu-triton", "fwd", dim=dim)
-        assert {f"hstu-triton[f128x64w8s{2 if dim == 256 else 3}-{order}]" for order in ("ws", "ahead")} <= {
-            *found}
+        assert {f"hstu-triton[f128x64w8s{2 if dim == 256 else 3}-{order}]" for order in ("ws", "ahead")} <= {*found}
 
 
 def test_a_search_is_for_one_dim(benchmark, capsys):
@@ -90,8 +107,26 @@ def test_a_search_is_for_one_dim(benchmark, capsys):
 
 def test_it_runs(benchmark, tmp_path, capsys):
     out = tmp_path / "run.json"
-    code = benchmark.main(["--device", "cpu", "--ours", "hstu-eager", "--peer", "hstu-bsa-eager", "--seqlen", "128",
-                           "--attn-dim", "32", "--modes", "fwd", "--max-seconds", "0.2", "--out", str(out)])
+    code = benchmark.main(
+        [
+            "--device",
+            "cpu",
+            "--ours",
+            "hstu-eager",
+            "--peer",
+            "hstu-bsa-eager",
+            "--seqlen",
+            "128",
+            "--attn-dim",
+            "32",
+            "--modes",
+            "fwd",
+            "--max-seconds",
+            "0.2",
+            "--out",
+            str(out),
+        ]
+    )
     said = capsys.readouterr().out
     assert code in (0, 1)
     assert "hstu-eager" in said

@@ -28,10 +28,17 @@ def problem(*, every_mask):
         return torch.empty(length, dtype=torch.int64, device="meta")
 
     return dense.Problem(
-        offsets=whole(BATCH + 1), offsets_q=whole(BATCH + 1) if every_mask else None,
-        num_targets=whole(BATCH) if every_mask else None, max_seqlen=SEQLEN, max_seqlen_q=SEQLEN, alpha=0.1,
-        scaling_seqlen=SEQLEN, causal=True, contextual_len=8 if every_mask else 0,
-        max_attn_len=100 if every_mask else None)
+        offsets=whole(BATCH + 1),
+        offsets_q=whole(BATCH + 1) if every_mask else None,
+        num_targets=whole(BATCH) if every_mask else None,
+        max_seqlen=SEQLEN,
+        max_seqlen_q=SEQLEN,
+        alpha=0.1,
+        scaling_seqlen=SEQLEN,
+        causal=True,
+        contextual_len=8 if every_mask else 0,
+        max_attn_len=100 if every_mask else None,
+    )
 
 
 KINDS = {"forward": ForwardConfig, "rows": RowConfig, "columns": ColumnConfig, "atomic": ColumnConfig}
@@ -40,27 +47,47 @@ KINDS = {"forward": ForwardConfig, "rows": RowConfig, "columns": ColumnConfig, "
 def jobs_of(kernel, row, capability, *, every_mask=False):
     """What a row of the table launches at its largest dim."""
     dtype = torch.bfloat16 if row["item_bytes"] == 2 else torch.float32
-    q, k, v, dout, dq, dk, dv = (torch.empty(BATCH * SEQLEN, HEADS, row["dim"], dtype=dtype, device="meta")
-                                 for _ in range(7))
+    q, k, v, dout, dq, dk, dv = (
+        torch.empty(BATCH * SEQLEN, HEADS, row["dim"], dtype=dtype, device="meta") for _ in range(7)
+    )
     given, config = problem(every_mask=every_mask), KINDS[kernel].parse(row["config"])
     if kernel == "atomic":
         config = replace(config, atomic=True)
-    with recorded(hstu_dense_forward, "hstu_dense_forward", capability=capability) as forward, \
-            recorded(hstu_dense_backward, *KERNELS, capability=capability) as backward:
+    with (
+        recorded(hstu_dense_forward, "hstu_dense_forward", capability=capability) as forward,
+        recorded(hstu_dense_backward, *KERNELS, capability=capability) as backward,
+    ):
         if kernel == "forward":
             dense.launch_forward(q, k, v, dout, given, config)
         elif kernel == "rows":
             columns = dense.ColumnConfig(block_m=16, block_n=16, warps=4, stages=1)
-            dense.launch_backward(q, k, v, dout, dq, dk, dv, given, dense.BackwardConfig(columns=columns, rows=config),
-                                  None)
+            dense.launch_backward(
+                q, k, v, dout, dq, dk, dv, given, dense.BackwardConfig(columns=columns, rows=config), None
+            )
         else:
             rows = None if config.atomic else dense.RowConfig(block_m=16, block_n=16, warps=4, stages=1)
-            dense.launch_backward(q, k, v, dout, dq, dk, dv, given, dense.BackwardConfig(columns=config, rows=rows),
-                                  torch.empty(q.shape, device="meta"))
+            dense.launch_backward(
+                q,
+                k,
+                v,
+                dout,
+                dq,
+                dk,
+                dv,
+                given,
+                dense.BackwardConfig(columns=config, rows=rows),
+                torch.empty(q.shape, device="meta"),
+            )
     wanted = {"forward": "hstu_dense_forward", "rows": KERNELS[1]}.get(kernel, KERNELS[0])
     jobs = [job for job in (*forward, *backward) if job.kernel.endswith(f":{wanted}")]
-    return [replace(job, label=f"{kernel} {capability} {row['item_bytes']}-byte d{row['dim']} "
-                               f"{job.constants.get('PART', '')}{' every mask' * every_mask}") for job in jobs]
+    return [
+        replace(
+            job,
+            label=f"{kernel} {capability} {row['item_bytes']}-byte d{row['dim']} "
+            f"{job.constants.get('PART', '')}{' every mask' * every_mask}",
+        )
+        for job in jobs
+    ]
 
 
 def jobs_to_hold(kernel, *, oldest):
@@ -114,8 +141,12 @@ def test_the_defaults_spill_nothing_and_use_the_tensor_cores(kernel, version):
 def test_another_batch_or_length_compiles_nothing_anew():
     """What a kernel is compiled for is its constants, and how pointers and strides are aligned."""
     for kernel in (hstu_dense_forward.hstu_dense_forward, *(getattr(hstu_dense_backward, name) for name in KERNELS)):
-        counted = {parameter.name for parameter in kernel.params if not parameter.is_constexpr and not re.search(
-            "_ptr$|_desc$|_row$|_head$|^half_alpha$|_?scale$", parameter.name)}
+        counted = {
+            parameter.name
+            for parameter in kernel.params
+            if not parameter.is_constexpr
+            and not re.search("_ptr$|_desc$|_row$|_head$|^half_alpha$|_?scale$", parameter.name)
+        }
         assert counted
         assert all(one.do_not_specialize for one in kernel.params if one.name in counted), kernel.__name__
 

@@ -40,19 +40,31 @@ def launched(q, k, v, *, alpha=0.1, deterministic=False):
     """Names of the kernels that the defaults launch."""
     offsets = torch.tensor([0, ROWS])
     problem = hstu_dense.Problem(
-        offsets=offsets, offsets_q=None, num_targets=None, max_seqlen=ROWS, max_seqlen_q=ROWS, alpha=alpha,
-        scaling_seqlen=ROWS, causal=True, contextual_len=0, max_attn_len=None)
+        offsets=offsets,
+        offsets_q=None,
+        num_targets=None,
+        max_seqlen=ROWS,
+        max_seqlen_q=ROWS,
+        alpha=alpha,
+        scaling_seqlen=ROWS,
+        causal=True,
+        contextual_len=0,
+        max_attn_len=None,
+    )
     out, dout, dq, dk, dv = (torch.empty(x.shape, dtype=q.dtype) for x in (v, v, q, k, v))
     forward = hstu_dense.default_forward(q, k, v, ROWS)
     backward = hstu_dense.default_backward(q, k, v, ROWS, deterministic=deterministic, alpha=alpha)
-    with recorded(hstu_dense_forward, "hstu_dense_forward", "hstu_hopper_forward", capability=90) as first, \
-            recorded(hstu_dense_backward, *PORTABLE, capability=90) as portable, \
-            recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as narrow, \
-            recorded(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", capability=90) as wide:
+    with (
+        recorded(hstu_dense_forward, "hstu_dense_forward", "hstu_hopper_forward", capability=90) as first,
+        recorded(hstu_dense_backward, *PORTABLE, capability=90) as portable,
+        recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as narrow,
+        recorded(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", capability=90) as wide,
+    ):
         hstu_dense.launch_forward(q, k, v, out, problem, forward)
         hstu_dense.launch_backward(q, k, v, dout, dq, dk, dv, problem, backward, torch.empty(q.shape))
-    return [{job.kernel.partition(":")[2] for job in jobs} - {PORTABLE[2]}
-            for jobs in (first, [*portable, *narrow, *wide])]
+    return [
+        {job.kernel.partition(":")[2] for job in jobs} - {PORTABLE[2]} for jobs in (first, [*portable, *narrow, *wide])
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -63,8 +75,10 @@ def test_they_are_of_the_kernels_for_hopper_at_every_dim_of_these(attn_dim, line
     assert launched(*tensors(attn_dim, linear_dim, dtype)) == [{"hstu_hopper_forward"}, {backward}]
 
 
-@pytest.mark.parametrize(("attn_dim", "linear_dim", "dtype"), [
-    (36, 64, torch.bfloat16), (64, 1, torch.float16), (64, 64, torch.float32), (256, 256, torch.float32)])
+@pytest.mark.parametrize(
+    ("attn_dim", "linear_dim", "dtype"),
+    [(36, 64, torch.bfloat16), (64, 1, torch.float16), (64, 64, torch.float32), (256, 256, torch.float32)],
+)
 def test_what_those_do_not_take_has_the_portable_ones(attn_dim, linear_dim, dtype):
     assert launched(*tensors(attn_dim, linear_dim, dtype)) == [{"hstu_dense_forward"}, {PORTABLE[0]}]
 
@@ -117,4 +131,5 @@ def test_a_changed_cut_starts_from_the_portable_default():
     forward, backward = hstu_dense.configs_of(x, x, x, ROWS, {"atomic": {"stages": 2}})
     assert forward.hopper
     assert backward.columns == replace(
-        hstu_dense.backward_config((9, 0), 2, 256, ROWS, deterministic=False).columns, stages=2)
+        hstu_dense.backward_config((9, 0), 2, 256, ROWS, deterministic=False).columns, stages=2
+    )

@@ -16,8 +16,18 @@ pytestmark = pytest.mark.gpu
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 3, "seqlen": 1000, "nheads": 2, "attn_dim": 128, "dtype": "bf16", "mode": "fwd-bwd",
-                          "lengths": "1000:129:1"} | values)
+    return WORKLOAD.case(
+        {
+            "batch": 3,
+            "seqlen": 1000,
+            "nheads": 2,
+            "attn_dim": 128,
+            "dtype": "bf16",
+            "mode": "fwd-bwd",
+            "lengths": "1000:129:1",
+        }
+        | values
+    )
 
 
 def make(case, seed=1):
@@ -45,8 +55,14 @@ def test_a_call_is_captured_in_a_graph_and_replayed_on_new_values():
             assert torch.equal(tensor, want[name]), name
 
 
-@pytest.mark.parametrize("selector", ["hstu-triton", "hstu-triton[deterministic]", pytest.param(
-    "hstu-triton[a64x128w8s2-ws]", marks=pytest.mark.hopper)])
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "hstu-triton",
+        "hstu-triton[deterministic]",
+        pytest.param("hstu-triton[a64x128w8s2-ws]", marks=pytest.mark.hopper),
+    ],
+)
 def test_what_has_one_order_of_sums_has_the_same_bits_twice(selector):
     case = case_of(lengths="full")
     with resolve(selector, case).session(case, make(case)) as launch:
@@ -96,15 +112,18 @@ def test_slices_of_one_tensor_need_no_copy():
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize("values", [
-    {"num_targets": "70:20:1", "contextual_len": 130, "max_attn_len": 200},
-    {"causal": False, "attn_dim": 64, "linear_dim": 64},
-    {"attn_dim": 32, "linear_dim": 96, "delta_q": 150, "lengths": "1000:129:3"},
-    {"attn_dim": 64, "linear_dim": 128, "dtype": "fp16", "lengths": "1000:0:127"},
-    {"attn_dim": 24, "linear_dim": 40, "contextual_len": 3},
-    {"attn_dim": 256, "linear_dim": 256, "num_targets": "70:20:1", "contextual_len": 130, "max_attn_len": 200},
-    {"attn_dim": 160, "linear_dim": 64, "causal": False},
-])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_targets": "70:20:1", "contextual_len": 130, "max_attn_len": 200},
+        {"causal": False, "attn_dim": 64, "linear_dim": 64},
+        {"attn_dim": 32, "linear_dim": 96, "delta_q": 150, "lengths": "1000:129:3"},
+        {"attn_dim": 64, "linear_dim": 128, "dtype": "fp16", "lengths": "1000:0:127"},
+        {"attn_dim": 24, "linear_dim": 40, "contextual_len": 3},
+        {"attn_dim": 256, "linear_dim": 256, "num_targets": "70:20:1", "contextual_len": 130, "max_attn_len": 200},
+        {"attn_dim": 160, "linear_dim": 64, "causal": False},
+    ],
+)
 def test_the_hopper_backward_is_right_for_every_mask(values):
     case = case_of(mode="bwd", **values)
     inputs = [make(case, seed) for seed in (1, 2)]
@@ -114,10 +133,16 @@ def test_the_hopper_backward_is_right_for_every_mask(values):
     assert outcome.ok, outcome.reason
 
 
-MASKS = {"causal": {}, "whole": {"causal": False}, "targets": {"num_targets": "300:20:1", "contextual_len": 3},
-         "window": {"max_attn_len": 170, "num_targets": "7:0:1"}, "cached": {"delta_q": 300, "num_targets": "5:0:1"},
-         "narrow-values": {"linear_dim": 64}, "odd-dims": {"attn_dim": 40, "linear_dim": 104},
-         "fp16": {"dtype": "fp16"}}
+MASKS = {
+    "causal": {},
+    "whole": {"causal": False},
+    "targets": {"num_targets": "300:20:1", "contextual_len": 3},
+    "window": {"max_attn_len": 170, "num_targets": "7:0:1"},
+    "cached": {"delta_q": 300, "num_targets": "5:0:1"},
+    "narrow-values": {"linear_dim": 64},
+    "odd-dims": {"attn_dim": 40, "linear_dim": 104},
+    "fp16": {"dtype": "fp16"},
+}
 
 
 @pytest.mark.hopper

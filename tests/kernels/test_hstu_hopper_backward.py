@@ -35,11 +35,22 @@ CASES = {
     "window": {"batch": 1, "seqlen": 450, "max_attn_len": 90},
     "narrow-window": {"batch": 1, "seqlen": 300, "max_attn_len": 1, "num_targets": "3"},
     "window-both-ways": {"batch": 1, "seqlen": 400, "max_attn_len": 30, "causal": False},
-    "window-prefix-targets": {"seqlen": 330, "lengths": "330:90", "max_attn_len": 70, "contextual_len": 66,
-                              "num_targets": "80:5"},
+    "window-prefix-targets": {
+        "seqlen": 330,
+        "lengths": "330:90",
+        "max_attn_len": 70,
+        "contextual_len": 66,
+        "num_targets": "80:5",
+    },
     "cached": {"batch": 3, "seqlen": 265, "lengths": "265:3:140", "delta_q": 18, "num_targets": "5:0:2"},
-    "cached-all": {"seqlen": 260, "lengths": "260:121", "delta_q": 140, "num_targets": "5:1", "contextual_len": 130,
-                   "max_attn_len": 52},
+    "cached-all": {
+        "seqlen": 260,
+        "lengths": "260:121",
+        "delta_q": 140,
+        "num_targets": "5:1",
+        "contextual_len": 130,
+        "max_attn_len": 52,
+    },
     "odd-dims": {"batch": 1, "seqlen": 140, "attn_dim": 24, "linear_dim": 40},
     "narrow": {"batch": 1, "seqlen": 140, "attn_dim": 8, "linear_dim": 128},
     "wide-keys": {"batch": 1, "seqlen": 140, "attn_dim": 128, "linear_dim": 32},
@@ -57,19 +68,31 @@ def gradients(case, inputs, problem=None, seed=0, **cut):
     """All gradients, written over NaN; the seed is of the order in which the warps of a program get on."""
     dq, dk, dv = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in (inputs.q, inputs.k, inputs.v))
     config = hstu_dense.BackwardConfig(columns=replace(WS, **cut), rows=None)
-    with machine_runs(hstu_hopper_backward, "hstu_hopper_backward", seed=seed), \
-            machine_runs(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", seed=seed), \
-            machine_runs(hstu_dense_backward, "hstu_dense_backward_round", seed=seed):
-        hstu_dense.launch_backward(inputs.q, inputs.k, inputs.v, inputs.dout, dq, dk, dv,
-                                   problem or problem_of(hstu_dense, case, inputs), config,
-                                   torch.full(hstu_dense.workspace_shape(inputs.q, config), torch.nan))
+    with (
+        machine_runs(hstu_hopper_backward, "hstu_hopper_backward", seed=seed),
+        machine_runs(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", seed=seed),
+        machine_runs(hstu_dense_backward, "hstu_dense_backward_round", seed=seed),
+    ):
+        hstu_dense.launch_backward(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            inputs.dout,
+            dq,
+            dk,
+            dv,
+            problem or problem_of(hstu_dense, case, inputs),
+            config,
+            torch.full(hstu_dense.workspace_shape(inputs.q, config), torch.nan),
+        )
     return {"dq": dq, "dk": dk, "dv": dv}
 
 
 def held(case, inputs, found):
     assert all(x.isfinite().all() for x in found.values())
-    truth, plain = (WORKLOAD.oracle("hstu", case, inputs, dtype=dtype, draw=Draw())
-                    for dtype in (torch.float64, torch_dtype(case)))
+    truth, plain = (
+        WORKLOAD.oracle("hstu", case, inputs, dtype=dtype, draw=Draw()) for dtype in (torch.float64, torch_dtype(case))
+    )
     expected = WORKLOAD.expected_errors("hstu", case, inputs, draw=Draw())
     truth, plain = ({name: x[name] for name in found} for x in (truth, plain))
     whole = make_truth(truth, plain, expected, torch_dtype(case), WORKLOAD.outputs("hstu"))
@@ -83,9 +106,16 @@ def test_right_for_every_mask(name):
     held(case, inputs, gradients(case, inputs, seed=list(CASES).index(name), stages=2 + len(name) % 2))
 
 
-@pytest.mark.parametrize(("name", "attn_dim", "linear_dim"), [
-    ("one-of-each-length", 256, 256), ("window-prefix-targets", 136, 256), ("cached-all", 256, 96),
-    ("targets-not-causal", 32, 160), ("window", 136, 32)])
+@pytest.mark.parametrize(
+    ("name", "attn_dim", "linear_dim"),
+    [
+        ("one-of-each-length", 256, 256),
+        ("window-prefix-targets", 136, 256),
+        ("cached-all", 256, 96),
+        ("targets-not-causal", 32, 160),
+        ("window", 136, 32),
+    ],
+)
 def test_right_over_128_dims(name, attn_dim, linear_dim):
     case, inputs = make(name, attn_dim=attn_dim, linear_dim=linear_dim)
     held(case, inputs, gradients(case, inputs, seed=attn_dim + linear_dim, block_n=64))
@@ -99,8 +129,9 @@ def test_right_in_half_precision(name):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_right_in_whatever_order_the_warps_get_on(seed):
-    case, inputs = make(seed=5, batch=1, seqlen=260, nheads=2, contextual_len=3, num_targets="30", attn_dim=128,
-                        linear_dim=32)
+    case, inputs = make(
+        seed=5, batch=1, seqlen=260, nheads=2, contextual_len=3, num_targets="30", attn_dim=128, linear_dim=32
+    )
     held(case, inputs, gradients(case, inputs, seed=10 + seed))
 
 
@@ -149,16 +180,23 @@ def test_keys_that_no_query_sees_get_nothing(queries):
         assert (found[name].abs().amax((1, 2)) > 0).equal(seen)
 
 
-@pytest.mark.parametrize(("values", "cut", "said"), [
-    ({"dtype": "fp32"}, {}, "columns.order=ws multiplies 16-bit numbers; bf16 or fp16; another order"),
-    ({"attn_dim": 136}, {}, "columns.order=ws has 64x128 tiles and 8 warps; 64x64 and 8; another order"),
-    ({"linear_dim": 20}, {}, "columns.order=ws loads by tensor maps; rows of 20 dims are no multiple of 16 bytes"),
-    ({}, {"block_m": 32}, "columns.order=ws has 32x128 tiles and 8 warps; 64x128 and 8; another order"),
-    ({}, {"registers": 128}, "columns.order=ws has its own registers and masked tiles; neither given; another"),
-    ({}, {"split": True}, "columns.order=ws adds up dQ beside dK and dV; atomic and no split; another order"),
-    ({"attn_dim": 128, "linear_dim": 128}, {"stages": 4}, "columns.order=ws takes 256 KiB of shared memory; at most"),
-    ({"alpha": 1e-31}, {}, "alpha=1e-31 is too small for order=ws; at least 1e-30, 0, or another order"),
-])
+@pytest.mark.parametrize(
+    ("values", "cut", "said"),
+    [
+        ({"dtype": "fp32"}, {}, "columns.order=ws multiplies 16-bit numbers; bf16 or fp16; another order"),
+        ({"attn_dim": 136}, {}, "columns.order=ws has 64x128 tiles and 8 warps; 64x64 and 8; another order"),
+        ({"linear_dim": 20}, {}, "columns.order=ws loads by tensor maps; rows of 20 dims are no multiple of 16 bytes"),
+        ({}, {"block_m": 32}, "columns.order=ws has 32x128 tiles and 8 warps; 64x128 and 8; another order"),
+        ({}, {"registers": 128}, "columns.order=ws has its own registers and masked tiles; neither given; another"),
+        ({}, {"split": True}, "columns.order=ws adds up dQ beside dK and dV; atomic and no split; another order"),
+        (
+            {"attn_dim": 128, "linear_dim": 128},
+            {"stages": 4},
+            "columns.order=ws takes 256 KiB of shared memory; at most",
+        ),
+        ({"alpha": 1e-31}, {}, "alpha=1e-31 is too small for order=ws; at least 1e-30, 0, or another order"),
+    ],
+)
 def test_what_it_cannot_run_is_refused_in_one_line(values, cut, said):
     case, inputs = make(**{"seqlen": 40, **values})
     with pytest.raises(ValueError, match=re.escape("hstu_attention: " + said)) as caught:
@@ -171,8 +209,17 @@ def test_no_other_kernel_runs_in_its_place():
         replace(WS, order="wss")
     x = torch.zeros(40, 1, 16, dtype=torch.bfloat16)
     given = hstu_dense.Problem(
-        offsets=torch.tensor([0, 40]), offsets_q=None, num_targets=None, max_seqlen=40, max_seqlen_q=40, alpha=1.0,
-        scaling_seqlen=40, causal=True, contextual_len=0, max_attn_len=None)
+        offsets=torch.tensor([0, 40]),
+        offsets_q=None,
+        num_targets=None,
+        max_seqlen=40,
+        max_seqlen_q=40,
+        alpha=1.0,
+        scaling_seqlen=40,
+        causal=True,
+        contextual_len=0,
+        max_attn_len=None,
+    )
     rows = hstu_dense.RowConfig(block_m=32, block_n=32, warps=4, stages=1)
     config = hstu_dense.BackwardConfig(columns=replace(WS, atomic=False), rows=rows)
     with pytest.raises(ValueError, match=r"columns\.order=ws adds up dQ by atomics; atomic=True, or another order$"):

@@ -23,12 +23,16 @@ WAITS = ("scores", "dO Vᵀ", "dQ and dV", "dK (over 128 dims with the rest of d
 def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, **changes):
     """The shipped default, with changes."""
     config = replace(hopper_columns_config((9, 0), 2, attn_dim, linear_dim, SEQLEN), **changes)
-    q, k, dk, v, dout, dv = (torch.empty(BATCH * SEQLEN, HEADS, dim, dtype=dtype, device="meta")
-                             for dim in [attn_dim] * 3 + [linear_dim] * 3)
-    with recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as jobs, \
-            recorded(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", capability=90) as over:
+    q, k, dk, v, dout, dv = (
+        torch.empty(BATCH * SEQLEN, HEADS, dim, dtype=dtype, device="meta") for dim in [attn_dim] * 3 + [linear_dim] * 3
+    )
+    with (
+        recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as jobs,
+        recorded(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", capability=90) as over,
+    ):
         hstu_hopper_backward.launch_hopper_backward(
-            q, k, v, dout, torch.empty(q.shape, device="meta"), dk, dv, problem(every_mask=every_mask), config)
+            q, k, v, dout, torch.empty(q.shape, device="meta"), dk, dv, problem(every_mask=every_mask), config
+        )
     return [*jobs, *over][0]
 
 

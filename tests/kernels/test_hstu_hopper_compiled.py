@@ -20,10 +20,7 @@ TWO = ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws")
 THREE = ForwardConfig(block_m=192, block_n=64, warps=12, stages=3, order="ws")
 SHIPPED = [(row["dim"], ForwardConfig.parse(row["config"]), False) for row in TABLE.rows("hopper_forward")]
 ONE_A_DIM = list({dim: (dim, *rest) for dim, *rest in SHIPPED}.values())
-SHAPES = {
-    "pinned": [*ONE_A_DIM[1:], (128, TWO, True), (*ONE_A_DIM[0], 1)],
-    "3.6": [*SHIPPED, (32, THREE, False)],
-}
+SHAPES = {"pinned": [*ONE_A_DIM[1:], (128, TWO, True), (*ONE_A_DIM[0], 1)], "3.6": [*SHIPPED, (32, THREE, False)]}
 """Dims, configuration, whether every mask, and a batch that is not `BATCH`, by the Triton that compiles them; each
 takes seconds.  All defaults by the oldest, the quicker one; one of each dim by the pinned, the first of them where no
 work item is drawn."""
@@ -38,10 +35,17 @@ def job_of(dim, config, every_mask, batch=BATCH):
 
     q, k, v, out = (torch.empty(batch * seqlen, heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
     problem = Problem(
-        offsets=offsets(batch + 1), offsets_q=offsets(batch + 1) if every_mask else None,
-        num_targets=offsets(batch) if every_mask else None, max_seqlen=seqlen, max_seqlen_q=seqlen, alpha=0.1,
-        scaling_seqlen=seqlen, causal=True, contextual_len=8 if every_mask else 0,
-        max_attn_len=100 if every_mask else None)
+        offsets=offsets(batch + 1),
+        offsets_q=offsets(batch + 1) if every_mask else None,
+        num_targets=offsets(batch) if every_mask else None,
+        max_seqlen=seqlen,
+        max_seqlen_q=seqlen,
+        alpha=0.1,
+        scaling_seqlen=seqlen,
+        causal=True,
+        contextual_len=8 if every_mask else 0,
+        max_attn_len=100 if every_mask else None,
+    )
     with recorded(hstu_dense_forward, "hstu_hopper_forward", capability=90) as jobs:
         hstu_dense_forward.launch_forward(q, k, v, out, problem, config)
     (job,) = jobs
@@ -65,7 +69,8 @@ def faults(one, dim, config, *, every_mask, version):
     wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != groups)
     for loop in one.loops:
         wrong += [f"{loop['beside'].get('MUFU', 0)} tanh of {scores} beside a product"] * (
-            loop["beside"].get("MUFU", 0) != scores)
+            loop["beside"].get("MUFU", 0) != scores
+        )
         wrong += ["spills in a loop"] * ("STL" in loop["sass"])
         wrong += ["loads of spills in a loop"] * (loop["sass"].get("LDL", 0) > (version == "pinned" and dim > 128))
         wrong += ["waits that are not the two"] * (loop["sass"]["WARPGROUP.DEPBAR"] != 2)
@@ -73,7 +78,8 @@ def faults(one, dim, config, *, every_mask, version):
     # of a step, which over 128 dims has twice the products to issue.
     least = min(loop["sass"]["all"] for loop in one.loops)
     return wrong + [f"{least} instructions a step"] * (
-        not every_mask and least > 5.5 * scores + (120 if dim <= 128 else 190))
+        not every_mask and least > 5.5 * scores + (120 if dim <= 128 else 190)
+    )
 
 
 @pytest.mark.parametrize("version", ["pinned", "3.6"])
@@ -84,9 +90,11 @@ def test_nothing_spills_and_silu_runs_beside_products(version):
     made = [job_of(*shape) for shape in shapes]
     assert [job.constants["DRAWS"] for job in made] == [len(shape) == 3 for shape in shapes]
     found = compile_with({version: tritons()[version]}, made)[version]
-    assert not {job.label: wrong for job, (dim, config, every_mask, *_) in zip(made, shapes, strict=True)
-                if (wrong := faults(found[job.label], dim, config, every_mask=every_mask,
-                                     version=version))}
+    assert not {
+        job.label: wrong
+        for job, (dim, config, every_mask, *_) in zip(made, shapes, strict=True)
+        if (wrong := faults(found[job.label], dim, config, every_mask=every_mask, version=version))
+    }
 
 
 def test_another_batch_or_length_compiles_nothing_anew():

@@ -22,33 +22,71 @@ from attnbench.workloads.hstu.inputs import make_inputs, torch_dtype
 from .hopper_machine import machine_runs
 
 TWO = {"block_m": 128, "block_n": 64, "warps": 8, "stages": 2, "silu": "exp", "order": "ws"}
-CUTS = {"two": TWO, "three": TWO | {"block_m": 192, "warps": 12}, "wide": TWO | {"block_n": 128},
-        "sections": TWO | {"section_mib": 0.04}, "deep": TWO | {"stages": 3, "section_mib": 0.1},
-        "deep-three": TWO | {"block_m": 192, "warps": 12, "stages": 4},
-        "one-stage": TWO | {"stages": 1, "block_n": 128}, "parts": TWO | {"parts": 3},
-        "many-parts": TWO | {"block_m": 192, "warps": 12, "stages": 3, "parts": 9}}
+CUTS = {
+    "two": TWO,
+    "three": TWO | {"block_m": 192, "warps": 12},
+    "wide": TWO | {"block_n": 128},
+    "sections": TWO | {"section_mib": 0.04},
+    "deep": TWO | {"stages": 3, "section_mib": 0.1},
+    "deep-three": TWO | {"block_m": 192, "warps": 12, "stages": 4},
+    "one-stage": TWO | {"stages": 1, "block_n": 128},
+    "parts": TWO | {"parts": 3},
+    "many-parts": TWO | {"block_m": 192, "warps": 12, "stages": 3, "parts": 9},
+}
 CASES = {
     "one-of-each-length": ({"batch": 4, "seqlen": 257, "lengths": "0:1:128:257"}, "two", "deep", "sections"),
     "just-over": ({"seqlen": 193, "lengths": "193:65"}, "three", "wide", "deep-three"),
     "not-causal": ({"seqlen": 200, "lengths": "200:33", "causal": False}, "two", "sections"),
     "prefix": ({"seqlen": 200, "lengths": "200:9", "contextual_len": 70}, "two", "deep-three", "sections"),
     "prefix-not-causal": ({"seqlen": 150, "lengths": "150:20", "contextual_len": 5, "causal": False}, "wide", "three"),
-    "targets": ({"batch": 3, "seqlen": 260, "lengths": "260:20:65", "num_targets": "71:20:1"}, "sections", "deep",
-                "deep-three"),
+    "targets": (
+        {"batch": 3, "seqlen": 260, "lengths": "260:20:65", "num_targets": "71:20:1"},
+        "sections",
+        "deep",
+        "deep-three",
+    ),
     "empty-with-targets": ({"batch": 3, "seqlen": 130, "lengths": "130:0:1", "num_targets": "3:0:1"}, "deep", "three"),
     "many-targets": ({"seqlen": 300, "lengths": "300:299", "num_targets": "210:1"}, "three", "sections"),
     "targets-not-causal": ({"seqlen": 150, "lengths": "150:7", "num_targets": "29:7", "causal": False}, "wide", "two"),
     "window": ({"batch": 1, "seqlen": 400, "max_attn_len": 90}, "two", "deep-three"),
     "narrow-window": ({"batch": 1, "seqlen": 260, "max_attn_len": 1, "num_targets": "3"}, "three", "wide"),
     "window-both-ways": ({"batch": 1, "seqlen": 300, "max_attn_len": 10, "causal": False}, "sections", "two"),
-    "window-prefix-targets": ({"seqlen": 330, "lengths": "330:30", "max_attn_len": 77, "contextual_len": 6,
-                               "num_targets": "20:5"}, "two", "wide", "sections", "parts"),
-    "cached": ({"batch": 3, "seqlen": 265, "lengths": "265:3:140", "delta_q": 70, "num_targets": "5:0:2"},
-               "sections", "one-stage", "parts", "many-parts"),
-    "cached-all": ({"seqlen": 260, "lengths": "260:121", "delta_q": 140, "num_targets": "5:1", "contextual_len": 130,
-                    "max_attn_len": 12}, "three", "sections", "deep-three", "parts", "many-parts"),
-    "odd-dims": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 24, "linear_dim": 40}, "two", "wide", "sections",
-                 "parts"),
+    "window-prefix-targets": (
+        {"seqlen": 330, "lengths": "330:30", "max_attn_len": 77, "contextual_len": 6, "num_targets": "20:5"},
+        "two",
+        "wide",
+        "sections",
+        "parts",
+    ),
+    "cached": (
+        {"batch": 3, "seqlen": 265, "lengths": "265:3:140", "delta_q": 70, "num_targets": "5:0:2"},
+        "sections",
+        "one-stage",
+        "parts",
+        "many-parts",
+    ),
+    "cached-all": (
+        {
+            "seqlen": 260,
+            "lengths": "260:121",
+            "delta_q": 140,
+            "num_targets": "5:1",
+            "contextual_len": 130,
+            "max_attn_len": 12,
+        },
+        "three",
+        "sections",
+        "deep-three",
+        "parts",
+        "many-parts",
+    ),
+    "odd-dims": (
+        {"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 24, "linear_dim": 40},
+        "two",
+        "wide",
+        "sections",
+        "parts",
+    ),
     "narrow-values": ({"batch": 1, "nheads": 4, "seqlen": 140, "attn_dim": 48, "linear_dim": 16}, "deep", "deep-three"),
     "factors": ({"batch": 1, "seqlen": 133, "alpha": 1.3, "scaling_seqlen": 7}, "two", "wide"),
     "parts-of-few-keys": ({"batch": 3, "seqlen": 140, "lengths": "140:0:7"}, "parts", "many-parts"),
@@ -59,35 +97,48 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _plain_sum(monkeypatch):
     """The sum of parts is no kernel of Hopper's: test_hstu_paged.py runs it in Triton's interpreter."""
+
     def launch_sum(workspace, out, scale, *, hopper):
         assert hopper
         total = workspace.sum(1).unflatten(2, (-1, 4, 2, 2)).transpose(3, 4).flatten(2)
-        out.copy_(total[:, :, :out.shape[2]] * scale)
+        out.copy_(total[:, :, : out.shape[2]] * scale)
 
     monkeypatch.setattr(hstu_dense_forward, "launch_sum", launch_sum)
-    monkeypatch.setattr(hstu_dense_forward, "workspace_of", lambda out, parts: None if parts == 1 else torch.full(
-        workspace_shape(out.shape, parts), torch.nan))
+    monkeypatch.setattr(
+        hstu_dense_forward,
+        "workspace_of",
+        lambda out, parts: None if parts == 1 else torch.full(workspace_shape(out.shape, parts), torch.nan),
+    )
 
 
 def case_of(**values):
-    return WORKLOAD.case({"batch": 2, "nheads": 1, "attn_dim": 16, "linear_dim": 16, "dtype": "bf16",
-                          "mode": "fwd"} | values)
+    return WORKLOAD.case(
+        {"batch": 2, "nheads": 1, "attn_dim": 16, "linear_dim": 16, "dtype": "bf16", "mode": "fwd"} | values
+    )
 
 
 def problem_of(case, inputs):
     return Problem(
-        offsets=inputs.seq_offsets, offsets_q=inputs.seq_offsets_q if case.delta_q else None,
-        num_targets=inputs.num_targets, max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q,
-        alpha=case.alpha, scaling_seqlen=case.scaling_seqlen, causal=case.causal, contextual_len=case.contextual_len,
-        max_attn_len=case.max_attn_len)
+        offsets=inputs.seq_offsets,
+        offsets_q=inputs.seq_offsets_q if case.delta_q else None,
+        num_targets=inputs.num_targets,
+        max_seqlen=inputs.max_seqlen,
+        max_seqlen_q=inputs.max_seqlen_q,
+        alpha=case.alpha,
+        scaling_seqlen=case.scaling_seqlen,
+        causal=case.causal,
+        contextual_len=case.contextual_len,
+        max_attn_len=case.max_attn_len,
+    )
 
 
 def run(case, inputs, cut, *, seed=0):
     """The output, written over NaN."""
     out = torch.full((*inputs.q.shape[:2], inputs.v.shape[2]), torch.nan, dtype=inputs.q.dtype)
     with machine_runs(hstu_dense_forward, "hstu_hopper_forward", seed=seed):
-        hstu_dense_forward.launch_forward(inputs.q, inputs.k, inputs.v, out, problem_of(case, inputs),
-                                          ForwardConfig(**cut))
+        hstu_dense_forward.launch_forward(
+            inputs.q, inputs.k, inputs.v, out, problem_of(case, inputs), ForwardConfig(**cut)
+        )
     return out
 
 
@@ -156,16 +207,20 @@ def test_slices_of_one_tensor_are_read_where_they_lie():
     assert torch.equal(run(case, inputs, TWO), run(case, replace(inputs, q=q, k=k, v=v), TWO))
 
 
-@pytest.mark.parametrize(("cut", "given", "words"), [
-    (TWO, {"capability": (10, 0)}, "sm_90 alone, not sm_100"),
-    (TWO, {"item_bytes": 4}, "16-bit"),
-    (TWO | {"block_m": 64, "warps": 4}, {}, "64 rows and 4 warps"),
-    (TWO | {"block_n": 256}, {}, "tiles of 256 keys"),
-    (TWO, {"linear_dim": 20}, "rows of 20 dims"),
-    (TWO | {"registers": 128}, {}, "its own registers and masked tiles"),
-    (TWO | {"masked_stages": 2}, {}, "its own registers and masked tiles"),
-    (TWO | {"block_n": 128}, {"attn_dim": 256, "linear_dim": 256}, "shared memory; at most 226"),
-    (TWO | {"stages": 3}, {"attn_dim": 256, "linear_dim": 256}, "shared memory")])
+@pytest.mark.parametrize(
+    ("cut", "given", "words"),
+    [
+        (TWO, {"capability": (10, 0)}, "sm_90 alone, not sm_100"),
+        (TWO, {"item_bytes": 4}, "16-bit"),
+        (TWO | {"block_m": 64, "warps": 4}, {}, "64 rows and 4 warps"),
+        (TWO | {"block_n": 256}, {}, "tiles of 256 keys"),
+        (TWO, {"linear_dim": 20}, "rows of 20 dims"),
+        (TWO | {"registers": 128}, {}, "its own registers and masked tiles"),
+        (TWO | {"masked_stages": 2}, {}, "its own registers and masked tiles"),
+        (TWO | {"block_n": 128}, {"attn_dim": 256, "linear_dim": 256}, "shared memory; at most 226"),
+        (TWO | {"stages": 3}, {"attn_dim": 256, "linear_dim": 256}, "shared memory"),
+    ],
+)
 def test_what_cannot_be_launched_is_named(cut, given, words):
     shape = {"capability": (9, 0), "item_bytes": 2, "attn_dim": 128, "linear_dim": 128}
     assert hopper_fault(ForwardConfig(**TWO), **shape) is None
@@ -184,8 +239,9 @@ def test_parts_are_of_the_kernel_for_hopper_alone():
     with pytest.raises(ValueError, match=r"^hstu_attention: forward\.parts=2 is of the kernel for Hopper.*; None"):
         run(case, inputs, plain)
     large = torch.empty(2**22, 1, 16, dtype=torch.bfloat16, device="meta")
-    huge = replace(problem_of(case, inputs), max_seqlen=2**22, max_seqlen_q=2**22,
-                   offsets=torch.zeros(2**8 + 1, dtype=torch.int64))
+    huge = replace(
+        problem_of(case, inputs), max_seqlen=2**22, max_seqlen_q=2**22, offsets=torch.zeros(2**8 + 1, dtype=torch.int64)
+    )
     with pytest.raises(ValueError, match=r"^hstu_attention: forward\.parts=1024 gives \d+ work items; under 2"):
         hstu_dense_forward.launch_forward(large, large, large, large, huge, ForwardConfig(**TWO | {"parts": 1024}))
     with pytest.raises(ValueError, match=r"^parts=0 is out of range; 1 to 1024$"):

@@ -53,7 +53,7 @@ def test_attention_is_normalised_and_gated(api, dim, dtype, whole):
     weight, bias = drawn(dim, dtype=dtype, seed=2), drawn(dim, dtype=dtype, seed=3)
     for rows in ROWS:
         a = drawn(rows, dim, dtype=dtype, seed=4) * 3 + 1
-        u = drawn(rows, 3 * dim, dtype=dtype, seed=5)[:, dim:2 * dim]
+        u = drawn(rows, 3 * dim, dtype=dtype, seed=5)[:, dim : 2 * dim]
         found = api.gate(a, u, weight, bias, eps=1e-5, whole=whole)
         assert found.shape == (rows, dim if whole else 3 * dim)
         if rows:
@@ -93,12 +93,12 @@ def test_silu_changes_the_columns_it_is_given_and_no_other(api, columns, dtype):
     for rows in ROWS:
         whole = drawn(rows, columns + 5, dtype=dtype) * 4
         before = whole.clone()
-        found = api.silu(whole[:, 2:2 + columns])
-        assert found.data_ptr() == whole[:, 2:2 + columns].data_ptr()
+        found = api.silu(whole[:, 2 : 2 + columns])
+        assert found.data_ptr() == whole[:, 2 : 2 + columns].data_ptr()
         if rows:
-            held(found, silu(before[:, 2:2 + columns].double()), dtype)
+            held(found, silu(before[:, 2 : 2 + columns].double()), dtype)
         assert torch.equal(whole[:, :2], before[:, :2])
-        assert torch.equal(whole[:, 2 + columns:], before[:, 2 + columns:])
+        assert torch.equal(whole[:, 2 + columns :], before[:, 2 + columns :])
 
 
 @pytest.mark.parametrize("dtype", EPS, ids=str)

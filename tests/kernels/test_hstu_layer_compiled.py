@@ -11,12 +11,31 @@ from .aot import NO_OLDEST, Job, compile_with, tritons
 
 MODULE = "attnbench.kernels.hstu.layer.portable"
 ARGUMENTS = {
-    "hstu_embed": {"ids_ptr": "*i32:16", "positions_ptr": "*i32:16", "table_ptr": "*bf16:16", "places_ptr": "*bf16:16",
-                   "out_ptr": "*bf16:16", "scale": "fp32"},
-    "hstu_gate": {"a_ptr": "*bf16:16", "u_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "bias_ptr": "*bf16:16",
-                  "out_ptr": "*bf16:16", "count_ptr": "*i32", "u_row": "i32:16", "eps": "fp32"},
-    "hstu_norm": {"x_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "bias_ptr": "*bf16:16", "out_ptr": "*bf16:16",
-                  "eps": "fp32"},
+    "hstu_embed": {
+        "ids_ptr": "*i32:16",
+        "positions_ptr": "*i32:16",
+        "table_ptr": "*bf16:16",
+        "places_ptr": "*bf16:16",
+        "out_ptr": "*bf16:16",
+        "scale": "fp32",
+    },
+    "hstu_gate": {
+        "a_ptr": "*bf16:16",
+        "u_ptr": "*bf16:16",
+        "weight_ptr": "*bf16:16",
+        "bias_ptr": "*bf16:16",
+        "out_ptr": "*bf16:16",
+        "count_ptr": "*i32",
+        "u_row": "i32:16",
+        "eps": "fp32",
+    },
+    "hstu_norm": {
+        "x_ptr": "*bf16:16",
+        "weight_ptr": "*bf16:16",
+        "bias_ptr": "*bf16:16",
+        "out_ptr": "*bf16:16",
+        "eps": "fp32",
+    },
     "hstu_pick": {"x_ptr": "*bf16:16", "rows_ptr": "*i32:16", "out_ptr": "*bf16:16", "eps": "fp32"},
 }
 
@@ -28,11 +47,33 @@ def jobs_of(capability):
             for dim, warps in ((512, 2), (1024, 4)):
                 constants = {"DIM": dim, "BLOCK": dim} | ({} if whole is None else {"WHOLE": whole, "COUNTED": whole})
                 found.append(Job(f"{name} {dim} {whole}", f"{MODULE}:{name}", arguments, constants, capability, warps))
-    found.append(Job("silu", f"{MODULE}:hstu_silu", {"x_ptr": "*bf16:16", "row_stride": "i32:16", "columns": "i32:16"},
-                     {"BLOCK": 1024}, capability, 4))
-    found.append(Job("copy", "attnbench.kernels.hstu.pages.portable:hstu_copy_pages", {
-        "source_ptr": "*i64:16", "target_ptr": "*i64:16", "from_ptr": "*i64:16", "to_ptr": "*i64:16", "pages": "i32",
-        "words": "i32:16"}, {"BLOCK": 2048}, capability, 8))
+    found.append(
+        Job(
+            "silu",
+            f"{MODULE}:hstu_silu",
+            {"x_ptr": "*bf16:16", "row_stride": "i32:16", "columns": "i32:16"},
+            {"BLOCK": 1024},
+            capability,
+            4,
+        )
+    )
+    found.append(
+        Job(
+            "copy",
+            "attnbench.kernels.hstu.pages.portable:hstu_copy_pages",
+            {
+                "source_ptr": "*i64:16",
+                "target_ptr": "*i64:16",
+                "from_ptr": "*i64:16",
+                "to_ptr": "*i64:16",
+                "pages": "i32",
+                "words": "i32:16",
+            },
+            {"BLOCK": 2048},
+            capability,
+            8,
+        )
+    )
     return found
 
 

@@ -26,8 +26,18 @@ def held(step, found):
 
 def run(paged, step, *, splits=1, **cut):
     config = paged.PagedConfig(**{"block_m": 16, "block_n": 16, "warps": 4, "stages": 1, "silu": "exp"} | cut)
-    return paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, paged.Step(**step.table), alpha=ALPHA,
-                                      scaling_seqlen=SCALE, splits=splits, config=config, validate=True)
+    return paged.hstu_paged_attention(
+        step.q,
+        step.k,
+        step.v,
+        step.pool,
+        paged.Step(**step.table),
+        alpha=ALPHA,
+        scaling_seqlen=SCALE,
+        splits=splits,
+        config=config,
+        validate=True,
+    )
 
 
 CASES = {
@@ -44,8 +54,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("cut", [{}, {"block_n": 32, "order": "ahead"}, {"block_m": 32, "new_stages": 2}],
-                         ids=["small", "ahead", "tall"])
+@pytest.mark.parametrize(
+    "cut", [{}, {"block_n": 32, "order": "ahead"}, {"block_m": 32, "new_stages": 2}], ids=["small", "ahead", "tall"]
+)
 def test_right_around_pages_and_tiles(paged, name, cut):
     step = make_step(CASES[name], seed=len(name))
     held(step, run(paged, step, **cut))
@@ -84,25 +95,51 @@ def test_half_precision(paged, cut):
 def test_defaults_and_the_number_of_parts(paged):
     """A long cache and few rows are split, a full card is not; bounds alone decide."""
     config = paged.PagedConfig(block_m=128, block_n=64, warps=8, stages=2)
-    for programs, keys, wanted in ((12, 4352, 11), (132, 4352, 1), (66, 4352, 2), (12, 300, 1), (1, 100_000, 132),
-                                   (0, 0, 1), (400, 4352, 1)):
+    for programs, keys, wanted in (
+        (12, 4352, 11),
+        (132, 4352, 1),
+        (66, 4352, 2),
+        (12, 300, 1),
+        (1, 100_000, 132),
+        (0, 0, 1),
+        (400, 4352, 1),
+    ):
         assert config.splits(programs, keys, 132) == wanted
     step = make_step([(200, 5, 3)], seed=9)
-    found = paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, paged.Step(**step.table), alpha=ALPHA,
-                                       scaling_seqlen=SCALE)
+    found = paged.hstu_paged_attention(
+        step.q, step.k, step.v, step.pool, paged.Step(**step.table), alpha=ALPHA, scaling_seqlen=SCALE
+    )
     held(step, found)
     loose = step.table | {"max_new": 90, "max_cached": 4000}
-    held(step, paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, paged.Step(**loose), alpha=ALPHA,
-                                          scaling_seqlen=SCALE))
+    held(
+        step,
+        paged.hstu_paged_attention(
+            step.q, step.k, step.v, step.pool, paged.Step(**loose), alpha=ALPHA, scaling_seqlen=SCALE
+        ),
+    )
     assert paged.splits_of(step.q, paged.Step(**step.table), config) == 1
     no_targets = make_step([(20, 5, 0)], seed=10)
-    held(no_targets, paged.hstu_paged_attention(
-        no_targets.q, no_targets.k, no_targets.v, no_targets.pool,
-        paged.Step(**no_targets.table | {"num_targets": None}), alpha=ALPHA, scaling_seqlen=SCALE))
+    held(
+        no_targets,
+        paged.hstu_paged_attention(
+            no_targets.q,
+            no_targets.k,
+            no_targets.v,
+            no_targets.pool,
+            paged.Step(**no_targets.table | {"num_targets": None}),
+            alpha=ALPHA,
+            scaling_seqlen=SCALE,
+        ),
+    )
     usual = make_step([(20, 5, 2)], seed=11, dim=16)
     assert torch.equal(
-        *(paged.hstu_paged_attention(usual.q, usual.k, usual.v, usual.pool, paged.Step(**usual.table), alpha=alpha,
-                                     scaling_seqlen=SCALE) for alpha in (None, 0.25)))
+        *(
+            paged.hstu_paged_attention(
+                usual.q, usual.k, usual.v, usual.pool, paged.Step(**usual.table), alpha=alpha, scaling_seqlen=SCALE
+            )
+            for alpha in (None, 0.25)
+        )
+    )
 
 
 def test_a_candidate_and_a_neighbour_change_nobody_elses_output(paged):
@@ -144,10 +181,16 @@ def test_token_by_token_is_the_same_as_at_once(paged):
     wanted = plain(whole, dtype=torch.float64, alpha=ALPHA, scaling_seqlen=SCALE)
     for new in range(8):
         at = 28 + new
-        one = {"offsets": torch.tensor([0, 1], dtype=torch.int32), "cached": torch.tensor([at], dtype=torch.int32),
-               "indptr": whole.table["indptr"], "indices": whole.table["indices"], "num_targets": None, "max_new": 1,
-               "max_cached": 64}
-        rows = [x[new:new + 1] for x in (whole.q, whole.k, whole.v)]
+        one = {
+            "offsets": torch.tensor([0, 1], dtype=torch.int32),
+            "cached": torch.tensor([at], dtype=torch.int32),
+            "indptr": whole.table["indptr"],
+            "indices": whole.table["indices"],
+            "num_targets": None,
+            "max_new": 1,
+            "max_cached": 64,
+        }
+        rows = [x[new : new + 1] for x in (whole.q, whole.k, whole.v)]
         found = paged.hstu_paged_attention(*rows, whole.pool, paged.Step(**one), alpha=ALPHA, scaling_seqlen=SCALE)
         torch.testing.assert_close(found[0].double(), wanted[new], rtol=1e-4, atol=1e-6)
         paged.hstu_paged_append(rows[1], rows[2], whole.pool, paged.Step(**one))
@@ -186,8 +229,9 @@ def test_what_cannot_be_used_is_refused_in_one_line(paged, name):
     given = {x: tensors.get(x, lambda s, x=x: getattr(s, x))(step) for x in ("q", "k", "v", "pool")}
     changed = step.table | {field: change(step.table[field]) for field, change in table.items()}
     with pytest.raises(ValueError) as said:
-        paged.hstu_paged_attention(*given.values(), paged.Step(**changed), alpha=ALPHA, scaling_seqlen=SCALE,
-                                   validate=True)
+        paged.hstu_paged_attention(
+            *given.values(), paged.Step(**changed), alpha=ALPHA, scaling_seqlen=SCALE, validate=True
+        )
     assert str(said.value).startswith(f"hstu_paged_attention: {name}=")
     assert "\n" not in str(said.value)
     assert ";" in str(said.value)
@@ -198,8 +242,10 @@ def test_what_32_bits_do_not_hold_is_refused(paged):
         x = torch.empty(shape, device="meta")
         return x if strides is None else torch.empty_strided(shape, strides, device="meta")
 
-    table = {name: torch.empty(length, dtype=torch.int32, device="meta")
-             for name, length in (("offsets", 2), ("cached", 1), ("indptr", 2), ("indices", 1))}
+    table = {
+        name: torch.empty(length, dtype=torch.int32, device="meta")
+        for name, length in (("offsets", 2), ("cached", 1), ("indptr", 2), ("indices", 1))
+    }
     step = paged.Step(**table, num_targets=None, max_new=64, max_cached=64)
     near, far, pool = meta(64, 1, 16), meta(64, 1, 16, strides=(2**23 + 1, 16, 1)), meta(4, 2, 32, 1, 16)
     for tensors, said in (
@@ -210,8 +256,14 @@ def test_what_32_bits_do_not_hold_is_refused(paged):
             paged.hstu_paged_attention(*tensors, step, scaling_seqlen=1)
     wide = paged.Step(**table, num_targets=None, max_new=2**24, max_cached=64)
     with pytest.raises(ValueError, match=r"splits=1024 gives \d+ programs; under 2147483648"):
-        paged.hstu_paged_attention(*(meta(64, 4, 16),) * 3, meta(4, 2, 32, 4, 16), wide, scaling_seqlen=1, splits=1024,
-                                   config=paged.PagedConfig(block_m=16, block_n=16, warps=4, stages=1))
+        paged.hstu_paged_attention(
+            *(meta(64, 4, 16),) * 3,
+            meta(4, 2, 32, 4, 16),
+            wide,
+            scaling_seqlen=1,
+            splits=1024,
+            config=paged.PagedConfig(block_m=16, block_n=16, warps=4, stages=1),
+        )
 
 
 def test_numbers_and_pages_that_cannot_be_used(paged):

@@ -27,18 +27,33 @@ def jobs_of(row, capability, page_size, *, targets=True):
     dtype = torch.bfloat16 if row["item_bytes"] == 2 else torch.float32
     q, k, v, out = (torch.empty(BATCH * NEW, HEADS, row["dim"], dtype=dtype, device="meta") for _ in range(4))
     pool = torch.empty(PAGES, 2, page_size, HEADS, row["dim"], dtype=dtype, device="meta")
-    table = {name: torch.empty(length, dtype=torch.int32, device="meta")
-             for name, length in (("offsets", BATCH + 1), ("cached", BATCH), ("indptr", BATCH + 1), ("indices", PAGES))}
+    table = {
+        name: torch.empty(length, dtype=torch.int32, device="meta")
+        for name, length in (("offsets", BATCH + 1), ("cached", BATCH), ("indptr", BATCH + 1), ("indices", PAGES))
+    }
     step = Step(**table, num_targets=table["cached"] if targets else None, max_new=NEW, max_cached=4096)
     config, shape = PagedConfig.parse(row["config"]), forward.workspace_shape(q, 2)
-    with (recorded(portable, *KERNELS[::2], capability=capability) as own,
-          recorded(parts, KERNELS[1], capability=capability) as sums):
-        forward.launch_forward(q, k, v, pool, out, step, config, alpha=0.1, scaling_seqlen=1000, splits=2,
-                               workspace=torch.empty(shape, dtype=torch.float32, device="meta"))
+    with (
+        recorded(portable, *KERNELS[::2], capability=capability) as own,
+        recorded(parts, KERNELS[1], capability=capability) as sums,
+    ):
+        forward.launch_forward(
+            q,
+            k,
+            v,
+            pool,
+            out,
+            step,
+            config,
+            alpha=0.1,
+            scaling_seqlen=1000,
+            splits=2,
+            workspace=torch.empty(shape, dtype=torch.float32, device="meta"),
+        )
         portable.launch_append(k, v, pool, step)
     jobs = [own[0], sums[0], own[1]]
     label = f"{capability} {row['item_bytes']}-byte d{row['dim']} p{page_size}{' targets' * targets}"
-    return [replace(job, label=f"{job.label} {label}") for job in jobs[:3 if row["dim"] == 256 else 1]]
+    return [replace(job, label=f"{job.label} {label}") for job in jobs[: 3 if row["dim"] == 256 else 1]]
 
 
 def jobs_to_hold(*, oldest):
@@ -84,8 +99,12 @@ def test_the_defaults_spill_nothing_and_use_the_tensor_cores(version, capability
 def test_another_batch_or_length_compiles_nothing_anew():
     """What a kernel is compiled for is its constants, and how pointers and strides are aligned."""
     for kernel in (portable.hstu_paged_forward, parts.hstu_sum_parts, portable.hstu_paged_append):
-        counted = {parameter.name for parameter in kernel.params if not parameter.is_constexpr and not re.search(
-            "_ptr$|_desc$|_row$|_head$|_split$|^half_alpha$|^scale$", parameter.name)}
+        counted = {
+            parameter.name
+            for parameter in kernel.params
+            if not parameter.is_constexpr
+            and not re.search("_ptr$|_desc$|_row$|_head$|_split$|^half_alpha$|^scale$", parameter.name)
+        }
         assert counted
         assert all(one.do_not_specialize for one in kernel.params if one.name in counted), kernel.__name__
 

@@ -21,17 +21,22 @@ from .hopper_machine import machine_runs
 
 ALPHA, SCALE = 0.3, 37
 TWO = {"block_m": 128, "block_n": 64, "warps": 8, "stages": 2, "silu": "exp", "order": "ws"}
-CUTS = {"two": TWO, "three": TWO | {"block_m": 192, "warps": 12, "stages": 3}, "wide": TWO | {"block_n": 128},
-        "narrow": TWO | {"block_n": 32, "stages": 1}}
+CUTS = {
+    "two": TWO,
+    "three": TWO | {"block_m": 192, "warps": 12, "stages": 3},
+    "wide": TWO | {"block_n": 128},
+    "narrow": TWO | {"block_n": 32, "stages": 1},
+}
 
 
 @pytest.fixture(autouse=True)
 def _plain_sum(monkeypatch):
     """The sum of parts is no kernel of Hopper's: test_hstu_paged.py runs it in Triton's interpreter."""
+
     def launch_sum(workspace, out, scale, *, hopper):
         assert hopper
         total = workspace.sum(1).unflatten(2, (-1, 4, 2, 2)).transpose(3, 4).flatten(2)
-        out.copy_(total[:, :, :out.shape[2]] * scale)
+        out.copy_(total[:, :, : out.shape[2]] * scale)
 
     monkeypatch.setattr(forward, "launch_sum", launch_sum)
 
@@ -42,8 +47,19 @@ def run(step, cut, *, splits=1, seed=0):
     shape = forward.workspace_shape(step.q, splits)
     workspace = None if shape is None else torch.full(shape, torch.nan)
     with machine_runs(forward, "hstu_paged_hopper_forward", seed=seed):
-        forward.launch_forward(step.q, step.k, step.v, step.pool, out, api.Step(**step.table), PagedConfig(**cut),
-                               alpha=ALPHA, scaling_seqlen=SCALE, splits=splits, workspace=workspace)
+        forward.launch_forward(
+            step.q,
+            step.k,
+            step.v,
+            step.pool,
+            out,
+            api.Step(**step.table),
+            PagedConfig(**cut),
+            alpha=ALPHA,
+            scaling_seqlen=SCALE,
+            splits=splits,
+            workspace=workspace,
+        )
     return out
 
 
@@ -79,8 +95,9 @@ def test_right_around_pages_and_tiles(name):
 @pytest.mark.parametrize("cut", ["two", "wide", "narrow"])
 def test_pages_and_tiles_of_any_two_sizes(page_size, cut):
     """The last page, and with small pages the last box of a tile, is partly filled or not there."""
-    step = step_of([(page_size - 1, 1, 1), (page_size + 1, 2, 0), (2 * page_size, 0, 3), (1, 1, 0)],
-                   page_size=page_size, seed=4)
+    step = step_of(
+        [(page_size - 1, 1, 1), (page_size + 1, 2, 0), (2 * page_size, 0, 3), (1, 1, 0)], page_size=page_size, seed=4
+    )
     held(step, run(step, CUTS[cut], splits=1 + (page_size == 64), seed=page_size))
 
 
@@ -135,9 +152,13 @@ def test_token_by_token_is_the_same_as_at_once():
     wanted = paged_step.plain(whole, dtype=torch.float64, alpha=ALPHA, scaling_seqlen=SCALE)
     for new in range(4):
         at = 62 + new
-        table = whole.table | {"offsets": torch.tensor([0, 1], dtype=torch.int32), "max_new": 1, "max_cached": 128,
-                               "cached": torch.tensor([at], dtype=torch.int32)}
-        one = paged_step.Paged(*(x[new:new + 1] for x in (whole.q, whole.k, whole.v)), whole.pool, table, [], [], [])
+        table = whole.table | {
+            "offsets": torch.tensor([0, 1], dtype=torch.int32),
+            "max_new": 1,
+            "max_cached": 128,
+            "cached": torch.tensor([at], dtype=torch.int32),
+        }
+        one = paged_step.Paged(*(x[new : new + 1] for x in (whole.q, whole.k, whole.v)), whole.pool, table, [], [], [])
         torch.testing.assert_close(run(one, TWO, splits=2)[0].double(), wanted[new], rtol=2e-2, atol=2e-3)
         page = whole.table["indices"][at // 64]
         whole.pool[page, 0, at % 64], whole.pool[page, 1, at % 64] = whole.k[new], whole.v[new]
@@ -161,11 +182,20 @@ def test_few_rows_on_a_long_cache_are_split_and_a_full_card_is_not():
     assert splits(1, 10**6) <= 265
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"capability": (10, 0)}, "is for sm_90 alone, not sm_100"), ({"item_bytes": 4}, "16-bit"),
-    ({"dim": 20}, "rows of 20 dims"), ({"block_n": 256}, "tiles of 256 keys"), ({"warps": 12}, "128 rows and 12 warps"),
-    ({"stages": 5, "dim": 256}, "KiB of shared memory"), ({"loads": "tma"}, "its own loads"),
-    ({"precision": "tf32"}, "its own loads"), ({"new_stages": 2}, "its own loads")])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"capability": (10, 0)}, "is for sm_90 alone, not sm_100"),
+        ({"item_bytes": 4}, "16-bit"),
+        ({"dim": 20}, "rows of 20 dims"),
+        ({"block_n": 256}, "tiles of 256 keys"),
+        ({"warps": 12}, "128 rows and 12 warps"),
+        ({"stages": 5, "dim": 256}, "KiB of shared memory"),
+        ({"loads": "tma"}, "its own loads"),
+        ({"precision": "tf32"}, "its own loads"),
+        ({"new_stages": 2}, "its own loads"),
+    ],
+)
 def test_what_cannot_be_launched_is_named(given, words):
     shape = {"capability": (9, 0), "item_bytes": 2, "dim": 128}
     assert hopper_fault(PagedConfig(**TWO), **shape) is None

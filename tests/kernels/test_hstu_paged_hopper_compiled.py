@@ -32,15 +32,29 @@ def empty(*shape, dtype=torch.bfloat16):
 def paged_jobs(dim, page_size, splits):
     """The forward, and where keys are split the sum of the parts."""
     q, k, v, out = (empty(BATCH * NEW, HEADS, dim) for _ in range(4))
-    table = {name: empty(length, dtype=torch.int32) for name, length in (
-        ("offsets", BATCH + 1), ("cached", BATCH), ("indptr", BATCH + 1), ("indices", PAGES))}
+    table = {
+        name: empty(length, dtype=torch.int32)
+        for name, length in (("offsets", BATCH + 1), ("cached", BATCH), ("indptr", BATCH + 1), ("indices", PAGES))
+    }
     step = Step(**table, num_targets=table["cached"], max_new=NEW, max_cached=4096)
     shape = forward.workspace_shape(q, splits)
-    with (recorded(forward, "hstu_paged_hopper_forward", capability=90) as jobs,
-          recorded(parts, "hstu_sum_parts", capability=90) as sums):
-        forward.launch_forward(q, k, v, empty(PAGES, 2, page_size, HEADS, dim), out, step,
-                               PagedConfig.parse(SHIPPED[dim]), alpha=0.1, scaling_seqlen=1000, splits=splits,
-                               workspace=shape and empty(*shape, dtype=torch.float32))
+    with (
+        recorded(forward, "hstu_paged_hopper_forward", capability=90) as jobs,
+        recorded(parts, "hstu_sum_parts", capability=90) as sums,
+    ):
+        forward.launch_forward(
+            q,
+            k,
+            v,
+            empty(PAGES, 2, page_size, HEADS, dim),
+            out,
+            step,
+            PagedConfig.parse(SHIPPED[dim]),
+            alpha=0.1,
+            scaling_seqlen=1000,
+            splits=splits,
+            workspace=shape and empty(*shape, dtype=torch.float32),
+        )
     return [replace(job, label=f"{job.label} d{dim} p{page_size} x{splits}") for job in jobs + sums]
 
 
@@ -48,11 +62,22 @@ def dense_job(dim, config):
     """The contiguous cached step with split keys."""
     q, out, k, v = (empty(BATCH * rows, HEADS, dim) for rows in (NEW, NEW, 4480, 4480))
     offsets = empty(BATCH + 1, dtype=torch.int32)
-    problem = Problem(offsets=offsets, offsets_q=offsets, num_targets=empty(BATCH, dtype=torch.int32), max_seqlen=4480,
-                      max_seqlen_q=NEW, alpha=0.1, scaling_seqlen=4480, causal=True, contextual_len=0,
-                      max_attn_len=None)
-    with (recorded(dense, "hstu_hopper_forward", capability=90) as jobs,
-          recorded(parts, "hstu_sum_parts", capability=90)):
+    problem = Problem(
+        offsets=offsets,
+        offsets_q=offsets,
+        num_targets=empty(BATCH, dtype=torch.int32),
+        max_seqlen=4480,
+        max_seqlen_q=NEW,
+        alpha=0.1,
+        scaling_seqlen=4480,
+        causal=True,
+        contextual_len=0,
+        max_attn_len=None,
+    )
+    with (
+        recorded(dense, "hstu_hopper_forward", capability=90) as jobs,
+        recorded(parts, "hstu_sum_parts", capability=90),
+    ):
         dense.launch_forward(q, k, v, out, problem, replace(ForwardConfig.parse(config), parts=3))
     (job,) = jobs
     return replace(job, label=f"dense d{dim}")

@@ -41,8 +41,18 @@ LENGTHS = {
 
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("page_size", [32, 64, 128])
-@pytest.mark.parametrize(("dim", "dtype"), [(256, torch.bfloat16), (128, torch.bfloat16), (128, torch.float16),
-                                            (64, torch.bfloat16), (40, torch.float16), (64, torch.float32)], ids=str)
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [
+        (256, torch.bfloat16),
+        (128, torch.bfloat16),
+        (128, torch.float16),
+        (64, torch.bfloat16),
+        (40, torch.float16),
+        (64, torch.float32),
+    ],
+    ids=str,
+)
 def test_right_on_the_card(name, page_size, dim, dtype):
     from attnbench.kernels.hstu.paged.api import hstu_paged_attention
 
@@ -62,20 +72,34 @@ def test_every_tile_and_the_portable_kernel_read_the_same_pages(config):
     from attnbench.kernels.hstu.paged.api import hstu_paged_attention
 
     for page_size in (32, 128):
-        step = make_step([(0, 5, 3), (259, 70, 131), (128, 1, 0)], page_size=page_size, heads=2, dim=128,
-                         dtype=torch.bfloat16, seed=page_size)
+        step = make_step(
+            [(0, 5, 3), (259, 70, 131), (128, 1, 0)],
+            page_size=page_size,
+            heads=2,
+            dim=128,
+            dtype=torch.bfloat16,
+            seed=page_size,
+        )
         tensors, table = on_card(step)
         for splits in (1, 4):
-            held(step, hstu_paged_attention(*tensors, table, alpha=ALPHA, scaling_seqlen=SCALE, splits=splits,
-                                            config=config, validate=True))
+            held(
+                step,
+                hstu_paged_attention(
+                    *tensors, table, alpha=ALPHA, scaling_seqlen=SCALE, splits=splits, config=config, validate=True
+                ),
+            )
 
 
 @pytest.mark.hopper
 def test_the_default_on_hopper_is_hoppers():
     from attnbench.kernels.hstu.paged.api import default_forward
 
-    for dim, dtype, hopper in ((256, torch.bfloat16, True), (128, torch.float16, True), (20, torch.bfloat16, False),
-                               (64, torch.float32, False)):
+    for dim, dtype, hopper in (
+        (256, torch.bfloat16, True),
+        (128, torch.float16, True),
+        (20, torch.bfloat16, False),
+        (64, torch.float32, False),
+    ):
         (q, k, v, pool), _ = on_card(make_step([(64, 3, 2)], dim=dim, dtype=dtype))
         assert default_forward(q, k, v, pool).hopper == hopper
 
@@ -87,15 +111,18 @@ def test_a_contiguous_cached_step_is_the_same_by_any_number_of_parts(dim):
     from attnbench.kernels.hstu.dense.api import default_forward, hstu_attention
 
     made = torch.Generator("cuda").manual_seed(dim)
-    q, k, v = (torch.randn(rows, 2, dim, generator=made, device="cuda").to(torch.bfloat16)
-               for rows in (390, 2400, 2400))
-    offsets, offsets_q, targets = (torch.tensor(x, dtype=torch.int32, device="cuda")
-                                   for x in ([0, 1900, 2400], [0, 300, 390], [120, 0]))
+    q, k, v = (
+        torch.randn(rows, 2, dim, generator=made, device="cuda").to(torch.bfloat16) for rows in (390, 2400, 2400)
+    )
+    offsets, offsets_q, targets = (
+        torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 1900, 2400], [0, 300, 390], [120, 0])
+    )
 
     def run(**changes):
         config = replace(default_forward(q, k, v, 1900), **changes)
-        return hstu_attention(q, k, v, offsets, 1900, offsets_q=offsets_q, max_seqlen_q=300, num_targets=targets,
-                              forward=config)
+        return hstu_attention(
+            q, k, v, offsets, 1900, offsets_q=offsets_q, max_seqlen_q=300, num_targets=targets, forward=config
+        )
 
     whole = run(parts=1)
     for parts in (None, 2, 7, 60):
@@ -184,8 +211,7 @@ def test_a_pool_of_more_than_two_gigaelements():
     far = replace(table, indices=moved)
     held(step, hstu_paged_attention(q, k, v, pool, far, alpha=ALPHA, scaling_seqlen=SCALE, validate=True))
     hstu_paged_append(k, v, pool, far)
-    assert torch.equal(pool[moved[-1].long(), :, 300 % page_size:300 % page_size + 10],
-                       torch.stack([k[:10], v[:10]]))
+    assert torch.equal(pool[moved[-1].long(), :, 300 % page_size : 300 % page_size + 10], torch.stack([k[:10], v[:10]]))
 
 
 def test_a_model_on_the_card_with_host_memory():
@@ -200,8 +226,13 @@ def test_a_model_on_the_card_with_host_memory():
     items, actions = drawn.integers(0, 50, (3, 700)), drawn.integers(0, 8, (3, 700))
 
     def request(user, length):
-        return Request(user=user, items=items[user, :length], actions=actions[user, :length],
-                       candidates=np.arange(20), context=np.array([user, 1]))
+        return Request(
+            user=user,
+            items=items[user, :length],
+            actions=actions[user, :length],
+            candidates=np.arange(20),
+            context=np.array([user, 1]),
+        )
 
     for attention in ("paged", "gathered", "reference"):
         cache = model.make_cache(pages=48, page_size=32, host_pages=200, poison=True)

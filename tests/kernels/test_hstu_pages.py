@@ -17,9 +17,14 @@ def test_pages_arrive_where_they_are_wanted(shape, dtype, programs):
         source = torch.arange(7 * torch.Size(shape).numel()).view(7, *shape).to(dtype)
         for wanted in ([], [3], [6, 0, 2, 5]):
             target = torch.full((9, *shape), -1.0, dtype=dtype)
-            places = [8, 1, 4, 0][:len(wanted)]
-            api.copy_pages(source, target, torch.tensor(wanted, dtype=torch.int64),
-                           torch.tensor(places, dtype=torch.int64), programs=programs)
+            places = [8, 1, 4, 0][: len(wanted)]
+            api.copy_pages(
+                source,
+                target,
+                torch.tensor(wanted, dtype=torch.int64),
+                torch.tensor(places, dtype=torch.int64),
+                programs=programs,
+            )
             assert torch.equal(target[places], source[wanted])
             rest = [page for page in range(9) if page not in places]
             assert (target[rest] == -1).all()

@@ -28,7 +28,8 @@ def test_a_kernel_is_interpreted_and_the_compiled_one_comes_back():
 
 
 def test_what_the_library_compiles_is_interpreted_too(tmp_path, monkeypatch):
-    (tmp_path / "summed.py").write_text('''
+    (tmp_path / "summed.py").write_text(
+        """
 import triton
 import triton.language as tl
 
@@ -40,7 +41,9 @@ def total(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
         at = start + tl.arange(0, BLOCK)
         acc += tl.sigmoid(tl.load(x_ptr + at, mask=at < size, other=0.0)) * (at < size)
     tl.store(y_ptr, tl.sum(acc))
-''', encoding="utf-8")
+""",
+        encoding="utf-8",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     import triton.language as tl
 

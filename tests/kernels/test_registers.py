@@ -67,7 +67,8 @@ def test_an_operand_in_flight_that_is_written_is_found():
 
 def test_an_operand_in_flight_is_looked_for_round_the_loop():
     before = AHEAD.replace("FFMA R155", "FFMA R151").replace(
-        "        /*0000*/", "        /*0000*/  CS2R R154, SRZ ;\n        /*0004*/")
+        "        /*0000*/", "        /*0000*/  CS2R R154, SRZ ;\n        /*0004*/"
+    )
     assert {*overwritten(before)} == {"R154", "R155"}
 
 

@@ -29,8 +29,10 @@ from attnbench.models.hstu_ranking.request import Request
 TINY = config_of("tiny")
 
 
-@pytest.mark.parametrize(("users", "rate", "duration", "burstiness"), [
-    (20, 200.0, 10.0, 0.5), (1, 2000.0, 1.0, 1.0), (500, 50.0, 2.0, 0.1), (50, 0.4, 5.0, 100.0), (3, 1.0, 1.0, 0.02)])
+@pytest.mark.parametrize(
+    ("users", "rate", "duration", "burstiness"),
+    [(20, 200.0, 10.0, 0.5), (1, 2000.0, 1.0, 1.0), (500, 50.0, 2.0, 0.1), (50, 0.4, 5.0, 100.0), (3, 1.0, 1.0, 0.02)],
+)
 def test_gaps_have_the_rate_asked_for_and_every_user_comes_back(users, rate, duration, burstiness) -> None:
     due, whose = arrivals(users=users, rate=rate, duration_s=duration, burstiness=burstiness, seed=3)
     count = round(rate * duration)
@@ -77,7 +79,7 @@ def test_records_may_be_cut_anywhere() -> None:
     data = pack((number, 2 * number, -number) for number in range(5))
     rest, found = b"", []
     for start in range(0, len(data), 7):
-        some, rest = unpack(rest + data[start:start + 7])
+        some, rest = unpack(rest + data[start : start + 7])
         found += some
     assert found == [(number, 2 * number, -number) for number in range(5)]
     assert rest == b""
@@ -107,8 +109,9 @@ def test_a_generator_that_dies_is_named_and_ends_the_load() -> None:
 @pytest.mark.parametrize("scenario", ["Server", "Offline"])
 def test_loadgen_issues_in_a_process_of_its_own_and_its_trace_has_the_schedule(scenario: str, tmp_path: Path) -> None:
     pytest.importorskip("mlperf_loadgen")
-    settings = Settings(scenario=scenario, rate=200.0, duration_ms=300, slo_ms=50.0, samples=10, seed=1,
-                        folder=str(tmp_path))
+    settings = Settings(
+        scenario=scenario, rate=200.0, duration_ms=300, slo_ms=50.0, samples=10, seed=1, folder=str(tmp_path)
+    )
     ledger = Ledger()
     with by_loadgen(settings) as generator:
         for one in all_of(generator, answer=True):
@@ -132,12 +135,15 @@ def test_loadgen_issues_in_a_process_of_its_own_and_its_trace_has_the_schedule(s
 
 
 def test_a_trace_that_is_cut_short_is_refused(tmp_path: Path) -> None:
-    line = ('{{"name":"Sample","cat":"default","ph":"b","pid":1,"id":0,"ts":1.5,"args":{{"sample_seq":{},"query_seq":0,'
-            '"sample_idx":4,"issue_start_ns":70,"complete_ns":80}}}},\n')
+    line = (
+        '{{"name":"Sample","cat":"default","ph":"b","pid":1,"id":0,"ts":1.5,"args":{{"sample_seq":{},"query_seq":0,'
+        '"sample_idx":4,"issue_start_ns":70,"complete_ns":80}}}},\n'
+    )
     trace = tmp_path / loadgen_files.TRACE
     trace.write_text(line.format(1) + line.format(0))
     assert [(one.index, one.scheduled_ns, one.issued_ns, one.done_ns) for one in loadgen_files.samples(tmp_path)] == [
-        (4, 1500, 70, 80)] * 2
+        (4, 1500, 70, 80)
+    ] * 2
     trace.write_text(line.format(0) + line.format(2))
     with pytest.raises(AttnbenchError, match="has not every sample once"):
         loadgen_files.samples(tmp_path)
@@ -151,22 +157,38 @@ def test_a_trace_that_is_cut_short_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
-    features = '1,2,3,4,5'
-    days = ["user_id,date,video_id,time_ms,action_weights,play_time_ms,duration_ms,interval_indptr,num_intervals,"
-            "user_active_degree,follow_user_num_range,fans_user_num_range,friend_user_num_range,register_days_range"]
+    features = "1,2,3,4,5"
+    days = [
+        "user_id,date,video_id,time_ms,action_weights,play_time_ms,duration_ms,interval_indptr,num_intervals,"
+        "user_active_degree,follow_user_num_range,fans_user_num_range,friend_user_num_range,register_days_range"
+    ]
 
     def day(user: int, date: int, items: list[int], first: int, indptr: list[int]) -> None:
         lists = [items, [first + at for at in range(len(items))], [1] * len(items), [0] * len(items), [9] * len(items)]
-        fields = [str(user), str(date), *(f'"{json.dumps(one)}"' for one in lists), f'"{json.dumps(indptr)}"',
-                  str(len(indptr) - 1), features]
+        fields = [
+            str(user),
+            str(date),
+            *(f'"{json.dumps(one)}"' for one in lists),
+            f'"{json.dumps(indptr)}"',
+            str(len(indptr) - 1),
+            features,
+        ]
         days.append(",".join(fields))
 
     day(7, 20220409, [104, 105], 5_000, [0, 2])  # dates in any order
     day(7, 20220408, [101, 102, 103], 1_000, [0, 1, 3])
     day(8, 20220408, [201], 1_500, [0, 1])
     (tmp_path / INFERENCE).write_text("\n".join(days) + "\n")
-    lines = ["user_id,date,interval_end_ts,interval_indptr", "7,20220408,1000,1", "8,20220408,1500,1",
-             "99,20220408,1600,1", "7,20220408,2000,3", "7,20220410,2500,1", "7,20220409,5000,2", "8,20220408,9000,2"]
+    lines = [
+        "user_id,date,interval_end_ts,interval_indptr",
+        "7,20220408,1000,1",
+        "8,20220408,1500,1",
+        "99,20220408,1600,1",
+        "7,20220408,2000,3",
+        "7,20220410,2500,1",
+        "7,20220409,5000,2",
+        "8,20220408,9000,2",
+    ]
     (tmp_path / BATCHES).write_text("\n".join(lines) + "\n")
     return tmp_path
 
@@ -176,13 +198,20 @@ def test_a_replay_asks_for_each_line_with_the_history_until_then(prepared: Path)
     found = [replay.take(number) for number in range(len(replay.lines))]
     asked = {number: one for number, one in enumerate(found) if isinstance(one, Request)}
     assert {number: (one.user, len(one.items), len(one.candidates)) for number, one in asked.items()} == {
-        0: (7, 1, 2), 1: (8, 1, 0), 3: (7, 3, 2), 5: (7, 5, 0)}
+        0: (7, 1, 2),
+        1: (8, 1, 0),
+        3: (7, 3, 2),
+        5: (7, 5, 0),
+    }
     np.testing.assert_array_equal(asked[5].items[:3], asked[3].items)  # a later date continues the earlier one
     np.testing.assert_array_equal(asked[3].candidates, asked[5].items[3:])
     assert all((one.items < TINY.items).all() and (one.actions < TINY.actions).all() for one in asked.values())
     reasons = [found[number] for number in (2, 4, 6)]
     assert [one.reason for one in reasons if isinstance(one, Refused)] == [
-        "unknown user", "not in the user's history", "not in the user's history"]
+        "unknown user",
+        "not in the user's history",
+        "not in the user's history",
+    ]
     assert replay.tokens(TINY) == [2 + 2 * 5, 2 + 2 * 1]
 
 
@@ -213,8 +242,16 @@ def test_loadgen_is_told_the_rate_that_brings_the_requests_asked_for(tmp_path: P
     given, queries = rate_for_loadgen(400.0, 0.5, SCHEDULE_SEED + 7)
     assert queries == 200
     assert given != 400.0
-    settings = Settings(scenario="Server", rate=given, duration_ms=499, slo_ms=50.0, queries=queries, samples=10,
-                        seed=7, folder=str(tmp_path))
+    settings = Settings(
+        scenario="Server",
+        rate=given,
+        duration_ms=499,
+        slo_ms=50.0,
+        queries=queries,
+        samples=10,
+        seed=7,
+        folder=str(tmp_path),
+    )
     with by_loadgen(settings) as generator:
         assert len(all_of(generator, answer=True)) == 200
     due = [one.scheduled_ns for one in loadgen_files.samples(tmp_path)]

@@ -43,8 +43,26 @@ def only(folder: Path) -> Path:
 def test_five_seconds_by_loadgen_are_served_shown_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mlperf_loadgen")
     page, plots = tmp_path / "load.html", tmp_path / "plots"
-    assert main([*LOAD, "--rate", "20", "--duration", "5", "--slo-ms", "50,100", "--out", str(tmp_path / "out"),
-                 "--html", str(page), "--plots", str(plots)]) == 0
+    assert (
+        main(
+            [
+                *LOAD,
+                "--rate",
+                "20",
+                "--duration",
+                "5",
+                "--slo-ms",
+                "50,100",
+                "--out",
+                str(tmp_path / "out"),
+                "--html",
+                str(page),
+                "--plots",
+                str(plots),
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     path = only(tmp_path / "out")
     run = load_file.read(path)
@@ -80,59 +98,97 @@ def test_five_seconds_by_loadgen_are_served_shown_and_kept(tmp_path: Path, capsy
 
 
 def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(load_run.importlib.util, "find_spec", lambda name: None)
     assert main([*LOAD, "--rate", "40", "--duration", "0.5", "--no-save", "--json", "-"]) == 3
-    assert capsys.readouterr().err == ("load: mlperf_loadgen is not installed; pip install 'attnbench[load]'; or "
-                                       "--scenario gaps, which needs none\n")
-    assert main([*LOAD, "--rate", "40", "--duration", "0.5", "--gap-s", "0.2", "--long-history", "truncate",
-                 "--host-pages", "50", "--no-save", "--json", "-", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == (
+        "load: mlperf_loadgen is not installed; pip install 'attnbench[load]'; or --scenario gaps, which needs none\n"
+    )
+    assert (
+        main(
+            [
+                *LOAD,
+                "--rate",
+                "40",
+                "--duration",
+                "0.5",
+                "--gap-s",
+                "0.2",
+                "--long-history",
+                "truncate",
+                "--host-pages",
+                "50",
+                "--no-save",
+                "--json",
+                "-",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     run = load_file.loads(out)
     assert run.points[0].issued == run.points[0].answered == 20
     assert run.settings["users"] == 8
     assert run.points[0].scenario == "gaps"
     assert run.points[0].generator == "attnbench"
-    assert run.command == ("attnbench load hstu-serving --config tiny --rate 40 --duration 0.5 --gap-s 0.2 "
-                           "--host-pages 50 --long-history truncate --device cpu")
+    assert run.command == (
+        "attnbench load hstu-serving --config tiny --rate 40 --duration 0.5 --gap-s 0.2 "
+        "--host-pages 50 --long-history truncate --device cpu"
+    )
     assert "latency from the scheduled time" in err
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["load", "video"], "attnbench load: NAME=video is not known; one of hstu-serving"),
-    ([*LOAD, "--scenario", "poisson"], "--scenario=poisson is not known; one of gaps, offline, replay, server"),
-    ([*LOAD, "--scenario", "replay"], "--scenario=replay has no requests; --source DIR; attnbench data kuairand-1k"),
-    ([*LOAD, "--gap-s", "1", "--scenario", "server"], "--gap-s=1 does not go with --scenario server; --scenario gaps"),
-    ([*LOAD, "--gap-s", "1", "--users", "3"], "--gap-s=1 does not go with --users; one of the two"),
-    ([*LOAD, "--find-rate", "--scenario", "offline"], "--find-rate=on does not go with --scenario offline"),
-    ([*LOAD, "--rate", "10,fast"], "--rate=fast cannot be used; a number above 0 and below 1e+06"),
-    ([*LOAD, "--rate", "0"], "--rate=0 cannot be used"),
-    ([*LOAD, "--rate", "0.1", "--duration", "1"], "load: --rate=0.1 gives 0 requests in 1 s; 1 to 20000000 requests"),
-    ([*LOAD, "--rate", "10,,20"], "--rate='' cannot be used"),
-    ([*LOAD, "--rate", "nan"], "--rate=nan cannot be used"),
-    ([*LOAD, "--slo-ms", "-5"], "--slo-ms=-5 cannot be used"),
-    ([*LOAD, "--duration", "inf"], "--duration=inf cannot be used"),
-    ([*LOAD, "--max-batch", "0"], "--max-batch=0 cannot be used; a whole number, at least 1"),
-    ([*LOAD, "--max-wait-ms", "-1"], "--max-wait-ms=-1 cannot be used; a number from 0"),
-    ([*LOAD, "--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
-    ([*LOAD, "--num-candidates", "21"], "--num-candidates=21 is over the most of tiny; 0 to 20"),
-    ([*LOAD, "--attention", "flash"], "--attention=flash is not known; one of gathered, paged, reference"),
-    ([*LOAD, "--attention", "gathered", "--graph"], "--attention=gathered does not go with --graph"),
-    ([*LOAD, "--attention", "paged"], "--attention=paged has no kernels for a CPU; reference"),
-    ([*LOAD, "--on-host-hit", "never"], "--on-host-hit=never is not known; one of auto, recompute, reload"),
-    ([*LOAD, "--long-history", "drop"], "--long-history=drop is not known; one of refuse, truncate"),
-    ([*LOAD, "--dtype", "int8"], "--dtype=int8 is not known; one of bf16, fp16, fp32"),
-    ([*LOAD, "--users", "0"], "--users=0 cannot be used"),
-    ([*LOAD, "--burstiness", "0", "--scenario", "gaps"], "--burstiness=0 cannot be used"),
-    (["load", "hstu-serving", "--config", "huge"], "--config=huge is not known; one of bench, dlrm-v3"),
-    ([*LOAD, "--json", "-", "--md", "-"], "--md=- wants stdout, as --json does; one of the two"),
-    ([*LOAD, "--json", "/nowhere/at/all/\0"], "cannot be written"),
-    ([*LOAD, "--checkpoint", "not-there.safetensors"], "file=not-there.safetensors cannot be read"),
-    ([*LOAD, "--pool-share", "0.001"], "gives 1 pages, fewer than the 7 of one user; a larger share"),
-])
-def test_wrong_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["load", "video"], "attnbench load: NAME=video is not known; one of hstu-serving"),
+        ([*LOAD, "--scenario", "poisson"], "--scenario=poisson is not known; one of gaps, offline, replay, server"),
+        (
+            [*LOAD, "--scenario", "replay"],
+            "--scenario=replay has no requests; --source DIR; attnbench data kuairand-1k",
+        ),
+        (
+            [*LOAD, "--gap-s", "1", "--scenario", "server"],
+            "--gap-s=1 does not go with --scenario server; --scenario gaps",
+        ),
+        ([*LOAD, "--gap-s", "1", "--users", "3"], "--gap-s=1 does not go with --users; one of the two"),
+        ([*LOAD, "--find-rate", "--scenario", "offline"], "--find-rate=on does not go with --scenario offline"),
+        ([*LOAD, "--rate", "10,fast"], "--rate=fast cannot be used; a number above 0 and below 1e+06"),
+        ([*LOAD, "--rate", "0"], "--rate=0 cannot be used"),
+        (
+            [*LOAD, "--rate", "0.1", "--duration", "1"],
+            "load: --rate=0.1 gives 0 requests in 1 s; 1 to 20000000 requests",
+        ),
+        ([*LOAD, "--rate", "10,,20"], "--rate='' cannot be used"),
+        ([*LOAD, "--rate", "nan"], "--rate=nan cannot be used"),
+        ([*LOAD, "--slo-ms", "-5"], "--slo-ms=-5 cannot be used"),
+        ([*LOAD, "--duration", "inf"], "--duration=inf cannot be used"),
+        ([*LOAD, "--max-batch", "0"], "--max-batch=0 cannot be used; a whole number, at least 1"),
+        ([*LOAD, "--max-wait-ms", "-1"], "--max-wait-ms=-1 cannot be used; a number from 0"),
+        ([*LOAD, "--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
+        ([*LOAD, "--num-candidates", "21"], "--num-candidates=21 is over the most of tiny; 0 to 20"),
+        ([*LOAD, "--attention", "flash"], "--attention=flash is not known; one of gathered, paged, reference"),
+        ([*LOAD, "--attention", "gathered", "--graph"], "--attention=gathered does not go with --graph"),
+        ([*LOAD, "--attention", "paged"], "--attention=paged has no kernels for a CPU; reference"),
+        ([*LOAD, "--on-host-hit", "never"], "--on-host-hit=never is not known; one of auto, recompute, reload"),
+        ([*LOAD, "--long-history", "drop"], "--long-history=drop is not known; one of refuse, truncate"),
+        ([*LOAD, "--dtype", "int8"], "--dtype=int8 is not known; one of bf16, fp16, fp32"),
+        ([*LOAD, "--users", "0"], "--users=0 cannot be used"),
+        ([*LOAD, "--burstiness", "0", "--scenario", "gaps"], "--burstiness=0 cannot be used"),
+        (["load", "hstu-serving", "--config", "huge"], "--config=huge is not known; one of bench, dlrm-v3"),
+        ([*LOAD, "--json", "-", "--md", "-"], "--md=- wants stdout, as --json does; one of the two"),
+        ([*LOAD, "--json", "/nowhere/at/all/\0"], "cannot be written"),
+        ([*LOAD, "--checkpoint", "not-there.safetensors"], "file=not-there.safetensors cannot be read"),
+        ([*LOAD, "--pool-share", "0.001"], "gives 1 pages, fewer than the 7 of one user; a larger share"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     err = capsys.readouterr().err
@@ -141,12 +197,14 @@ def test_wrong_input_is_one_line(words: list[str], said: str, capsys: pytest.Cap
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_of_one_steps_lengths_is_refused_on_a_gpu(capsys: pytest.CaptureFixture[str],
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_of_one_steps_lengths_is_refused_on_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(devices, "resolve", lambda _: Device("cuda"))
     assert main([*LOAD, "--graph", "--attention", "reference"]) == 2
     assert "--attention=reference does not go with --graph, it is of one step's lengths; paged\n" in (
-        capsys.readouterr().err)
+        capsys.readouterr().err
+    )
 
 
 def test_a_load_is_carried_out_on_its_gpu_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +229,20 @@ def at(rate: float, *, limit: float, issued: int = 200) -> Point:
     """A server that answers in time below `limit`, above it only part of its requests."""
     good = issued if rate <= limit else round(0.98 * issued)
     latency = (10.0,) * good + (900.0,) * (issued - good)
-    return Point(scenario="server", generator="x", asked_rate=rate, offered_rate=rate, achieved_rate=rate, load_s=1.0,
-                 whole_s=1.0, issued=issued, answered=issued, latency_ms=latency, queue_ms=(1.0,) * issued,
-                 at_s=(0.0,) * issued)
+    return Point(
+        scenario="server",
+        generator="x",
+        asked_rate=rate,
+        offered_rate=rate,
+        achieved_rate=rate,
+        load_s=1.0,
+        whole_s=1.0,
+        issued=issued,
+        answered=issued,
+        latency_ms=latency,
+        queue_ms=(1.0,) * issued,
+        at_s=(0.0,) * issued,
+    )
 
 
 @pytest.mark.parametrize(("limit", "start"), [(700.0, 100.0), (700.0, 3000.0), (100.0, 100.0), (1.5, 60.0)])
@@ -196,8 +265,15 @@ def test_a_rate_that_is_never_met_ends_the_search() -> None:
     assert highest_rate(lambda rate: (tried.append(rate), at(rate, limit=0.0))[1], 50.0, 100.0) is None
     assert len(tried) == 12
     tried.clear()
-    assert highest_rate(lambda rate: (tried.append(rate), at(rate, limit=0.0))[1], 50.0, 20.0,
-                        possible=lambda rate: is_possible(rate, 0.5)) is None
+    assert (
+        highest_rate(
+            lambda rate: (tried.append(rate), at(rate, limit=0.0))[1],
+            50.0,
+            20.0,
+            possible=lambda rate: is_possible(rate, 0.5),
+        )
+        is None
+    )
     assert tried == [20.0, 10.0, 5.0, 2.5, 1.25], "0.625 requests a second are none in half a second"
     refused = at(10.0, limit=20.0)
     refused = load_file.dataclasses.replace(refused, issued=210, refused={"backlog": 10})
@@ -212,13 +288,32 @@ def example() -> LoadRun:
     from attnbench.machine.device import CPU
     from attnbench.machine.fingerprint import environment
 
-    point = derived(load_file.dataclasses.replace(
-        at(100.0, limit=50.0), backlog=90, late_ms=(2.5,) * 200, batch_size=(4,) * 50, host_ms=(1.25,) * 50,
-        device_ms=(3.0,) * 50, issued=203, refused={"unknown user": 3}, cache={"tokens": 10, "hit": 6, "missed": 4}),
-        (50.0, 1000.0))
-    return LoadRun(id="ab12", workload="hstu-serving", model="tiny", device="cpu", command="attnbench load", started=
-                   "2026-01-01T00:00:00Z", settings={"users": 5}, environment=environment(CPU), points=(point,),
-                   highest=(Highest(slo_ms=50.0, rate=80.0),))
+    point = derived(
+        load_file.dataclasses.replace(
+            at(100.0, limit=50.0),
+            backlog=90,
+            late_ms=(2.5,) * 200,
+            batch_size=(4,) * 50,
+            host_ms=(1.25,) * 50,
+            device_ms=(3.0,) * 50,
+            issued=203,
+            refused={"unknown user": 3},
+            cache={"tokens": 10, "hit": 6, "missed": 4},
+        ),
+        (50.0, 1000.0),
+    )
+    return LoadRun(
+        id="ab12",
+        workload="hstu-serving",
+        model="tiny",
+        device="cpu",
+        command="attnbench load",
+        started="2026-01-01T00:00:00Z",
+        settings={"users": 5},
+        environment=environment(CPU),
+        points=(point,),
+        highest=(Highest(slo_ms=50.0, rate=80.0),),
+    )
 
 
 def test_statistics_are_those_of_the_series_whatever_the_file_says(tmp_path: Path) -> None:
@@ -248,17 +343,20 @@ def test_a_percentile_of_too_few_requests_is_not_known() -> None:
     assert load_file.spread([]) is None
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda data: data["points"][0].update(issued=5), r"points\[0\].issued=5 is not answered \+ refused; 203"),
-    (lambda data: data["points"][0]["latency_ms"].pop(), "latency_ms has 199 values; one of each answered"),
-    (lambda data: data["points"][0].update(whole_s=-1), "-1.0 is no time or rate"),
-    (lambda data: data["points"][0]["queue_ms"].__setitem__(3, 1e99), r"queue_ms\[3\]=1e\+99 cannot be"),
-    (lambda data: data["points"][0].update(refused={"x": -1}), "a count is below 0"),
-    (lambda data: data.update(schema=2), "schema=2 is not known; 1 to 1; upgrade attnbench"),
-    (lambda data: data.update(more=1), "are not those of a load"),
-    (lambda data: data["load"].update(id="../x"), "is not the id of a run"),
-    (lambda data: data["points"][0].pop("issued"), "issued: missing field"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: data["points"][0].update(issued=5), r"points\[0\].issued=5 is not answered \+ refused; 203"),
+        (lambda data: data["points"][0]["latency_ms"].pop(), "latency_ms has 199 values; one of each answered"),
+        (lambda data: data["points"][0].update(whole_s=-1), "-1.0 is no time or rate"),
+        (lambda data: data["points"][0]["queue_ms"].__setitem__(3, 1e99), r"queue_ms\[3\]=1e\+99 cannot be"),
+        (lambda data: data["points"][0].update(refused={"x": -1}), "a count is below 0"),
+        (lambda data: data.update(schema=2), "schema=2 is not known; 1 to 1; upgrade attnbench"),
+        (lambda data: data.update(more=1), "are not those of a load"),
+        (lambda data: data["load"].update(id="../x"), "is not the id of a run"),
+        (lambda data: data["points"][0].pop("issued"), "issued: missing field"),
+    ],
+)
 def test_a_file_that_cannot_be_is_refused(change, said: str) -> None:
     data = json.loads(load_file.dumps(example()))
     change(data)
@@ -272,8 +370,18 @@ def test_tables_and_notes_say_what_happened() -> None:
     latency, parts, requests = tables(run)
     assert latency.heading[:5] == ["load", "asked/s", "offered/s", "answered/s", "p50 ms"]
     assert dict(zip(requests.heading, requests.rows[0], strict=True)) == {
-        "load": "server", "asked/s": "100.0", "issued": "203", "answered": "200", "refused": "3", "backlog": "90",
-        "split batches": "0", "tokens": "10", "hit %": "60.0", "host hit %": "0.0", "missed %": "40.0"}
+        "load": "server",
+        "asked/s": "100.0",
+        "issued": "203",
+        "answered": "200",
+        "refused": "3",
+        "backlog": "90",
+        "split batches": "0",
+        "tokens": "10",
+        "hit %": "60.0",
+        "host hit %": "0.0",
+        "missed %": "40.0",
+    }
     assert dict(zip(parts.heading, parts.rows[0], strict=True))["mean batch"] == "4.00"
     said = "\n".join(notes(run))
     assert "server 100/s: 3 refused: unknown user" in said
@@ -284,8 +392,9 @@ def test_tables_and_notes_say_what_happened() -> None:
     assert "80.00 requests/s" in text or "80 requests/s is the highest rate tried" in text
 
 
-def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_before_a_failure_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loads = iter([at(10.0, limit=50.0), None])
 
     def returning(self, rate: float, burstiness: float) -> Point:
@@ -299,8 +408,9 @@ def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path, capsys: pyte
     assert [point.asked_rate for point in load_file.read(only(tmp_path)).points] == [10.0]
 
 
-def test_ctrl_c_keeps_the_load_until_then_and_begins_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_load_until_then_and_begins_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     warm_up, launch, left = load_run.Bench.warm_up, ModelEngine.launch, []
 
     def warmed(self) -> None:
@@ -316,7 +426,7 @@ def test_ctrl_c_keeps_the_load_until_then_and_begins_no_other(tmp_path: Path, ca
     monkeypatch.setattr(ModelEngine, "launch", interrupted)
     assert main([*LOAD, "--scenario", "gaps", "--rate", "200,300", "--duration", "2", "--out", str(tmp_path)]) == 130
     capsys.readouterr()
-    point, = load_file.read(only(tmp_path)).points
+    (point,) = load_file.read(only(tmp_path)).points
     assert point.interrupted
     assert point.answered >= 4
     assert point.issued == point.answered + point.refused["interrupted"]

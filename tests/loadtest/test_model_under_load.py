@@ -35,8 +35,16 @@ def model() -> HstuRanking:
 
 def request(user: int, items: int, candidates: int = 3, **other) -> Request:
     ids = np.arange(items, dtype=np.int64)
-    return dataclasses.replace(Request(user=user, items=ids % TINY.items, actions=ids % TINY.actions,
-                                       candidates=np.arange(candidates), context=np.array([1, 2])), **other)
+    return dataclasses.replace(
+        Request(
+            user=user,
+            items=ids % TINY.items,
+            actions=ids % TINY.actions,
+            candidates=np.arange(candidates),
+            context=np.array([1, 2]),
+        ),
+        **other,
+    )
 
 
 class Given:
@@ -66,8 +74,9 @@ class Kept(ModelEngine):
 def serve(engine: ModelEngine, requests: Sequence[Request], *, max_batch: int = 4, policy: str = "truncate") -> Ledger:
     clock = Clock()
     source = Arrivals(clock, [0] * len(requests))
-    ledger = Server(source, engine, Given(requests, policy), Batching(max_batch=max_batch, max_wait_ms=0),
-                    clock=clock).run()
+    ledger = Server(
+        source, engine, Given(requests, policy), Batching(max_batch=max_batch, max_wait_ms=0), clock=clock
+    ).run()
     assert ledger.balanced()
     assert not ledger.open
     assert sorted(source.completed) == [1000 + number for number in range(len(requests))]
@@ -76,8 +85,13 @@ def serve(engine: ModelEngine, requests: Sequence[Request], *, max_batch: int = 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_odd_requests_have_the_scores_they_have_alone(model: HstuRanking, graph: bool) -> None:
-    requests = [request(0, 0), request(1, 20, candidates=0), request(2, 33), request(1, 40),
-                request(3, 0, candidates=0)]
+    requests = [
+        request(0, 0),
+        request(1, 20, candidates=0),
+        request(2, 33),
+        request(1, 40),
+        request(3, 0, candidates=0),
+    ]
     engine = Kept(model, attention="reference", cache=model.make_cache(pages=64, page_size=32), graph=graph)
     assert serve(engine, requests).answered == 5
     for one in requests:
@@ -90,8 +104,9 @@ def test_a_long_history_is_cut_at_its_end_or_refused(model: HstuRanking) -> None
     long = request(0, 130)
     engine = Kept(model, attention="reference", cache=None)
     assert serve(engine, [long]).answered == 1
-    torch.testing.assert_close(engine.scores[0][0], model([dataclasses.replace(
-        long, items=long.items[:100], actions=long.actions[:100])]))
+    torch.testing.assert_close(
+        engine.scores[0][0], model([dataclasses.replace(long, items=long.items[:100], actions=long.actions[:100])])
+    )
     ledger = serve(engine, [long, request(1, 100)], policy="refuse")
     assert ledger.refused == {"history over the maximum": 1}
     assert ledger.answered == 1
@@ -100,13 +115,21 @@ def test_a_long_history_is_cut_at_its_end_or_refused(model: HstuRanking) -> None
 
 
 def test_wrong_requests_are_refused_one_by_one_and_neighbours_are_answered(model: HstuRanking) -> None:
-    requests = [request(0, 10), request(1, 10, candidates=21), request(2, 10, context=np.array([7, 0])),
-                dataclasses.replace(request(3, 10), items=np.full(10, 50)), request(4, 10)]
+    requests = [
+        request(0, 10),
+        request(1, 10, candidates=21),
+        request(2, 10, context=np.array([7, 0])),
+        dataclasses.replace(request(3, 10), items=np.full(10, 50)),
+        request(4, 10),
+    ]
     engine = ModelEngine(model, attention="reference", cache=model.make_cache(pages=64, page_size=32))
     ledger = serve(engine, requests, max_batch=5)
     assert [outcome == ANSWERED for outcome in ledger.outcome] == [True, False, False, False, True]
-    assert ledger.refused == {"refused by hstu-ranking: len(candidates)": 1, "refused by hstu-ranking: context": 1,
-                              "refused by hstu-ranking: items": 1}
+    assert ledger.refused == {
+        "refused by hstu-ranking: len(candidates)": 1,
+        "refused by hstu-ranking: context": 1,
+        "refused by hstu-ranking: items": 1,
+    }
 
 
 def test_a_pool_smaller_than_a_batch_serves_parts_of_it(model: HstuRanking) -> None:
@@ -183,8 +206,19 @@ def test_memory_that_is_not_there_is_one_line(model: HstuRanking, monkeypatch: p
 
 def options(**other) -> Options:
     preset = PRESETS["tiny"]
-    usual = {"preset": preset, "device": CPU, "users": 5, "candidates": 4, "max_batch": 2, "max_wait_ms": 1.0,
-             "duration_s": 1.0, "drain_s": 5.0, "slos_ms": (50.0,), "pool_share": 0.5, "page_size": 32}
+    usual = {
+        "preset": preset,
+        "device": CPU,
+        "users": 5,
+        "candidates": 4,
+        "max_batch": 2,
+        "max_wait_ms": 1.0,
+        "duration_s": 1.0,
+        "drain_s": 5.0,
+        "slos_ms": (50.0,),
+        "pool_share": 0.5,
+        "page_size": 32,
+    }
     return Options(**(usual | other))
 
 

@@ -97,8 +97,13 @@ def test_a_pool_that_holds_two_users_serves_any_batch_in_pairs() -> None:
 
 @pytest.mark.parametrize("fault", [RuntimeError("device-side assert"), OSError("at every question")])
 def test_a_device_that_fails_after_the_launch_refuses_its_batch_alone(fault: Exception) -> None:
-    ledger, _, source = served([0] * 6, range(6), Batching(max_batch=2, max_wait_ms=0), depth=2,
-                               at_end=lambda number: fault if number == 1 else None)
+    ledger, _, source = served(
+        [0] * 6,
+        range(6),
+        Batching(max_batch=2, max_wait_ms=0),
+        depth=2,
+        at_end=lambda number: fault if number == 1 else None,
+    )
     check_conserved(ledger, source, 6)
     assert ledger.refused == {f"failed step: {type(fault).__name__}": 2}
     assert [place for place, outcome in enumerate(ledger.outcome) if outcome] == [2, 3]
@@ -124,19 +129,34 @@ def test_a_request_that_is_over_twice_is_a_mistake_of_ours() -> None:
         ledger.refuse(place, "backlog", 3)
 
 
-FAULTS = st.sampled_from([None, None, None, RuntimeError("no memory"), MemoryError(), ZeroDivisionError(),
-                          KeyboardInterrupt(),
-                          UsageError("kv-cache: pages=1 are too few; more")])
+FAULTS = st.sampled_from(
+    [
+        None,
+        None,
+        None,
+        RuntimeError("no memory"),
+        MemoryError(),
+        ZeroDivisionError(),
+        KeyboardInterrupt(),
+        UsageError("kv-cache: pages=1 are too few; more"),
+    ]
+)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.floats(0, 40), st.integers(-1, 4)), max_size=40),
-    max_batch=st.integers(1, 5), max_wait_ms=st.floats(0, 10), drain_s=st.floats(0.001, 0.05),
-    service_ms=st.floats(0.01, 10), depth=st.integers(1, 3),
-    launches=st.lists(FAULTS, max_size=12), ends=st.lists(st.booleans(), max_size=12))
-def test_requests_are_conserved_whatever_fails(arrivals, max_batch, max_wait_ms, drain_s, service_ms, depth, launches,
-                                               ends) -> None:
+    max_batch=st.integers(1, 5),
+    max_wait_ms=st.floats(0, 10),
+    drain_s=st.floats(0.001, 0.05),
+    service_ms=st.floats(0.01, 10),
+    depth=st.integers(1, 3),
+    launches=st.lists(FAULTS, max_size=12),
+    ends=st.lists(st.booleans(), max_size=12),
+)
+def test_requests_are_conserved_whatever_fails(
+    arrivals, max_batch, max_wait_ms, drain_s, service_ms, depth, launches, ends
+) -> None:
     arrivals = sorted(arrivals, key=lambda one: one[0])
     order: list[int] = []
 
@@ -149,9 +169,14 @@ def test_requests_are_conserved_whatever_fails(arrivals, max_batch, max_wait_ms,
         return RuntimeError("late") if number < len(ends) and ends[number] else None
 
     ledger, _, source = served(
-        [at for at, _ in arrivals], [user for _, user in arrivals],
-        Batching(max_batch=max_batch, max_wait_ms=max_wait_ms, drain_s=drain_s), service_ns=round(service_ms * MS),
-        depth=depth, at_launch=at_launch, at_end=at_end)
+        [at for at, _ in arrivals],
+        [user for _, user in arrivals],
+        Batching(max_batch=max_batch, max_wait_ms=max_wait_ms, drain_s=drain_s),
+        service_ns=round(service_ms * MS),
+        depth=depth,
+        at_launch=at_launch,
+        at_end=at_end,
+    )
     interrupted = any(isinstance(one, KeyboardInterrupt) for one in launches)
     assert ledger.interrupted <= interrupted
     if not ledger.interrupted:
@@ -161,8 +186,11 @@ def test_requests_are_conserved_whatever_fails(arrivals, max_batch, max_wait_ms,
     assert ledger.refused.get("unknown user", 0) <= sum(user < 0 for _, user in arrivals)
     assert sum(batch.size for batch in ledger.batches) == ledger.answered
     for user in range(5):
-        mine = [place for place in range(len(ledger.index)) if arrivals[place][1] == user
-                and ledger.outcome[place] == ANSWERED]
+        mine = [
+            place
+            for place in range(len(ledger.index))
+            if arrivals[place][1] == user and ledger.outcome[place] == ANSWERED
+        ]
         started = [ledger.started_ns[place] for place in mine]
         done = [ledger.done_ns[place] for place in mine]
         order += mine

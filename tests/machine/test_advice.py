@@ -35,12 +35,16 @@ def test_max_jobs_by_memory_and_cores(monkeypatch, gib, jobs):
     assert advice.max_jobs(int(gib * GIB)) == jobs
 
 
-@pytest.mark.parametrize(("meminfo", "limit", "used", "room"), [
-    ("MemTotal: 9 kB\nMemAvailable:    41943040 kB\n", None, None, 40 * GIB),
-    ("MemAvailable:    41943040 kB\n", str(16 * GIB), str(6 * GIB), 10 * GIB),
-    ("MemAvailable:    41943040 kB\n", "max", str(6 * GIB), 40 * GIB),
-    ("MemAvailable:    41943040 kB\n", str(2 * GIB), str(3 * GIB), 0),
-    ("", None, None, None)])
+@pytest.mark.parametrize(
+    ("meminfo", "limit", "used", "room"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:    41943040 kB\n", None, None, 40 * GIB),
+        ("MemAvailable:    41943040 kB\n", str(16 * GIB), str(6 * GIB), 10 * GIB),
+        ("MemAvailable:    41943040 kB\n", "max", str(6 * GIB), 40 * GIB),
+        ("MemAvailable:    41943040 kB\n", str(2 * GIB), str(3 * GIB), 0),
+        ("", None, None, None),
+    ],
+)
 def test_available_memory(tmp_path, monkeypatch, meminfo, limit, used, room):
     monkeypatch.setattr(advice, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(advice, "CGROUP", tmp_path)
@@ -56,11 +60,17 @@ def test_unknown_memory_is_one_job(monkeypatch):
     assert advice.max_jobs() == 1
 
 
-@pytest.mark.parametrize(("line", "wanted"), [
-    ("MAX_JOBS={max_jobs} pip install --no-build-isolation flash-attn",
-     "MAX_JOBS=3 pip install --no-build-isolation flash-attn"),
-    ('pip install "flash-attn-4[cu13]==4.0.0b36" {}', 'pip install "flash-attn-4[cu13]==4.0.0b36" {}'),
-    ("part of torch", "part of torch")])
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (
+            "MAX_JOBS={max_jobs} pip install --no-build-isolation flash-attn",
+            "MAX_JOBS=3 pip install --no-build-isolation flash-attn",
+        ),
+        ('pip install "flash-attn-4[cu13]==4.0.0b36" {}', 'pip install "flash-attn-4[cu13]==4.0.0b36" {}'),
+        ("part of torch", "part of torch"),
+    ],
+)
 def test_max_jobs_is_filled_in_where_a_line_asks_for_it(monkeypatch, line, wanted):
     monkeypatch.setattr(advice, "max_jobs", lambda: 3)
     assert advice.install_line(line) == wanted

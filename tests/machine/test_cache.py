@@ -20,13 +20,20 @@ def fill(folder, cpu, *caches):
 def cpus(monkeypatch):
     def usable(*numbers):
         monkeypatch.setattr(cache, "_usable_cpus", lambda: list(numbers))
+
     return usable
 
 
 def test_the_last_level_counts_once_however_many_share_it(tmp_path, cpus):
     for cpu in (0, 1):
-        fill(tmp_path, cpu, (1, "Data", "48K", cpu), (1, "Instruction", "32K", cpu), (2, "Unified", "2M", cpu),
-             (3, "Unified", "33M", "0-1"))
+        fill(
+            tmp_path,
+            cpu,
+            (1, "Data", "48K", cpu),
+            (1, "Instruction", "32K", cpu),
+            (2, "Unified", "2M", cpu),
+            (3, "Unified", "33M", "0-1"),
+        )
     cpus(0, 1)
     assert cache.last_level_bytes(tmp_path) == 33 * 2**20
 
@@ -51,8 +58,9 @@ def test_a_gpu_says_it_through_torch(monkeypatch):
     import torch
 
     sizes = {"cuda:0": 60 * 2**20, "cuda:1": 0}
-    monkeypatch.setattr(torch.cuda, "get_device_properties",
-                        lambda device: SimpleNamespace(L2_cache_size=sizes[str(device)]))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=sizes[str(device)])
+    )
     assert cache.l2_bytes(Device("cuda")) == 62_914_560
     assert cache.l2_bytes(Device("cuda", 1)) is None
 

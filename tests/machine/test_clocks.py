@@ -40,9 +40,14 @@ def parent(nvml):
     started = []
 
     def start(body="print('held', flush=True); signal.pause()", wait=True):
-        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PARENT.format(body=body))],
-                                   env=child.environment(), stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PARENT.format(body=body))],
+            env=child.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         started.append(process)
         if wait:
             assert process.stdout.readline() == "held\n"
@@ -62,8 +67,10 @@ def test_locked_inside_and_back_outside(nvml):
     with locked_clocks("1500", Device("cuda")):
         assert nvml.locked() == (1500, None)
     assert nvml.locked() == OPEN
-    assert [call[0] for call in nvml.read()["calls"]] == ["nvmlDeviceSetGpuLockedClocks",
-                                                          "nvmlDeviceResetGpuLockedClocks"]
+    assert [call[0] for call in nvml.read()["calls"]] == [
+        "nvmlDeviceSetGpuLockedClocks",
+        "nvmlDeviceResetGpuLockedClocks",
+    ]
 
 
 def test_the_memory_clock_too(nvml):
@@ -156,8 +163,10 @@ def test_a_guardian_that_is_stopped_gives_back_and_is_missed(nvml):
 
 
 def test_clocks_that_do_not_go_back_are_told(nvml):
-    with (pytest.raises(Unavailable, match=r"may still be in force.*sudo nvidia-smi -rgc && sudo nvidia-smi -rmc$"),
-          locked_clocks("1500,2619", Device("cuda"))):
+    with (
+        pytest.raises(Unavailable, match=r"may still be in force.*sudo nvidia-smi -rgc && sudo nvidia-smi -rmc$"),
+        locked_clocks("1500,2619", Device("cuda")),
+    ):
         nvml.set(refuse=["nvmlDeviceResetGpuLockedClocks"])
 
 
@@ -179,7 +188,8 @@ def test_no_permission_names_the_commands(nvml):
     assert str(caught.value) == (
         "clocks: lock_clocks=1500,2619 is not permitted (Insufficient Permissions); an administrator locks them with: "
         "sudo nvidia-smi -lgc 1500,1500 && sudo nvidia-smi -lmc 2619,2619; "
-        "afterwards: sudo nvidia-smi -rgc && sudo nvidia-smi -rmc")
+        "afterwards: sudo nvidia-smi -rgc && sudo nvidia-smi -rmc"
+    )
     assert not getattr(caught.value, "__notes__", [])
 
 
@@ -193,27 +203,35 @@ def test_no_permission_on_one_card_of_several(nvml):
 
 def test_a_card_that_locks_sm_but_not_memory_is_left_open(nvml):
     nvml.set(refuse=["nvmlDeviceSetMemoryLockedClocks"])
-    with pytest.raises(Unavailable, match=r"lock_clocks=1500,2619 cannot be set; .*Not Supported"), \
-            locked_clocks("1500,2619", Device("cuda")):
+    with (
+        pytest.raises(Unavailable, match=r"lock_clocks=1500,2619 cannot be set; .*Not Supported"),
+        locked_clocks("1500,2619", Device("cuda")),
+    ):
         pytest.fail("the block must not run")
     assert nvml.locked() == OPEN
 
 
-@pytest.mark.parametrize("spec", ["", "fast", "1980,", ",2619", "1980,2619,1", "-5", "0", "1980.5", "1e3",
-                                  " 1980", "1980;2619"])
+@pytest.mark.parametrize(
+    "spec", ["", "fast", "1980,", ",2619", "1980,2619,1", "-5", "0", "1980.5", "1e3", " 1980", "1980;2619"]
+)
 def test_a_spec_that_is_no_spec(nvml, spec):
     with pytest.raises(UsageError) as caught, locked_clocks(spec, Device("cuda")):
         pytest.fail("the block must not run")
-    assert str(caught.value) == (f"clocks: lock_clocks={spec} is not SM[,MEM]; "
-                                 "one or two whole numbers of MHz, such as 1500 or 1500,2619")
+    assert str(caught.value) == (
+        f"clocks: lock_clocks={spec} is not SM[,MEM]; one or two whole numbers of MHz, such as 1500 or 1500,2619"
+    )
 
 
-@pytest.mark.parametrize(("spec", "words"), [
-    ("1501", "has no SM clock of 1501 MHz on this card; 345 to 1980, nearest 1500 and 1515"),
-    ("9999", "has no SM clock of 9999 MHz on this card; 345 to 1980, nearest 1980"),
-    ("1", "has no SM clock of 1 MHz on this card; 345 to 1980, nearest 345"),
-    ("1500,2600", "has no memory clock of 2600 MHz on this card; 1593 to 3201, nearest 1593 and 2619"),
-    ("1500,1593", "has no SM clock of 1500 MHz on this card; 1200 to 1980, nearest 1200 and 1980")])
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("1501", "has no SM clock of 1501 MHz on this card; 345 to 1980, nearest 1500 and 1515"),
+        ("9999", "has no SM clock of 9999 MHz on this card; 345 to 1980, nearest 1980"),
+        ("1", "has no SM clock of 1 MHz on this card; 345 to 1980, nearest 345"),
+        ("1500,2600", "has no memory clock of 2600 MHz on this card; 1593 to 3201, nearest 1593 and 2619"),
+        ("1500,1593", "has no SM clock of 1500 MHz on this card; 1200 to 1980, nearest 1200 and 1980"),
+    ],
+)
 def test_clocks_the_card_does_not_run_at(nvml, spec, words):
     with pytest.raises(UsageError) as caught, locked_clocks(spec, Device("cuda")):
         pytest.fail("the block must not run")
@@ -228,8 +246,10 @@ def test_a_card_that_keeps_its_clocks_secret_is_asked_anyway(nvml):
 
 
 def test_a_cpu_has_no_clocks_to_lock(nvml):
-    with pytest.raises(UsageError, match="lock_clocks=1980 cannot be set on cpu; a CUDA device"), \
-            locked_clocks("1980", CPU):
+    with (
+        pytest.raises(UsageError, match="lock_clocks=1980 cannot be set on cpu; a CUDA device"),
+        locked_clocks("1980", CPU),
+    ):
         pytest.fail("the block must not run")
 
 

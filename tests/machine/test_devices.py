@@ -15,19 +15,23 @@ def cards(monkeypatch):
     def set_count(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
     return set_count
 
 
-@pytest.mark.parametrize(("device", "count", "meant"), [
-    ("auto", 0, "cpu"), ("auto", 2, "cuda:0"), ("cpu", 2, "cpu"), ("cuda", 1, "cuda:0"), ("cuda:1", 2, "cuda:1")])
+@pytest.mark.parametrize(
+    ("device", "count", "meant"),
+    [("auto", 0, "cpu"), ("auto", 2, "cuda:0"), ("cpu", 2, "cpu"), ("cuda", 1, "cuda:0"), ("cuda:1", 2, "cuda:1")],
+)
 def test_what_is_meant(cards, device, count, meant):
     cards(count)
     assert resolve(device) == Device.parse(meant)
     assert str(resolve(device)) == meant
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:x", "", "CPU", "cuda:0,1", "mps", "cuda 0",
-                                    "cuda:１"])
+@pytest.mark.parametrize(
+    "device", ["gpu", "cuda:", "cuda:-1", "cuda:x", "", "CPU", "cuda:0,1", "mps", "cuda 0", "cuda:１"]
+)
 def test_what_is_not_known(device):
     with pytest.raises(UsageError) as caught:
         resolve(device)
@@ -70,9 +74,15 @@ def test_torchs_own_warning_is_the_reason(monkeypatch):
     assert resolve("auto") == CPU
 
 
-@pytest.mark.parametrize(("text", "device", "spelled"), [
-    ("cpu", Device("cpu"), "cpu"), ("cuda", Device("cuda", 0), "cuda:0"), ("cuda:0", Device("cuda"), "cuda:0"),
-    ("cuda:12", Device("cuda", 12), "cuda:12")])
+@pytest.mark.parametrize(
+    ("text", "device", "spelled"),
+    [
+        ("cpu", Device("cpu"), "cpu"),
+        ("cuda", Device("cuda", 0), "cuda:0"),
+        ("cuda:0", Device("cuda"), "cuda:0"),
+        ("cuda:12", Device("cuda", 12), "cuda:12"),
+    ],
+)
 def test_a_device_is_a_value_with_a_text_form(text, device, spelled):
     assert Device.parse(text) == device
     assert str(device) == spelled

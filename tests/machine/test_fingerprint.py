@@ -21,8 +21,13 @@ GPU_FIELDS = ("gpu", "gpu_mem_gb", "gpu_uuid", "sm_count", "l2_mb", "power_limit
 @pytest.fixture
 def h200(nvml, monkeypatch):
     """torch's half of the fake card."""
-    props = SimpleNamespace(name="NVIDIA H200", total_memory=150_110_011_392, multi_processor_count=132,
-                            L2_cache_size=62_914_560, uuid="11111111-aaaa-bbbb-cccc-000000000000")
+    props = SimpleNamespace(
+        name="NVIDIA H200",
+        total_memory=150_110_011_392,
+        multi_processor_count=132,
+        L2_cache_size=62_914_560,
+        uuid="11111111-aaaa-bbbb-cccc-000000000000",
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: props)
     return nvml
 
@@ -40,7 +45,14 @@ def test_on_a_cpu_the_gpu_fields_are_none(nvml):
 def test_on_a_card(h200):
     env = fingerprint.environment(Device("cuda"))
     assert [getattr(env, name) for name in GPU_FIELDS] == [
-        "NVIDIA H200", 139.8, "GPU-11111111-aaaa-bbbb-cccc-000000000000", 132, 60.0, 700.0, "580.95.05"]
+        "NVIDIA H200",
+        139.8,
+        "GPU-11111111-aaaa-bbbb-cccc-000000000000",
+        132,
+        60.0,
+        700.0,
+        "580.95.05",
+    ]
 
 
 def test_on_a_card_without_nvml(h200, monkeypatch):
@@ -58,10 +70,14 @@ def test_it_names_nobody_and_survives_the_run_file(h200):
     assert from_dict(Environment, json.loads(text)) == env
 
 
-@pytest.mark.parametrize(("text", "name"), [
-    ("processor\t: 0\nmodel name\t: AMD EPYC  9654 96-Core\nmodel name\t: other\n", "AMD EPYC 9654 96-Core"),
-    ("processor\t: 0\nBogoMIPS\t: 50\n\nModel\t\t: Raspberry Pi 5\n", "Raspberry Pi 5"),
-    ("cpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported")])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: AMD EPYC  9654 96-Core\nmodel name\t: other\n", "AMD EPYC 9654 96-Core"),
+        ("processor\t: 0\nBogoMIPS\t: 50\n\nModel\t\t: Raspberry Pi 5\n", "Raspberry Pi 5"),
+        ("cpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+    ],
+)
 def test_cpu_name(tmp_path, monkeypatch, text, name):
     monkeypatch.setattr(fingerprint, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(text)

@@ -35,8 +35,22 @@ def libraries(tmp_path, monkeypatch):
 
 
 def test_every_way_an_import_ends(libraries):
-    names = ["good", "noisy", "exits", "leaves", "crashes", "aborts", "raises", "undefined", "needy", "silent", "waits",
-             "nobody_has_this", "nobody_has_this.inner", "parent.inner"]
+    names = [
+        "good",
+        "noisy",
+        "exits",
+        "leaves",
+        "crashes",
+        "aborts",
+        "raises",
+        "undefined",
+        "needy",
+        "silent",
+        "waits",
+        "nobody_has_this",
+        "nobody_has_this.inner",
+        "parent.inner",
+    ]
     seen = []
     found = try_imports(names, timeout_s=PATIENCE_S, at_once=2, done=seen.append)
     assert {name: (outcome.state, outcome.reason) for name, outcome in found.items()} == {
@@ -78,7 +92,8 @@ def test_a_hanging_import_is_ended_with_what_it_started(libraries, said, monkeyp
     (libraries / "hangs.py").write_text(
         "import pathlib, signal, subprocess\n"
         f"pathlib.Path({str(libraries / 'pid')!r}).write_text(str(subprocess.Popen(['sleep', '999999']).pid))\n"
-        "signal.pause()")
+        "signal.pause()"
+    )
     outcome = try_imports(["hangs"], timeout_s=5.0)["hangs"]
     assert (outcome.state, outcome.reason) == ("broken", "import hangs did not end within 5 s")
     assert outcome.seconds == 6.0
@@ -88,7 +103,8 @@ def test_a_hanging_import_is_ended_with_what_it_started(libraries, said, monkeyp
 def test_ctrl_c_leaves_no_import_behind(libraries, said):
     (libraries / "sleeps.py").write_text(
         f"import os, pathlib, signal\npathlib.Path({str(libraries / 'pid')!r}).write_text(str(os.getpid()))\n"
-        "signal.pause()")
+        "signal.pause()"
+    )
 
     def interrupt(module):
         assert until(said)

@@ -14,8 +14,18 @@ from attnbench.machine.nvml import Gpu, GpuProcess, GpuState, open_gpu, throttle
 def test_every_figure_in_its_unit(nvml):
     gpu = Gpu.open(Device("cuda"))
     assert gpu.state() == GpuState(
-        sm_mhz=345, sm_max_mhz=1980, mem_mhz=3201, mem_max_mhz=3201, power_w=136.5, power_limit_w=700.0, celsius=41,
-        memory_used_mb=1024.0, memory_total_mb=143771.0, load_percent=37, throttle=("idle", "power cap"))
+        sm_mhz=345,
+        sm_max_mhz=1980,
+        mem_mhz=3201,
+        mem_max_mhz=3201,
+        power_w=136.5,
+        power_limit_w=700.0,
+        celsius=41,
+        memory_used_mb=1024.0,
+        memory_total_mb=143771.0,
+        load_percent=37,
+        throttle=("idle", "power cap"),
+    )
     assert (gpu.name(), gpu.driver(), gpu.persistence(), gpu.index()) == ("NVIDIA H200", "580.95.05", False, 0)
 
 
@@ -29,12 +39,26 @@ def test_power_is_the_instant_where_the_card_has_it_else_the_mean(nvml):
 
 def test_what_the_driver_refuses_is_none(nvml):
     gpu = Gpu.open(Device("cuda"))
-    nvml.set(refuse=[
-        "nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetTemperature",
-        "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetName",
-        "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetSupportedMemoryClocks", "nvmlSystemGetDriverVersion"])
+    nvml.set(
+        refuse=[
+            "nvmlDeviceGetClockInfo",
+            "nvmlDeviceGetMaxClockInfo",
+            "nvmlDeviceGetFieldValues",
+            "nvmlDeviceGetPowerUsage",
+            "nvmlDeviceGetEnforcedPowerLimit",
+            "nvmlDeviceGetPowerManagementLimit",
+            "nvmlDeviceGetTemperature",
+            "nvmlDeviceGetMemoryInfo",
+            "nvmlDeviceGetUtilizationRates",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            "nvmlDeviceGetPersistenceMode",
+            "nvmlDeviceGetName",
+            "nvmlDeviceGetComputeRunningProcesses",
+            "nvmlDeviceGetSupportedMemoryClocks",
+            "nvmlSystemGetDriverVersion",
+        ]
+    )
     assert set(dataclasses.astuple(gpu.state())) == {None}
     assert (gpu.persistence(), gpu.supported_clocks(), gpu.name(), gpu.driver()) == (None, None, None, None)
     assert gpu.other_processes() == ()  # graphics still answers: nobody
@@ -67,16 +91,32 @@ def test_supported_clocks_fall(nvml):
     assert clocks[1593] == (1980, 1200)
 
 
-@pytest.mark.parametrize(("bits", "words"), [
-    (0, ()), (0x4, ("power cap",)), (0x20 | 0x40 | 0x80, ("heat (software)", "heat (hardware)", "power brake")),
-    (0x8 | 0x8000, ("hardware slowdown", "0x8000"))])
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (0, ()),
+        (0x4, ("power cap",)),
+        (0x20 | 0x40 | 0x80, ("heat (software)", "heat (hardware)", "power brake")),
+        (0x8 | 0x8000, ("hardware slowdown", "0x8000")),
+    ],
+)
 def test_throttle_words(bits, words):
     assert throttle_words(bits) == words
 
 
-@pytest.mark.parametrize(("visible", "device", "number"), [
-    (None, "cuda", 0), (None, "cuda:2", 2), ("2,0", "cuda:0", 2), ("2,0", "cuda:1", 0), ("1", "cuda", 1),
-    ("GPU-00000001-aaaa-bbbb-cccc-000000000000", "cuda", 1), ("GPU-00000002,0", "cuda:0", 2), ("0,9,1", "cuda", 0)])
+@pytest.mark.parametrize(
+    ("visible", "device", "number"),
+    [
+        (None, "cuda", 0),
+        (None, "cuda:2", 2),
+        ("2,0", "cuda:0", 2),
+        ("2,0", "cuda:1", 0),
+        ("1", "cuda", 1),
+        ("GPU-00000001-aaaa-bbbb-cccc-000000000000", "cuda", 1),
+        ("GPU-00000002,0", "cuda:0", 2),
+        ("0,9,1", "cuda", 0),
+    ],
+)
 def test_the_card_behind_the_torch_index(nvml, monkeypatch, visible, device, number):
     uuids = [Gpu.open(Device("cuda")).uuid(), nvml.add("NVIDIA H200", 1), nvml.add("NVIDIA H100 PCIe", 2)]
     if visible is not None:

@@ -12,22 +12,48 @@ def test_the_h200():
     assert peak("NVIDIA H200", "fp8").tflops == 1979.0
 
 
-@pytest.mark.parametrize(("name", "dtype", "tflops", "tbps"), [
-    ("NVIDIA H100 80GB HBM3", "bf16", 989.5, 3.35), ("NVIDIA H100 PCIe", "bf16", 756.5, 2.0),
-    ("NVIDIA H100 NVL", "fp16", 835.5, 3.9), ("NVIDIA A100-SXM4-80GB", "tf32", 156.0, 2.039),
-    ("NVIDIA A100-PCIE-40GB", "fp32", 19.5, 1.555), ("NVIDIA L40S", "fp8", 733.0, 0.864),
-    ("NVIDIA GeForce RTX 4090", "bf16", 165.2, 1.008), ("NVIDIA GeForce RTX 3090", "bf16", 71.0, 0.936),
-    ("NVIDIA GeForce RTX 5090", "fp8", 419.0, 1.792), ("NVIDIA B200", "bf16", 2250.0, 7.7),
-    ("Tesla V100-SXM2-32GB", "fp16", 125.0, 0.9)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops", "tbps"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5, 3.35),
+        ("NVIDIA H100 PCIe", "bf16", 756.5, 2.0),
+        ("NVIDIA H100 NVL", "fp16", 835.5, 3.9),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0, 2.039),
+        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5, 1.555),
+        ("NVIDIA L40S", "fp8", 733.0, 0.864),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2, 1.008),
+        ("NVIDIA GeForce RTX 3090", "bf16", 71.0, 0.936),
+        ("NVIDIA GeForce RTX 5090", "fp8", 419.0, 1.792),
+        ("NVIDIA B200", "bf16", 2250.0, 7.7),
+        ("Tesla V100-SXM2-32GB", "fp16", 125.0, 0.9),
+    ],
+)
 def test_published_figures(name, dtype, tflops, tbps):
     found = peak(name, dtype)
     assert (found.tflops, found.memory_tbps) == (tflops, tbps)
 
 
-@pytest.mark.parametrize("name", [
-    "NVIDIA H100", "NVIDIA H100 80GB HBM2e", "NVIDIA H800", "NVIDIA H20", "NVIDIA A10G", "NVIDIA L40G", "NVIDIA L400",
-    "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti",
-    "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA H200 MIG 1g.18gb", "AMD Instinct MI300X", "GRID A100X-40C", "H", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100",
+        "NVIDIA H100 80GB HBM2e",
+        "NVIDIA H800",
+        "NVIDIA H20",
+        "NVIDIA A10G",
+        "NVIDIA L40G",
+        "NVIDIA L400",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+        "NVIDIA H200 MIG 1g.18gb",
+        "AMD Instinct MI300X",
+        "GRID A100X-40C",
+        "H",
+        "",
+    ],
+)
 def test_an_unlisted_card_has_no_peak(name):
     assert peak(name, "bf16") is None
 

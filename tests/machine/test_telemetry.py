@@ -15,6 +15,7 @@ from waiting import Clock, until
 @pytest.fixture
 def sampled():
     """Wait until a sampler has so many more readings."""
+
     def wait(power, count=2):
         wanted = len(power._readings) + count
         assert until(lambda: len(power._readings) >= wanted)

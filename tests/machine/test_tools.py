@@ -32,9 +32,15 @@ def test_on_the_path(bare, monkeypatch):
     assert tools.find_program("ncu", bare) == tools.Profiler("ncu", "2025.3.1.0", str(BIN / "ncu"))
 
 
-@pytest.mark.parametrize("place", [
-    "usr/local/cuda/bin", "usr/local/cuda-13.0/bin", "opt/nvidia/nsight-compute/2025.3.1",
-    "opt/nvidia/nsight-systems/2025.5.1/bin"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "usr/local/cuda/bin",
+        "usr/local/cuda-13.0/bin",
+        "opt/nvidia/nsight-compute/2025.3.1",
+        "opt/nvidia/nsight-systems/2025.5.1/bin",
+    ],
+)
 def test_in_the_cuda_folders_with_the_line_for_the_path(bare, place):
     path = bare / place / "ncu"
     path.parent.mkdir(parents=True)
@@ -60,14 +66,17 @@ def test_the_users_own_cuda_comes_first(bare, monkeypatch):
 
 def test_not_there(bare):
     program(bare / "usr/local/cuda/bin/nsys", mode=0o644)  # a file that cannot be run is no program
-    assert tools.find_program("nsys", bare) == tools.Profiler(
-        "nsys", reason="not on the PATH, nor in the CUDA folders")
+    assert tools.find_program("nsys", bare) == tools.Profiler("nsys", reason="not on the PATH, nor in the CUDA folders")
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("#!/bin/sh\necho 'no libfoo.so' >&2\nexit 127\n", "--version ended with code 127: no libfoo.so"),
-    ("#!/bin/sh\nexit 3\n", "--version ended with code 3"),
-    ("#!/nowhere/sh\n", "cannot be started: No such file or directory")])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("#!/bin/sh\necho 'no libfoo.so' >&2\nexit 127\n", "--version ended with code 127: no libfoo.so"),
+        ("#!/bin/sh\nexit 3\n", "--version ended with code 3"),
+        ("#!/nowhere/sh\n", "cannot be started: No such file or directory"),
+    ],
+)
 def test_one_that_does_not_answer(bare, text, reason):
     program(bare / "usr/local/cuda/bin/ncu", text)
     found = tools.find_program("ncu", bare)
@@ -86,21 +95,25 @@ def test_torch_profiler_on_a_build_for_cpus(monkeypatch):
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU})
     found = tools.torch_profiler()
     assert (found.version, found.reason) == (torch.__version__, "this torch records CPU activity only")
-    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: set(torch.profiler.ProfilerActivity.__members__.
-                                                                            values()))
+    monkeypatch.setattr(
+        torch.profiler, "supported_activities", lambda: set(torch.profiler.ProfilerActivity.__members__.values())
+    )
     assert tools.torch_profiler().reason is None
 
 
 def test_cupti_python_is_really_imported(monkeypatch):
     version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version",
-                        lambda name: "13.0.1" if name == "cupti-python" else version(name))
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "13.0.1" if name == "cupti-python" else version(name)
+    )
     found = tools.cupti_python()
     assert (found.version, found.reason) == ("13.0.1", "module cupti is not installed")
 
 
-@pytest.mark.parametrize(("text", "answer"), [
-    ("ResmanDebugLevel: 0\nRmProfilingAdminOnly: 1\n", False), ("RmProfilingAdminOnly: 0\n", True), ("", None)])
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("ResmanDebugLevel: 0\nRmProfilingAdminOnly: 1\n", False), ("RmProfilingAdminOnly: 0\n", True), ("", None)],
+)
 def test_who_may_read_the_counters(tmp_path, text, answer):
     (tmp_path / "params").write_text(text)
     assert tools.counters_for_all(tmp_path / "params") is answer

@@ -56,8 +56,10 @@ def test_records_may_come_in_any_order() -> None:
 def test_overlapping_kernels_count_once_as_busy() -> None:
     tape = Tape()
     tape.sample(("a", 1000), ("b", 1000))
-    shifted = [Activity(a.name, a.start - 510, a.end - 510, a.correlation, True) if a.name == "b" and a.on_device else a
-               for a in tape.activities]
+    shifted = [
+        Activity(a.name, a.start - 510, a.end - 510, a.correlation, True) if a.name == "b" and a.on_device else a
+        for a in tape.activities
+    ]
     assert read(shifted, ["a"])[0].busy_ms == pytest.approx(0.0015)
 
 

@@ -41,7 +41,13 @@ def test_torchs_compiler_is_not_imported_for_it(monkeypatch) -> None:
 
 
 def test_on_a_gpu_both_figures_are_above_what_was_there(monkeypatch) -> None:
-    for name, answer in {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None,
-                         "memory_allocated": 700, "max_memory_allocated": 900, "max_memory_reserved": 1200}.items():
+    for name, answer in {
+        "synchronize": None,
+        "empty_cache": None,
+        "reset_peak_memory_stats": None,
+        "memory_allocated": 700,
+        "max_memory_allocated": 900,
+        "max_memory_reserved": 1200,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
     assert peak(lambda: None, Device("cuda")) == Peak(allocated=200, reserved=500)

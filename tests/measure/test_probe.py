@@ -11,10 +11,16 @@ triton = pytest.importorskip("triton")
 from attnbench.measure import probe  # noqa: E402 (after importorskip)
 
 KERNELS = {
-    "marker": (probe.attnbench_marker, {"stamps_ptr": "*i64", "ticket_ptr": "*i32"},
-               {"NUM_SMS": 132, "MAX_SLOTS": 1024}),
-    "flush": (probe.attnbench_flush, {"buffer_ptr": "*i32", "sink_ptr": "*i32", "num_blocks": "i32"},
-              {"BLOCK": probe.FLUSH_BLOCK}),
+    "marker": (
+        probe.attnbench_marker,
+        {"stamps_ptr": "*i64", "ticket_ptr": "*i32"},
+        {"NUM_SMS": 132, "MAX_SLOTS": 1024},
+    ),
+    "flush": (
+        probe.attnbench_flush,
+        {"buffer_ptr": "*i32", "sink_ptr": "*i32", "num_blocks": "i32"},
+        {"BLOCK": probe.FLUSH_BLOCK},
+    ),
 }
 
 

@@ -75,8 +75,10 @@ def test_rounds_hold_every_subject_once_and_orders_are_balanced(simulate) -> Non
 
 
 def test_the_order_follows_the_seed(simulate) -> None:
-    turns = [simulate(Card(), {"a": 1.0, "b": 1.0, "c": 1.0}, Plan(warmup=0, iterations=20, seed=seed))[1].turns
-             for seed in (0, 0, 1)]
+    turns = [
+        simulate(Card(), {"a": 1.0, "b": 1.0, "c": 1.0}, Plan(warmup=0, iterations=20, seed=seed))[1].turns
+        for seed in (0, 0, 1)
+    ]
     assert turns[0] == turns[1] != turns[2]
 
 
@@ -118,8 +120,9 @@ def test_a_timer_tick_does_not_break_a_tie(simulate) -> None:
     assert ratio(group).verdict == "same"
 
 
-@pytest.mark.parametrize(("falls", "regime", "pauses"), [(True, "burst", True), (False, "burst", False),
-                                                            (True, "sustained", False)])
+@pytest.mark.parametrize(
+    ("falls", "regime", "pauses"), [(True, "burst", True), (False, "burst", False), (True, "sustained", False)]
+)
 def test_burst_pauses_while_the_card_holds_its_clock_down(simulate, falls: bool, regime: str, pauses: bool) -> None:
     card = Card(noise=0.05, power_limited=falls)
     plan = Plan(rel_ci=1e-5, max_seconds=0.3, regime=regime, warmup=1)
@@ -142,8 +145,12 @@ def test_the_device_is_held_until_the_host_is_ahead_of_the_worst_place(simulate)
 
 def test_every_turn_is_announced_before_it_is_taken(simulate) -> None:
     said: list[tuple[int, str]] = []
-    _, timer, _ = simulate(Card(), {"a": 1.0, "b": 1.0}, Plan(warmup=1, iterations=4),
-                           announce=lambda index, phase: said.append((index, phase)))
+    _, timer, _ = simulate(
+        Card(),
+        {"a": 1.0, "b": 1.0},
+        Plan(warmup=1, iterations=4),
+        announce=lambda index, phase: said.append((index, phase)),
+    )
     assert [("a", "b")[index] for index, _ in said] == timer.turns
     assert {phase for _, phase in said} == {"sample"}
 
@@ -192,13 +199,16 @@ def test_what_a_call_leaves_in_circles_is_freed_between_batches() -> None:
     assert most <= sampling.MAX_BATCH
 
 
-@pytest.mark.parametrize(("wrong", "words"), [
-    ({"iterations": 0}, "iterations=0 cannot be used; a whole number, at least 1"),
-    ({"iterations": 2.5}, "iterations=2.5 cannot be used; a whole number, at least 1"),
-    ({"warmup": -1}, "warmup=-1 cannot be used; a whole number, at least 0"),
-    ({"rel_ci": float("nan")}, "rel_ci=nan cannot be used; a number above 0 and below 1"),
-    ({"max_seconds": 0}, "max_seconds=0 cannot be used; a number above 0"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"iterations": 0}, "iterations=0 cannot be used; a whole number, at least 1"),
+        ({"iterations": 2.5}, "iterations=2.5 cannot be used; a whole number, at least 1"),
+        ({"warmup": -1}, "warmup=-1 cannot be used; a whole number, at least 0"),
+        ({"rel_ci": float("nan")}, "rel_ci=nan cannot be used; a number above 0 and below 1"),
+        ({"max_seconds": 0}, "max_seconds=0 cannot be used; a number above 0"),
+    ],
+)
 def test_a_plan_that_means_nothing_is_refused(wrong, words: str) -> None:
     with pytest.raises(UsageError, match=f"^measure: {words}$"):
         Plan(**wrong)
@@ -241,7 +251,9 @@ def test_all_timers_are_kept_apart_and_disagreement_is_flagged(monkeypatch: pyte
     monkeypatch.setattr(sampling, "available", lambda device: [fast, slow])
     group = sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="all", warmup=0, iterations=5))
     assert {name: timings[0].samples_ms[0] for name, timings in group.by_timer.items()} == {
-        "simulated": pytest.approx(1.0), "other": pytest.approx(1.2)}
+        "simulated": pytest.approx(1.0),
+        "other": pytest.approx(1.2),
+    }
     assert group.timings[0].timer == "simulated"
     assert group.timings[0].notes == ("timers disagree: other 1200 µs, simulated 1000 µs (+20 %)",)
 
@@ -260,8 +272,10 @@ def test_the_wall_timer_times_the_call_and_not_the_reset(monkeypatch: pytest.Mon
 
 
 def test_what_an_empty_call_reads_is_said_beside_short_samples_and_not_taken_off() -> None:
-    short, long = (sample([Subject(name="a", call=call)], device=CPU, plan=Plan(iterations=30)).timings[0]
-                   for call in (lambda: None, lambda: time.sleep(2e-3)))
+    short, long = (
+        sample([Subject(name="a", call=call)], device=CPU, plan=Plan(iterations=30)).timings[0]
+        for call in (lambda: None, lambda: time.sleep(2e-3))
+    )
     assert any("an empty call reads" in note for note in short.notes)
     assert not any("an empty call reads" in note for note in long.notes)
     assert 0.0 < statistics.median(short.samples_ms) < 0.1, "as it was read"

@@ -33,8 +33,9 @@ def simulate(monkeypatch):
         monkeypatch.setattr(sampling, "open_stage", lambda device, l2: stage)
         monkeypatch.setattr(sampling.time, "sleep", lambda seconds: None)
         subjects, beside = ([Subject(name=name, call=lambda: None) for name in names] for names in (truth, YARDSTICKS))
-        group = sample(subjects, device=CPU, plan=plan, announce=lambda index, phase: told.append(index),
-                       yardsticks=beside)
+        group = sample(
+            subjects, device=CPU, plan=plan, announce=lambda index, phase: told.append(index), yardsticks=beside
+        )
         return group, timer, told
 
     return run
@@ -120,11 +121,19 @@ def test_without_room_a_group_goes_without(monkeypatch):
 
 def test_a_record_keeps_samples_rounds_and_work():
     known = yardsticks(CPU)
-    timing = Timing(name="yardstick matmul", timer="wall", l2="warm", regime="cpu", samples_ms=[0.02, 0.01],
-                    rounds=[0, 4], sm_mhz=[None, None])
+    timing = Timing(
+        name="yardstick matmul",
+        timer="wall",
+        l2="warm",
+        regime="cpu",
+        samples_ms=[0.02, 0.01],
+        rounds=[0, 4],
+        sm_mhz=[None, None],
+    )
     found = measured(known, [timing])
-    assert found == {"matmul": Yardstick(
-        flops=2 * 128**3, bytes=3 * 128**2 * 4, samples_ms=(0.02, 0.01), rounds=(0, 4))}
+    assert found == {
+        "matmul": Yardstick(flops=2 * 128**3, bytes=3 * 128**2 * 4, samples_ms=(0.02, 0.01), rounds=(0, 4))
+    }
     timing.sm_mhz = [1980.0, None]
     assert measured(known, [timing])["matmul"].sm_mhz == (1980.0, None)
     assert matmul_tflops(found) == pytest.approx(2 * 128**3 / 1e-5 / 1e12)

@@ -45,19 +45,27 @@ def test_weights_of_another_precision_are_converted(tmp_path):
 def test_the_format_is_the_published_one(tmp_path):
     """A file made by hand, odd places and other people's keys included, and our own file read by hand."""
     data = b"\x00" + torch.tensor([1.5, -2.0]).numpy().tobytes() + torch.tensor(3.0).numpy().tobytes()
-    (tmp_path / "foreign").write_bytes(raw(
-        {"__metadata__": {"format": "pt"}, "a": entry(offsets=(1, 9)), "b": entry(shape=(), offsets=(9, 13)),
-         "none": entry(shape=(0, 3), offsets=(0, 0))}, data))
+    (tmp_path / "foreign").write_bytes(
+        raw(
+            {
+                "__metadata__": {"format": "pt"},
+                "a": entry(offsets=(1, 9)),
+                "b": entry(shape=(), offsets=(9, 13)),
+                "none": entry(shape=(0, 3), offsets=(0, 0)),
+            },
+            data,
+        )
+    )
     found = read(tmp_path / "foreign")
     assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [1.5, -2.0], "b": 3.0, "none": []}
     layer = torch.nn.Linear(2, 1)
     save(layer, tmp_path / "ours")
     written = (tmp_path / "ours").read_bytes()
     length = int.from_bytes(written[:8], "little")
-    header = json.loads(written[8:8 + length])
+    header = json.loads(written[8 : 8 + length])
     assert length % 8 == 0
     assert header == {"weight": entry(shape=(1, 2)), "bias": entry(shape=(1,), offsets=(8, 12))}
-    assert written[8 + length:] == b"".join(x.detach().numpy().tobytes() for x in (layer.weight, layer.bias))
+    assert written[8 + length :] == b"".join(x.detach().numpy().tobytes() for x in (layer.weight, layer.bias))
 
 
 SPOILT = {
@@ -92,9 +100,11 @@ def test_spoilt_files_are_refused_in_one_line(tmp_path, name):
 def test_weights_of_another_model_change_nothing(tmp_path):
     model = HstuRanking(TINY)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    for change, said in (({"layers": 2}, "file=w has weights the model has not, such as 'layers.1"),
-                         ({"items": 60}, r"tokens.table=\[78, 32\] is another model's; \[68, 32\]"),
-                         ({"head": (16,)}, "file=w has no weights towers.weights.1; all weights of the model")):
+    for change, said in (
+        ({"layers": 2}, "file=w has weights the model has not, such as 'layers.1"),
+        ({"items": 60}, r"tokens.table=\[78, 32\] is another model's; \[68, 32\]"),
+        ({"head": (16,)}, "file=w has no weights towers.weights.1; all weights of the model"),
+    ):
         save(HstuRanking(replace(TINY, **change), seed=1), tmp_path / "w")
         with pytest.raises(UsageError, match=f"checkpoint: {said}"):
             load(model, tmp_path / "w")

@@ -20,8 +20,16 @@ NONE = np.empty(0, dtype=np.int64)
 
 
 def requests_of(batch, items, candidates):
-    return [Request(user=user, items=np.arange(items), actions=np.zeros(items, np.int64),
-                    candidates=np.arange(candidates), context=NONE) for user in range(batch)]
+    return [
+        Request(
+            user=user,
+            items=np.arange(items),
+            actions=np.zeros(items, np.int64),
+            candidates=np.arange(candidates),
+            context=NONE,
+        )
+        for user in range(batch)
+    ]
 
 
 def calls_of(action):

@@ -22,7 +22,14 @@ def test_the_quicker_one_is_chosen_for_the_lengths_at_hand():
     # Short ones are quicker computed, long ones quicker brought back.
     choice = made_up((2.0, 5.0), (1.0, 50.0))
     assert [choice([length]) for length in (1, 50, 100, 120, 300, 1000, 5000)] == [
-        False, False, False, True, True, True, True]
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert not choice([100, 100, 100])
     assert choice([100, 100, 1000])
     always, never = made_up((1.0, 2.0), (3.0, 4.0)), made_up((3.0, 4.0), (1.0, 2.0))
@@ -41,8 +48,10 @@ def test_the_break_even_is_a_rate():
     choice = made_up((1.0, 4e-6), (1.0, 1e-6))
     assert choice.reload_gb_s == pytest.approx(500)
     assert choice.break_even_gb_s == pytest.approx(2000)
-    assert choice.words() == ("of 1000 tokens a user in host memory: reload 0.004 ms (500 GB/s), recompute 0.001 ms; "
-                              "reload pays from 2e+03 GB/s on")
+    assert choice.words() == (
+        "of 1000 tokens a user in host memory: reload 0.004 ms (500 GB/s), recompute 0.001 ms; "
+        "reload pays from 2e+03 GB/s on"
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])

@@ -22,9 +22,12 @@ EPS = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23, torch.float64: 2.0**-52
 
 def request(user, length, candidates=3, *, seed=0, **more):
     drawn = np.random.default_rng([seed, user])
-    given = {"context": np.array([user % 7, 2]), "items": drawn.integers(0, 50, 120)[:length],
-             "actions": drawn.integers(0, 8, 120)[:length],
-             "candidates": np.random.default_rng([9, user]).integers(0, 50, candidates)}
+    given = {
+        "context": np.array([user % 7, 2]),
+        "items": drawn.integers(0, 50, 120)[:length],
+        "actions": drawn.integers(0, 8, 120)[:length],
+        "candidates": np.random.default_rng([9, user]).integers(0, 50, candidates),
+    }
     return Request(user=user, **given | more)
 
 
@@ -56,8 +59,11 @@ def test_without_a_cache_it_is_what_is_written_out(variant, dtype):
     held(model, model(requests), requests)
 
 
-@pytest.mark.parametrize("change", [{"embedding_dim": 48}, {"context": ()}, {"head": (2,), "towers": 1}],
-                         ids=lambda change: next(iter(change)))
+@pytest.mark.parametrize(
+    "change",
+    [{"embedding_dim": 48}, {"context": ()}, {"head": (2,), "towers": 1}],
+    ids=lambda change: next(iter(change)),
+)
 def test_other_shapes(change):
     model = HstuRanking(replace(TINY, **change), dtype=torch.float64)
     requests = [request(1, 20, 5, **({"context": np.empty(0, np.int64)} if change.get("context") == () else {}))]
@@ -65,13 +71,18 @@ def test_other_shapes(change):
 
 
 # With two features a history of h items has 2 + 2 h tokens: 15 items fill a page of 32.
-GROWTH = {"around-a-page": [14, 15, 16, 30, 31, 32], "an-item-at-a-time": [30, 31, 32, 33], "nothing-new": [20, 20, 20],
-          "from-nothing": [0, 0, 1, 50]}
+GROWTH = {
+    "around-a-page": [14, 15, 16, 30, 31, 32],
+    "an-item-at-a-time": [30, 31, 32, 33],
+    "nothing-new": [20, 20, 20],
+    "from-nothing": [0, 0, 1, 50],
+}
 
 
 @pytest.mark.parametrize("name", GROWTH)
-@pytest.mark.parametrize(("variant", "dtype"), [("hstu", torch.bfloat16), ("hstu", torch.float32),
-                                                ("stu", torch.float64)], ids=str)
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [("hstu", torch.bfloat16), ("hstu", torch.float32), ("stu", torch.float64)], ids=str
+)
 def test_with_a_cache_it_is_the_same(name, variant, dtype):
     model = HstuRanking(replace(TINY, variant=variant), seed=1, dtype=dtype)
     cache = model.make_cache(pages=12, page_size=32, poison=True)
@@ -127,8 +138,8 @@ def test_a_score_depends_on_no_other_candidate_and_no_neighbour(cached):
 
     alone = score([whole])
     for candidate in range(6):
-        one = replace(whole, candidates=whole.candidates[candidate:candidate + 1])
-        torch.testing.assert_close(score([one]), alone[candidate:candidate + 1], rtol=1e-12, atol=1e-12)
+        one = replace(whole, candidates=whole.candidates[candidate : candidate + 1])
+        torch.testing.assert_close(score([one]), alone[candidate : candidate + 1], rtol=1e-12, atol=1e-12)
     beside = score([request(2, 33, 7), whole, request(3, 1, 1)])
     torch.testing.assert_close(beside[7:13], alone, rtol=1e-12, atol=1e-12)
 
@@ -149,8 +160,22 @@ def test_kernels_give_what_plain_torch_gives():
             assert cache.counts.hit == 34
 
 
-RECENCY = ModelConfig(name="small-dlrm", layers=2, hidden=32, heads=2, dim=16, variant="stu", items=50, actions=8,
-                      context=(7,), max_history=60, max_candidates=9, head=(16, 1), recency=True, eps=1e-6)
+RECENCY = ModelConfig(
+    name="small-dlrm",
+    layers=2,
+    hidden=32,
+    heads=2,
+    dim=16,
+    variant="stu",
+    items=50,
+    actions=8,
+    context=(7,),
+    max_history=60,
+    max_candidates=9,
+    head=(16, 1),
+    recency=True,
+    eps=1e-6,
+)
 
 
 def test_a_model_that_counts_back_scores_and_takes_no_cache():
@@ -158,14 +183,24 @@ def test_a_model_that_counts_back_scores_and_takes_no_cache():
     one = replace(request(1, 20, 4), context=np.array([3]), times=np.arange(20) * 1000, now=20_000)
     scores = model([one])
     assert scores.shape == (4, 1)
-    alone = model([replace(one, candidates=one.candidates[2:3]), replace(one, user=2, items=one.items[:5],
-                                                                         actions=one.actions[:5], times=one.times[:5])])
+    alone = model(
+        [
+            replace(one, candidates=one.candidates[2:3]),
+            replace(one, user=2, items=one.items[:5], actions=one.actions[:5], times=one.times[:5]),
+        ]
+    )
     torch.testing.assert_close(alone[:1], scores[2:3], rtol=1e-12, atol=1e-12)
-    for other in (replace(one, now=900_000), replace(one, actions=(one.actions + 1) % 8),
-                  replace(one, items=one.items[::-1].copy()), replace(one, context=np.array([4]))):
+    for other in (
+        replace(one, now=900_000),
+        replace(one, actions=(one.actions + 1) % 8),
+        replace(one, items=one.items[::-1].copy()),
+        replace(one, context=np.array([4])),
+    ):
         assert (model([other]) - scores).abs().max() > 1e-6
-    for refused in (lambda: model.make_cache(pages=4),
-                    lambda: model([one], cache=HstuRanking(TINY).make_cache(pages=4))):
+    for refused in (
+        lambda: model.make_cache(pages=4),
+        lambda: model([one], cache=HstuRanking(TINY).make_cache(pages=4)),
+    ):
         with pytest.raises(UsageError, match="cache=small-dlrm counts positions and times back from the request"):
             refused()
 
@@ -192,8 +227,7 @@ def test_the_published_sizes():
 BAD = {
     "user=1 is in the batch twice; each user once": [request(1, 2), request(1, 3)],
     "items[3]=50 is outside the vocabulary; 0 to 49": [request(1, 5, items=np.array([1, 2, 3, 50, -1]))],
-    "candidates[0]=-1 is outside the vocabulary; 0 to 49": [
-        replace(request(1, 5), candidates=np.array([-1]))],
+    "candidates[0]=-1 is outside the vocabulary; 0 to 49": [replace(request(1, 5), candidates=np.array([-1]))],
     "actions[1]=8 is outside the vocabulary; 0 to 7": [request(1, 2, actions=np.array([7, 8]))],
     "context[1]=3 is outside the vocabulary; 0 to 2": [request(1, 2, context=np.array([1, 3]))],
     "len(actions)=1 does not fit; 2": [request(1, 2, actions=np.array([7]))],
@@ -226,10 +260,12 @@ def test_times_and_foreign_caches_are_refused():
         model([one])
     with pytest.raises(UsageError, match="request 0: now=5 is before the history's end"):
         model([replace(one, times=np.array([1, 9]), now=5)])
-    for times, now, said in ((np.array([0.5, 1]), 9, r"times=float64\[2\] are no seconds; whole numbers in one dim"),
-                             ([1, 2], 9, r"times=\[1, 2\] is no array; a numpy array"),
-                             (np.array([1, 2]), np.nan, "now=nan is no time; whole seconds under"),
-                             (np.array([-2**63, 2]), 9, "times=-9223372036854775808 is no time; seconds above")):
+    for times, now, said in (
+        (np.array([0.5, 1]), 9, r"times=float64\[2\] are no seconds; whole numbers in one dim"),
+        ([1, 2], 9, r"times=\[1, 2\] is no array; a numpy array"),
+        (np.array([1, 2]), np.nan, "now=nan is no time; whole seconds under"),
+        (np.array([-(2**63), 2]), 9, "times=-9223372036854775808 is no time; seconds above"),
+    ):
         with pytest.raises(UsageError, match=f"request 0: {said}"):
             model([replace(one, times=times, now=now)])
     said = "hstu-ranking: cache=of 1 users was made for other weights; one that make_cache of this model made"
@@ -247,13 +283,25 @@ def test_a_batch_of_nobody_and_arrays_of_nothing():
     model = HstuRanking(TINY)
     for cache in (None, model.make_cache(pages=3)):
         assert model([], cache=cache).shape == (0, 4)
-        assert model([Request(user=1, items=np.array([]), actions=np.array([]), candidates=np.array([]),
-                              context=np.array([1, 1]))], cache=cache).shape == (0, 4)
+        assert model(
+            [
+                Request(
+                    user=1, items=np.array([]), actions=np.array([]), candidates=np.array([]), context=np.array([1, 1])
+                )
+            ],
+            cache=cache,
+        ).shape == (0, 4)
 
 
 def test_ids_say_all_that_keys_depend_on():
     assert history_ids(TINY, request(1, 2, items=np.array([5, 6]), actions=np.array([0, 7]))).tolist() == [
-        59, 67, 5, 50, 6, 57]
+        59,
+        67,
+        5,
+        50,
+        6,
+        57,
+    ]
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint64, ">i8"], ids=str)
@@ -261,8 +309,9 @@ def test_ids_of_any_whole_type_are_the_same_ids(kind):
     """Actions stand behind the items in one table: 250 + 7 does not fit 8 bits."""
     config = replace(TINY, items=250)
     one = request(1, 8, 3, actions=np.arange(8))
-    other = replace(one, **{name: getattr(one, name).astype(kind)
-                            for name in ("items", "actions", "candidates", "context")})
+    other = replace(
+        one, **{name: getattr(one, name).astype(kind) for name in ("items", "actions", "candidates", "context")}
+    )
     assert history_ids(config, other).tolist() == history_ids(config, one).tolist()
     model = HstuRanking(config, dtype=torch.float32)
     assert torch.equal(model([other]), model([one]))

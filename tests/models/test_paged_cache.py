@@ -58,8 +58,18 @@ class LateTransfers(Transfers):
 
 
 def make_cache(pages=6, host_pages=0, *, transfers=LateTransfers, **more):
-    return PagedCache(layers=LAYERS, heads=1, dim=1, pages=pages, page_size=PAGE, dtype=torch.float64, poison=True,
-                      host_pages=host_pages, transfers=transfers, **more)
+    return PagedCache(
+        layers=LAYERS,
+        heads=1,
+        dim=1,
+        pages=pages,
+        page_size=PAGE,
+        dtype=torch.float64,
+        poison=True,
+        host_pages=host_pages,
+        transfers=transfers,
+        **more,
+    )
 
 
 def written(tokens, layer):
@@ -95,15 +105,23 @@ def check_books(cache):
     assert counts.hit + counts.host_hit + counts.missed == counts.tokens
 
 
-REQUESTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([33, 1, 32, 0, 31, 64])), min_size=1, max_size=2,
-                    unique_by=lambda one: one[0])
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from([33, 1, 32, 0, 31, 64])),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda one: one[0],
+)
 
 
 class Serving(RuleBasedStateMachine):
     """Users whose histories grow, shrink and change; steps that overlap, end and fail; transfers at any time."""
 
-    @initialize(pages=st.integers(4, 9), host_pages=st.sampled_from([12, 4, 0]), reload=st.booleans(),
-                chunk=st.sampled_from([1, 33]))
+    @initialize(
+        pages=st.integers(4, 9),
+        host_pages=st.sampled_from([12, 4, 0]),
+        reload=st.booleans(),
+        chunk=st.sampled_from([1, 33]),
+    )
     def start(self, pages, host_pages, reload, chunk):
         LateTransfers.fails = False
         self.cache = make_cache(pages, host_pages, reload=reload, offload_chunk=chunk)
@@ -153,7 +171,7 @@ class Serving(RuleBasedStateMachine):
 
     @rule(user=st.integers(0, 3), kept=st.sampled_from([0.0, 0.5, 0.9]))
     def shrink(self, user, kept):
-        self.histories[user] = self.histories[user][:int(kept * len(self.histories[user]))]
+        self.histories[user] = self.histories[user][: int(kept * len(self.histories[user]))]
 
     @rule(user=st.integers(0, 3), where=st.sampled_from([0.0, 0.6, 0.99]))
     def change(self, user, where):
@@ -222,8 +240,9 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True,
-                                suppress_health_check=list(HealthCheck))
+TestServing.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
 
 def tokens(count, start=0):
@@ -246,8 +265,11 @@ def test_a_longer_history_is_a_hit_of_what_it_was():
     assert (cache.counts.hit, cache.counts.missed, cache.counts.tokens) == (81, 44, 125)
 
 
-@pytest.mark.parametrize("history", [tokens(39), tokens(40, 1), np.append(tokens(20), tokens(30)), tokens(0)],
-                         ids=["shrank", "differs", "differs-late", "emptied"])
+@pytest.mark.parametrize(
+    "history",
+    [tokens(39), tokens(40, 1), np.append(tokens(20), tokens(30)), tokens(0)],
+    ids=["shrank", "differs", "differs-late", "emptied"],
+)
 def test_what_a_history_does_not_continue_is_computed_again(history):
     cache = make_cache(host_pages=4)
     serve(cache, (7, tokens(40)))
@@ -341,8 +363,10 @@ def test_no_user_is_cut_to_a_number_that_is_none(count):
 @pytest.mark.parametrize("targets", [[0], [0, -1], [0, 0, 0]])
 def test_a_batch_has_a_number_of_candidates_for_each_user(targets):
     cache = make_cache(pages=3)
-    with pytest.raises(UsageError, match=r"^kv-cache: targets=.* does not fit 2 users and 2 histories"), \
-            cache.step([1, 2], [tokens(3), tokens(3)], targets):
+    with (
+        pytest.raises(UsageError, match=r"^kv-cache: targets=.* does not fit 2 users and 2 histories"),
+        cache.step([1, 2], [tokens(3), tokens(3)], targets),
+    ):
         pass
     assert cache.counts.steps == 0
 
@@ -470,13 +494,17 @@ def test_the_table_is_what_the_kernels_take():
         assert table.num_targets.tolist() == [4, 5, 0]
         assert (table.max_new, table.max_cached) == (6, 31)
         assert {x.data_ptr() % 16 for x in (table.offsets, table.cached, table.indptr, table.indices)} == {
-            table.offsets.data_ptr() % 16}
+            table.offsets.data_ptr() % 16
+        }
         compute(cache, step, [tokens(33), tokens(0), tokens(2)])
     assert 2 not in cache.users
 
 
-@pytest.mark.parametrize("wrong", [{"pages": 0}, {"page_size": 48}, {"heads": 1.5}, {"host_pages": -1},
-                                   {"offload_chunk": 0}], ids=lambda wrong: next(iter(wrong)))
+@pytest.mark.parametrize(
+    "wrong",
+    [{"pages": 0}, {"page_size": 48}, {"heads": 1.5}, {"host_pages": -1}, {"offload_chunk": 0}],
+    ids=lambda wrong: next(iter(wrong)),
+)
 def test_numbers_that_cannot_be_used(wrong):
     usual = {"layers": 1, "heads": 1, "dim": 1, "pages": 2, "page_size": 32}
     with pytest.raises(UsageError, match=f"kv-cache: {next(iter(wrong))}={next(iter(wrong.values()))} "):

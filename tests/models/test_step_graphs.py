@@ -26,20 +26,30 @@ def nobody_reads_rows_that_are_not_there(monkeypatch):
 
     def poisoned(self, pool, q, k, v):
         out = attend(self, pool, q, k, v)
-        out[sum(self.sequences.new) + sum(self.sequences.targets):] = torch.nan
+        out[sum(self.sequences.new) + sum(self.sequences.targets) :] = torch.nan
         return out
 
     monkeypatch.setattr(attentions.Reference, "attend", poisoned)
 
 
-SERIES = [[(1, 20, 5), (2, 3, 2)], [(1, 24, 5), (2, 9, 2)], [(2, 10, 1)], [(3, 0, 4)],
-          [(1, 24, 3), (2, 10, 0), (3, 40, 2)], [(1, 30, 0)], [(3, 15, 3)],
-          [(1, 50, 20), (2, 50, 20), (3, 50, 20), (4, 60, 20)], [(4, 61, 1)], [(4, 64, 3)]]
+SERIES = [
+    [(1, 20, 5), (2, 3, 2)],
+    [(1, 24, 5), (2, 9, 2)],
+    [(2, 10, 1)],
+    [(3, 0, 4)],
+    [(1, 24, 3), (2, 10, 0), (3, 40, 2)],
+    [(1, 30, 0)],
+    [(3, 15, 3)],
+    [(1, 50, 20), (2, 50, 20), (3, 50, 20), (4, 60, 20)],
+    [(4, 61, 1)],
+    [(4, 64, 3)],
+]
 
 
 @pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize(("variant", "dtype"), [("hstu", torch.float32), ("hstu", torch.bfloat16),
-                                                ("stu", torch.float64)], ids=str)
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [("hstu", torch.float32), ("hstu", torch.bfloat16), ("stu", torch.float64)], ids=str
+)
 def test_a_bucket_serves_many_steps_with_the_scores_of_each(variant, dtype, cached):
     model = HstuRanking(replace(TINY, variant=variant), seed=4, dtype=dtype)
     cache = model.make_cache(pages=24, page_size=32, poison=True) if cached else None
@@ -87,8 +97,14 @@ def test_a_bucket_has_room_for_its_steps_and_little_more():
         batch = int(drawn.integers(1, 20))
         cached, new, targets = (drawn.integers(0, most, batch) for most in (5000, 300, 1100))
         pages = [-(-int(length) // 64) for length in cached + new]
-        sizes = Sizes(batch, int((new + targets).sum()), int(targets.sum()), sum(pages), int((new + targets).max()),
-                      int(cached.max()))
+        sizes = Sizes(
+            batch,
+            int((new + targets).sum()),
+            int(targets.sum()),
+            sum(pages),
+            int((new + targets).max()),
+            int(cached.max()),
+        )
         bucket = sizes.bucket(64)
         for name in Sizes.__slots__:
             assert getattr(bucket, name) >= getattr(sizes, name), name
@@ -97,7 +113,15 @@ def test_a_bucket_has_room_for_its_steps_and_little_more():
         assert bucket.batch < 2 * batch
         assert bucket.bucket(64) == bucket
     assert [rounded(count, 32) for count in (0, 1, 384, 385, 5376, 10240, 10241, 43008)] == [
-        0, 32, 384, 416, 5376, 10240, 10496, 43008]
+        0,
+        32,
+        384,
+        416,
+        5376,
+        10240,
+        10496,
+        43008,
+    ]
 
 
 def test_the_buckets_used_last_are_kept():
@@ -118,8 +142,10 @@ def test_no_graph_is_made_where_the_requests_are_refused():
     assert graphs.sizes == []
 
 
-@pytest.mark.parametrize(("capture", "attention", "accepted"), [
-    (True, "reference", "paged"), (True, "gathered", "paged"), (False, "gathered", "paged or reference")])
+@pytest.mark.parametrize(
+    ("capture", "attention", "accepted"),
+    [(True, "reference", "paged"), (True, "gathered", "paged"), (False, "gathered", "paged or reference")],
+)
 def test_attention_with_lengths_of_one_step_goes_with_no_graph(capture, attention, accepted):
     """A graph would repeat the lengths of the step that it was captured with: wrong scores for all others."""
     from attnbench.errors import UsageError

@@ -18,10 +18,24 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.gpu
 
 WIDE = replace(config_of("tiny"), hidden=256, heads=2, dim=128)
-SERIES = [[(1, 14, 5), (2, 3, 2)], [(1, 15, 5), (2, 9, 2)], [(1, 16, 1)], [(3, 0, 4)],
-          [(1, 24, 3), (2, 10, 0), (3, 40, 2)], [(1, 30, 0)], [(1, 31, 3)], [(1, 32, 3)],
-          [(1, 50, 20), (2, 50, 20)], [(3, 50, 20), (4, 60, 20)], [(4, 61, 1)], [(2, 51, 9)],
-          [(4, 62, 1)], [(2, 52, 9), (1, 60, 2)], [(1, 61, 2), (3, 51, 8)], [(1, 30, 3)]]
+SERIES = [
+    [(1, 14, 5), (2, 3, 2)],
+    [(1, 15, 5), (2, 9, 2)],
+    [(1, 16, 1)],
+    [(3, 0, 4)],
+    [(1, 24, 3), (2, 10, 0), (3, 40, 2)],
+    [(1, 30, 0)],
+    [(1, 31, 3)],
+    [(1, 32, 3)],
+    [(1, 50, 20), (2, 50, 20)],
+    [(3, 50, 20), (4, 60, 20)],
+    [(4, 61, 1)],
+    [(2, 51, 9)],
+    [(4, 62, 1)],
+    [(2, 52, 9), (1, 60, 2)],
+    [(1, 61, 2), (3, 51, 8)],
+    [(1, 30, 3)],
+]
 
 
 def held(model, found, requests):
@@ -115,8 +129,11 @@ def test_the_host_waits_for_nothing_inside_a_step(graph, host_pages):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     (spanned,) = [one for one in found.events() if one.name == "step" and one.device_type.name == "CPU"]
-    waits = [one.name for one in found.events() if "Synchronize" in one.name
-             and spanned.time_range.start <= one.time_range.start <= spanned.time_range.end]
+    waits = [
+        one.name
+        for one in found.events()
+        if "Synchronize" in one.name and spanned.time_range.start <= one.time_range.start <= spanned.time_range.end
+    ]
     assert waits == []
 
 

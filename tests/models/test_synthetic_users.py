@@ -83,8 +83,14 @@ def test_a_small_model_serves_them_from_its_cache():
     config = replace(config_of("tiny"), max_history=100)
     model = HstuRanking(config, dtype=torch.float64)
     cache = model.make_cache(pages=30, page_size=32, poison=True)
-    drawn = sorted(((now, user, request) for user in range(3) for now, request in
-                    list(requests_of(draw_user(config, user, 1), config, 10))[:6]), key=lambda one: one[:2])
+    drawn = sorted(
+        (
+            (now, user, request)
+            for user in range(3)
+            for now, request in list(requests_of(draw_user(config, user, 1), config, 10))[:6]
+        ),
+        key=lambda one: one[:2],
+    )
     for _, _, request in drawn:
         torch.testing.assert_close(model([request], cache=cache), model([request]), rtol=1e-9, atol=1e-12)
     assert cache.counts.stale_users == 0

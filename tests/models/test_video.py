@@ -29,8 +29,10 @@ def tensors(model, dtype=torch.float32, seed=0):
     drawn = torch.Generator().manual_seed(seed)
     frames, rows, columns = model.latents(*SMALL[model.name])
     first = (frames, model.channels) if model.joint else (model.channels, frames)
-    return (torch.randn(1, *first, rows, columns, generator=drawn).to(dtype),
-            torch.randn(2, model.text_tokens, model.text_dim, generator=drawn).to(dtype))
+    return (
+        torch.randn(1, *first, rows, columns, generator=drawn).to(dtype),
+        torch.randn(2, model.text_tokens, model.text_dim, generator=drawn).to(dtype),
+    )
 
 
 def predict(transformer, model, dtype=torch.float32):
@@ -54,15 +56,21 @@ def test_a_model_of_full_size_has_the_published_number_of_weights(name, paramete
     assert sum(weight.numel() for weight in made.transformer.parameters()) == parameters
 
 
-@pytest.mark.parametrize(("shape", "said"), [
-    ((49, 480, 728), "video: width=728 cannot be used: 16 does not divide it; a multiple of 16; the nearest is 736"),
-    ((49, 488, 720), "video: height=488 cannot be used: 16 does not divide it"),
-    ((49, 8, 720), "video: height=8 cannot be used"),
-    ((48, 480, 720), "video: frames=48 is not of the form 4k + 1; 1, 5, 9, …; the nearest is 49"),
-    ((0, 480, 720), "video: frames=0 is not of the form 4k + 1; 1, 5, 9, …; the nearest is 1"),
-    ((True, 480, 720), "video: frames=True is not of the form 4k + 1"),
-    ((49, 480.0, 720), "video: height=480.0 cannot be used"),
-])
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (
+            (49, 480, 728),
+            "video: width=728 cannot be used: 16 does not divide it; a multiple of 16; the nearest is 736",
+        ),
+        ((49, 488, 720), "video: height=488 cannot be used: 16 does not divide it"),
+        ((49, 8, 720), "video: height=8 cannot be used"),
+        ((48, 480, 720), "video: frames=48 is not of the form 4k + 1; 1, 5, 9, …; the nearest is 49"),
+        ((0, 480, 720), "video: frames=0 is not of the form 4k + 1; 1, 5, 9, …; the nearest is 1"),
+        ((True, 480, 720), "video: frames=True is not of the form 4k + 1"),
+        ((49, 480.0, 720), "video: height=480.0 cannot be used"),
+    ],
+)
 def test_a_shape_that_the_model_cannot_make_is_refused_at_once(shape, said):
     with pytest.raises(UsageError) as refused:
         TINY.check_shape(*shape)
@@ -78,8 +86,12 @@ def test_a_model_that_is_not_known():
 def test_our_processors_give_what_those_of_diffusers_give(model):
     parts = parts_of(model)
     theirs = predict(parts.transformer, model)
-    for attend in (plain, lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)):
+    for attend in (
+        plain,
+        lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v))
+        ).transpose(1, 2),
+    ):
         mine, exchanged = parts.with_own_modules(), Exchanged(attend)
         exchange(mine, model, exchanged)
         torch.testing.assert_close(predict(mine, model), theirs, rtol=0, atol=3e-6)
@@ -144,8 +156,9 @@ def test_a_generation_is_the_same_again_and_calls_the_attention_in_every_layer_a
     exchange(mine, model, exchanged)
     denoiser = Denoiser(parts, predictor(mine), steps=3, guidance=5.0, device=torch.device("cpu"))
     told: list[int] = []
-    first, second = (denoiser.generate(3, latents, embeds, decode=False, after=lambda n, _: told.append(n))
-                     for _ in range(2))
+    first, second = (
+        denoiser.generate(3, latents, embeds, decode=False, after=lambda n, _: told.append(n)) for _ in range(2)
+    )
     assert torch.equal(first.latents, second.latents)
     assert first.frames is None
     assert told == [1, 2, 3, 1, 2, 3]
@@ -161,7 +174,7 @@ def test_guidance_over_one_computes_with_and_without_the_prompt():
 
     def seen(latents, embeds, timesteps):
         shapes.append((len(latents), len(embeds), len(timesteps)))
-        return latents * torch.tensor([1.0, 2.0])[:len(latents)].view(-1, 1, 1, 1, 1)
+        return latents * torch.tensor([1.0, 2.0])[: len(latents)].view(-1, 1, 1, 1, 1)
 
     found = []
     for guidance, some in ((1.0, embeds[1:]), (2.0, embeds)):
@@ -208,8 +221,9 @@ def test_a_compiler_sees_one_operator_and_breaks_no_graph():
     assert not [node for node in found.graphs[0].graph.nodes if "scaled_dot_product" in str(node.target)]
     before = exchanged.calls
     with torch.no_grad():
-        torch.testing.assert_close(predictor(mine, exchanged)(both, embeds, times), predict(parts.transformer, TINY),
-                                   rtol=0, atol=3e-6)
+        torch.testing.assert_close(
+            predictor(mine, exchanged)(both, embeds, times), predict(parts.transformer, TINY), rtol=0, atol=3e-6
+        )
     assert exchanged.calls == before + TINY.layers
 
 
@@ -232,15 +246,18 @@ def test_a_local_folder_gives_its_own_weights(folder):
     assert mine.scheduler.config["prediction_type"] == "v_prediction"
 
 
-@pytest.mark.parametrize(("name", "text", "said"), [
-    ("transformer/config.json", None, "has no transformer/config.json; a diffusers folder with transformer, vae"),
-    ("vae/config.json", None, "has no vae/config.json"),
-    ("scheduler/scheduler_config.json", "{", "is not JSON"),
-    ("transformer/diffusion_pytorch_model.safetensors", None, "has no transformer/*.safetensors"),
-    ("transformer/config.json", {"num_layers": 30}, "transformer num_layers=30 is not that of model=tiny; 2"),
-    ("transformer/config.json", {"_class_name": "WanTransformer3DModel"}, "is not that of model=tiny"),
-    ("vae/diffusion_pytorch_model.safetensors", "no weights", "weights="),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("transformer/config.json", None, "has no transformer/config.json; a diffusers folder with transformer, vae"),
+        ("vae/config.json", None, "has no vae/config.json"),
+        ("scheduler/scheduler_config.json", "{", "is not JSON"),
+        ("transformer/diffusion_pytorch_model.safetensors", None, "has no transformer/*.safetensors"),
+        ("transformer/config.json", {"num_layers": 30}, "transformer num_layers=30 is not that of model=tiny; 2"),
+        ("transformer/config.json", {"_class_name": "WanTransformer3DModel"}, "is not that of model=tiny"),
+        ("vae/diffusion_pytorch_model.safetensors", "no weights", "weights="),
+    ],
+)
 def test_a_folder_that_is_not_whole_or_of_another_model_is_refused(folder, tmp_path, name, text, said):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -265,10 +282,16 @@ class Pickled:
         return open, (str(self.path), "w")
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda tensors: tensors.popitem(), "weights=copy/transformer lacks 1 tensors of the model, "),
-    (lambda tensors: tensors.update({"proj_out.bias": torch.zeros(7)}),
-     "weights=copy/transformer proj_out.bias=[7] does not fit the model; [16]")])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.popitem(), "weights=copy/transformer lacks 1 tensors of the model, "),
+        (
+            lambda tensors: tensors.update({"proj_out.bias": torch.zeros(7)}),
+            "weights=copy/transformer proj_out.bias=[7] does not fit the model; [16]",
+        ),
+    ],
+)
 def test_tensors_that_are_missing_or_of_another_shape_are_named(folder, tmp_path, change, said):
     from safetensors.torch import load_file, save_file
 

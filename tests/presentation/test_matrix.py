@@ -25,9 +25,15 @@ def marks(found, case):
 
 
 def test_the_sentence_counts_wins_and_says_the_range_against_the_baseline():
-    found = summary(run_of(*shapes({"base": 100.0, "mine": 200.0, "other": 90.0},
-                                   {"base": 100.0, "mine": 150.0, "other": 90.0},
-                                   {"base": 100.0, "mine": 50.0, "other": 300.0})))
+    found = summary(
+        run_of(
+            *shapes(
+                {"base": 100.0, "mine": 200.0, "other": 90.0},
+                {"base": 100.0, "mine": 150.0, "other": 90.0},
+                {"base": 100.0, "mine": 50.0, "other": 300.0},
+            )
+        )
+    )
     assert found.sentence == "mine is fastest in 2 of 3 cases, other in 1; 0.50 to 2.00 times as fast as base"
     assert [row.name for row in found.matrices[0].rows] == ["s512", "s1024", "s1536"]
     assert found.matrices[0].backends == ["base", "mine", "other"]
@@ -35,14 +41,16 @@ def test_the_sentence_counts_wins_and_says_the_range_against_the_baseline():
 
 
 def test_a_winning_baseline_is_held_against_the_next():
-    found = summary(run_of(*shapes({"base": 300.0, "mine": 200.0, "slow": 10.0},
-                                   {"base": 300.0, "mine": 150.0, "slow": 10.0})))
+    found = summary(
+        run_of(*shapes({"base": 300.0, "mine": 200.0, "slow": 10.0}, {"base": 300.0, "mine": 150.0, "slow": 10.0}))
+    )
     assert found.sentence == "base is fastest in 2 of 2 cases; 1.50 to 2.00 times as fast as mine"
 
 
 def test_who_cannot_be_told_apart_is_marked_and_no_winner_is_claimed():
-    found = summary(run_of(*shapes({"base": 300.0, "mine": 300.01, "slow": 10.0},
-                                   {"base": 300.0, "mine": 300.01, "slow": 10.0})))
+    found = summary(
+        run_of(*shapes({"base": 300.0, "mine": 300.01, "slow": 10.0}, {"base": 300.0, "mine": 300.01, "slow": 10.0}))
+    )
     assert found.sentence.startswith("no clear winner in any of 2 cases; ")
     signs = marks(found, "s512")
     assert signs.pop("slow") == ""
@@ -54,9 +62,14 @@ def test_same_and_unclear_are_different_marks():
     lots = random.Random(3)
     steady = [[lots.gauss(center, 0.002) for _ in range(200)] for center in (1.0, 1.0)]
     wild = [lots.gauss(1.12, 0.6) for _ in range(200)]
-    records = [dataclasses.replace(record, time=make_time(samples), speedup=None) for record, samples in
-               zip(make_group(make_case(), {"base": 100.0, "same": 100.0, "unclear": 100.0}),
-                   (*steady, [abs(sample) + 0.01 for sample in wild]), strict=True)]
+    records = [
+        dataclasses.replace(record, time=make_time(samples), speedup=None)
+        for record, samples in zip(
+            make_group(make_case(), {"base": 100.0, "same": 100.0, "unclear": 100.0}),
+            (*steady, [abs(sample) + 0.01 for sample in wild]),
+            strict=True,
+        )
+    ]
     row = summary(derive(make_run(records, settings=Settings(baseline="base")))).matrices[0].rows[0]
     assert row.cells["unclear"].mark == "?"
     assert sorted((row.cells["base"].mark, row.cells["same"].mark)) == ["*", "="]
@@ -65,14 +78,17 @@ def test_same_and_unclear_are_different_marks():
 def test_a_gap_says_how_it_ended_and_its_reason_stands_below():
     first, second = shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0})
     lost = make_lost(make_case(seqlen=1024), "mine", Status.OOM, "needs 48 GiB")
-    never = [make_lost(make_case(seqlen=512 * (1 + index)), "gone", Status.SKIPPED, "not installed")
-             for index in range(2)]
+    never = [
+        make_lost(make_case(seqlen=512 * (1 + index)), "gone", Status.SKIPPED, "not installed") for index in range(2)
+    ]
     found = summary(run_of(first, second, [lost], never))
     (matrix,) = found.matrices
     assert matrix.backends == ["base", "mine"]  # who has no time anywhere is no column
     assert matrix.rows[1].cells["mine"].text == "oom"
     assert {(item.backend, item.reason, item.where) for item in found.lost} == {
-        ("mine", "needs 48 GiB", make_id(1024)), ("gone", "not installed", "all 2 cases")}
+        ("mine", "needs 48 GiB", make_id(1024)),
+        ("gone", "not installed", "all 2 cases"),
+    }
 
 
 def make_id(length):
@@ -118,20 +134,33 @@ def test_one_backend_alone_wins_nothing():
 
 
 def test_a_check_says_who_was_right_where():
-    records = [dataclasses.replace(record, time=None, speedup=None, rate=None)
-               for group in shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0}) for record in group]
+    records = [
+        dataclasses.replace(record, time=None, speedup=None, rate=None)
+        for group in shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0})
+        for record in group
+    ]
     records.append(make_lost(make_case(seqlen=1024), "mine", Status.INCORRECT, "out: max_abs=1"))
     found = summary(make_run(records, settings=Settings(measure=False)))
     (matrix,) = found.matrices
     assert [{name: cell.text for name, cell in row.cells.items()} for row in matrix.rows] == [
-        {"base": "ok", "mine": "ok"}, {"base": "ok", "mine": "incorrect"}]
+        {"base": "ok", "mine": "ok"},
+        {"base": "ok", "mine": "incorrect"},
+    ]
     assert found.sentence == ""
 
 
 def test_a_run_that_knows_no_median_has_a_matrix_all_the_same():
     run = run_of(*shapes({"a": 100.0, "b": 200.0}, {"a": 90.0, "b": 80.0}))
-    records = [dataclasses.replace(item, speedup=None, time=dataclasses.replace(
-        item.time, median_ms=None, mean_ms=1.0, samples_ms=(), rounds=(), at_s=(), sm_mhz=())) for item in run.records]
+    records = [
+        dataclasses.replace(
+            item,
+            speedup=None,
+            time=dataclasses.replace(
+                item.time, median_ms=None, mean_ms=1.0, samples_ms=(), rounds=(), at_s=(), sm_mhz=()
+            ),
+        )
+        for item in run.records
+    ]
     for view in (None, View(("tflops",))):
         [found] = summary(dataclasses.replace(run, records=tuple(records)), view).matrices
         assert found.rows

@@ -43,9 +43,10 @@ def test_a_rule_speaks_of_facts_that_are_there(rule):
             assert len(part.split()) == 1 or part.split()[0] in COMPARE
 
 
-@pytest.mark.parametrize(("other", "sentence"), [
-    (720.0, "a large gain"), (500.0, "a significant gain"), (400.0, "worth using"), (330.0, "less than a fifth"),
-])
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [(720.0, "a large gain"), (500.0, "a significant gain"), (400.0, "worth using"), (330.0, "less than a fifth")],
+)
 def test_a_speed_up_is_in_one_band(other, sentence):
     words = said(group(other=other))
     bands = ("a large gain", "a significant gain", "worth using", "less than a fifth", "nothing measured here")
@@ -57,8 +58,12 @@ def test_the_band_is_that_of_the_lower_end():
     (large,) = [record for record in group(other=602.0, seqlen=4096) if record.backend == "other"]
     records = [*group(seqlen=4096)[:1], large]
     run = make_run(records)
-    wide = dataclasses.replace(large, speedup=dataclasses.replace(
-        large.speedup or make_run(records).records[0].speedup or _speedup(), ratio=2.01, ci_low=1.97, ci_high=2.05))
+    wide = dataclasses.replace(
+        large,
+        speedup=dataclasses.replace(
+            large.speedup or make_run(records).records[0].speedup or _speedup(), ratio=2.01, ci_low=1.97, ci_high=2.05
+        ),
+    )
     assert "at least 1.97 times as fast as base: a significant gain" in "\n".join(read_table(run, [records[0], wide]))
     close = dataclasses.replace(wide, speedup=dataclasses.replace(wide.speedup, ci_low=1.9999))
     assert "at least 1.99 times as fast as base: a significant gain" in "\n".join(read_table(run, [records[0], close]))
@@ -89,8 +94,10 @@ def test_bound_by_memory_the_ceiling_is_the_copy():
 def test_work_that_a_launch_skips_does_not_beat_the_machine():
     records = group(base=900.0, other=1500.0)
     assert "reaches 201 %" in said(records)
-    sparse = [dataclasses.replace(record, work=dataclasses.replace(record.work, executed_flops=record.work.flops // 4))
-              for record in records]
+    sparse = [
+        dataclasses.replace(record, work=dataclasses.replace(record.work, executed_flops=record.work.flops // 4))
+        for record in records
+    ]
     assert "reaches 50 %" not in said(sparse)
     assert "201 %" not in said(sparse)
 

@@ -12,11 +12,23 @@ from attnbench.record import Record, Status
 
 
 def row(backend, step, attention, *, counters=None, copies=None):
-    found = {name: imported_time(mean_ms=ms, median_ms=ms, p95_ms=ms, p99_ms=ms)
-             for name, ms in (("attention", attention), ("copies", copies)) if ms is not None}
+    found = {
+        name: imported_time(mean_ms=ms, median_ms=ms, p95_ms=ms, p99_ms=ms)
+        for name, ms in (("attention", attention), ("copies", copies))
+        if ms is not None
+    }
     whole = imported_time(mean_ms=step, median_ms=step, p95_ms=step, p99_ms=step)
-    return Record(workload="hstu-serving", case={}, case_id="a-case", group="a", backend=backend, status=Status.PASSED,
-                  time=whole, phases=found, counters={"layers": 4, **(counters or {"requests": 2})})
+    return Record(
+        workload="hstu-serving",
+        case={},
+        case_id="a-case",
+        group="a",
+        backend=backend,
+        status=Status.PASSED,
+        time=whole,
+        phases=found,
+        counters={"layers": 4, **(counters or {"requests": 2})},
+    )
 
 
 def test_a_step_is_predicted_by_exchanging_the_attention():
@@ -52,30 +64,45 @@ def test_a_phase_that_waits_for_the_host_counts_by_its_kernels():
 
 def test_only_rows_that_compute_the_same_are_compared():
     cached, whole = {"requests": 2, "missed_tokens": 8}, {"requests": 2, "missed_tokens": 70}
-    rows = [row("a", 5.0, 0.5, counters=cached), row("a[no-cache]", 50.0, 5.0, counters=whole),
-            row("b", 4.0, 0.3, counters=cached), row("b[no-cache]", 45.0, 4.0, counters=whole),
-            row("c", 3.0, 0.1, counters={"requests": 2, "missed_tokens": 20}), row("d", 3.0, None, counters=cached)]
+    rows = [
+        row("a", 5.0, 0.5, counters=cached),
+        row("a[no-cache]", 50.0, 5.0, counters=whole),
+        row("b", 4.0, 0.3, counters=cached),
+        row("b[no-cache]", 45.0, 4.0, counters=whole),
+        row("c", 3.0, 0.1, counters={"requests": 2, "missed_tokens": 20}),
+        row("d", 3.0, None, counters=cached),
+    ]
     tables = reconcile(rows, "b[no-cache]")
-    assert [[one.record.backend for one in table] for table in tables] == [
-        ["a", "b"], ["b[no-cache]", "a[no-cache]"]]
+    assert [[one.record.backend for one in table] for table in tables] == [["a", "b"], ["b[no-cache]", "a[no-cache]"]]
     assert reconcile(rows[:2], None) == []
 
 
 def test_a_table_says_predicted_measured_and_difference():
     (block,) = reconciled("a-case", [row("slow", 10.0, 1.5), row("quick", 7.0, 0.5)], None)
     assert [column.title for column in block.columns] == [
-        "explained, ms", "attention", "attention %", "the rest", "predicted", "measured", "difference %"]
+        "explained, ms",
+        "attention",
+        "attention %",
+        "the rest",
+        "predicted",
+        "measured",
+        "difference %",
+    ]
     first, second = (line.cells for line in block.lines)
     assert (first["attention"], first["share"], first["predicted"], first["difference"]) == ("6.00", "60", "", "")
     assert (second["predicted"], second["measured"], second["rest"]) == ("6.00", "7.00", "5.00")
     assert second["difference"] == "+16.7"
-    assert block.notes == ("predicted: the first row's step with this row's attention in place of its own; difference: "
-                           "measured against predicted",)
+    assert block.notes == (
+        "predicted: the first row's step with this row's attention in place of its own; difference: "
+        "measured against predicted",
+    )
 
 
 def test_a_row_whose_phases_wait_for_the_host_is_left_out_and_named():
     rows = [row("graph", 0.4, 0.03), row("launches", 0.46, 0.34), row("other", 0.5, 0.05)]
     (block,) = reconciled("a-case", rows, None)
     assert [line.cells["backend"] for line in block.lines] == ["graph", "other"]
-    assert block.notes[1] == ("left out: launches: attention took longer than the whole step; it has few samples, and "
-                              "another program or the host's launches may have delayed it")
+    assert block.notes[1] == (
+        "left out: launches: attention took longer than the whole step; it has few samples, and "
+        "another program or the host's launches may have delayed it"
+    )

@@ -12,18 +12,26 @@ from attnbench.record import Record, Status
 
 
 def time(timer, median, **more):
-    return replace(imported_time(mean_ms=median, median_ms=median, p95_ms=2 * median, p99_ms=4 * median), timer=timer,
-                   **more)
+    return replace(
+        imported_time(mean_ms=median, median_ms=median, p95_ms=2 * median, p99_ms=4 * median), timer=timer, **more
+    )
 
 
 def record(*, headline="wall", timers=(), counters=None, phases=None):
     counts = {"requests": 8, "tokens": 4000, "layers": 2, "hit_tokens": 60, "host_hit_tokens": 20, "missed_tokens": 20}
     times = {"strip": 1, "projection": 2, "attention": 5, "output": 1, "head": 1} if phases is None else phases
-    return Record(workload="hstu-serving", case={"batch": 8}, case_id="b8", group="b8", backend="row",
-                  status=Status.PASSED, time=time(headline, 2.0, host_ms=0.5),
-                  timers={name: time(name, ms, host_ms=0.25) for name, ms in dict(timers).items()},
-                  phases={name: time("wall", ms) for name, ms in times.items()},
-                  counters=counts if counters is None else counters)
+    return Record(
+        workload="hstu-serving",
+        case={"batch": 8},
+        case_id="b8",
+        group="b8",
+        backend="row",
+        status=Status.PASSED,
+        time=time(headline, 2.0, host_ms=0.5),
+        timers={name: time(name, ms, host_ms=0.25) for name, ms in dict(timers).items()},
+        phases={name: time("wall", ms) for name, ms in times.items()},
+        counters=counts if counters is None else counters,
+    )
 
 
 def cells(one):
@@ -33,8 +41,17 @@ def cells(one):
 
 def test_on_a_cpu_all_is_end_to_end_and_there_is_no_gpu():
     assert cells(record()) == {
-        "served, ms": "row", "p50": "2.00", "p95": "4.00", "p99": "8.00", "requests/s": "4000", "tokens/s": "2000000",
-        "hit %": "60", "host hit %": "20", "attention %": "56", "without it": "2.25x"}
+        "served, ms": "row",
+        "p50": "2.00",
+        "p95": "4.00",
+        "p99": "8.00",
+        "requests/s": "4000",
+        "tokens/s": "2000000",
+        "hit %": "60",
+        "host hit %": "20",
+        "attention %": "56",
+        "without it": "2.25x",
+    }
 
 
 def test_on_a_gpu_the_wall_is_end_to_end_and_its_part_stands_apart():
@@ -61,5 +78,7 @@ def test_what_is_not_counted_is_not_said():
     found = cells(record(counters={"requests": 8}))
     assert not {"hit %", "tokens/s", "attention %", "pool MiB"} & found.keys()
     assert hit_share(record(counters={"hit_tokens": 3, "host_hit_tokens": 0, "missed_tokens": 0}), "hit_tokens") == 1
-    assert hit_share(record(counters=dict.fromkeys(("hit_tokens", "host_hit_tokens", "missed_tokens"), 0)),
-                     "hit_tokens") is None
+    assert (
+        hit_share(record(counters=dict.fromkeys(("hit_tokens", "host_hit_tokens", "missed_tokens"), 0)), "hit_tokens")
+        is None
+    )

@@ -13,17 +13,30 @@ from attnbench.record import Record, Status
 
 
 def record(backend, step, attention=None, copies=None, **counters):
-    phases = {name: imported_time(mean_ms=ms, median_ms=ms) for name, ms in (("attention", attention),
-                                                                             ("copies", copies)) if ms is not None}
-    return Record(workload="video", case={}, case_id="c", group="c", backend=backend, status=Status.PASSED,
-                  time=imported_time(mean_ms=step, median_ms=step), phases=phases,
-                  counters={"denoising_steps": 1, **counters})
+    phases = {
+        name: imported_time(mean_ms=ms, median_ms=ms)
+        for name, ms in (("attention", attention), ("copies", copies))
+        if ms is not None
+    }
+    return Record(
+        workload="video",
+        case={},
+        case_id="c",
+        group="c",
+        backend=backend,
+        status=Status.PASSED,
+        time=imported_time(mean_ms=step, median_ms=step),
+        phases=phases,
+        counters={"denoising_steps": 1, **counters},
+    )
 
 
-BASE = record("video[sdpa]", 500.0, 300.0, generation_s=26.0, decode_s=2.0, attention_calls=1500,
-              generation_peak_mb=20480)
-FAST = record("video[flash-triton]", 452.0, 250.0, latents_rel_l1_1=1e-4, latents_rel_l1_50=2e-2,
-              latents_cosine_50=0.999)
+BASE = record(
+    "video[sdpa]", 500.0, 300.0, generation_s=26.0, decode_s=2.0, attention_calls=1500, generation_peak_mb=20480
+)
+FAST = record(
+    "video[flash-triton]", 452.0, 250.0, latents_rel_l1_1=1e-4, latents_rel_l1_50=2e-2, latents_cosine_50=0.999
+)
 COPYING = record("video[flex]", 700.0, 400.0, 50.0, graph_breaks=30)
 
 
@@ -40,14 +53,27 @@ def test_the_share_of_attention_counts_its_copies():
 def test_the_table_says_steps_generations_and_distances():
     steps, latents = video("title", [BASE, FAST, COPYING], "video[sdpa]")
     assert cells(steps, 0) == {
-        "denoising step, ms": "video[sdpa]", "step": "500", "attention": "300", "attention %": "60", "measured x": "",
-        "without it": "2.50x", "generation s": "26.0", "VAE s": "2.00", "peak GiB": "20.0", "calls": "1500",
-        "graph breaks": ""}
+        "denoising step, ms": "video[sdpa]",
+        "step": "500",
+        "attention": "300",
+        "attention %": "60",
+        "measured x": "",
+        "without it": "2.50x",
+        "generation s": "26.0",
+        "VAE s": "2.00",
+        "peak GiB": "20.0",
+        "calls": "1500",
+        "graph breaks": "",
+    }
     assert cells(steps, 1)["measured x"] == "1.11x"
     assert (cells(steps, 2)["attention"], cells(steps, 2)["graph breaks"]) == ("450", "30")
     assert [line.record.backend for line in latents.lines] == ["video[flash-triton]"]
-    assert cells(latents, 0) == {"latents, relative L1 after step": "video[flash-triton]", "1": "1.0e-04",
-                                 "50": "2.0e-02", "cosine at the end": "0.999000"}
+    assert cells(latents, 0) == {
+        "latents, relative L1 after step": "video[flash-triton]",
+        "1": "1.0e-04",
+        "50": "2.0e-02",
+        "cosine at the end": "0.999000",
+    }
 
 
 def test_attention_that_took_longer_than_its_step_has_no_share():
@@ -66,7 +92,23 @@ def test_a_note_of_several_rows_is_said_once():
 
 
 def test_of_other_rows_nothing_is_said():
-    assert video("title", [Record(workload="attention", case={}, case_id="c", group="c", backend="sdpa",
-                                  status=Status.PASSED, time=imported_time(mean_ms=1, median_ms=1))], None) == []
+    assert (
+        video(
+            "title",
+            [
+                Record(
+                    workload="attention",
+                    case={},
+                    case_id="c",
+                    group="c",
+                    backend="sdpa",
+                    status=Status.PASSED,
+                    time=imported_time(mean_ms=1, median_ms=1),
+                )
+            ],
+            None,
+        )
+        == []
+    )
     (alone,) = video("title", [record("video[sdpa]", 500.0)], None)
     assert cells(alone, 0) == {"denoising step, ms": "video[sdpa]", "step": "500"}

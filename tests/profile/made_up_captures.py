@@ -14,12 +14,18 @@ from pathlib import Path
 CAPTURES = Path(__file__).with_name("captures")
 """Real ones."""
 
-FLASH = ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, "
-         "cutlass::bfloat16_t>, false, true>(pytorch_flash::Flash_fwd_params)")
-COPY = ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)"
-        "::{lambda(float)#1}, std::array<char*, 2ul> >(int)")
-ADD = ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
-       "std::array<char*, 3ul> >(int)")
+FLASH = (
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, "
+    "cutlass::bfloat16_t>, false, true>(pytorch_flash::Flash_fwd_params)"
+)
+COPY = (
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)"
+    "::{lambda(float)#1}, std::array<char*, 2ul> >(int)"
+)
+ADD = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "std::array<char*, 3ul> >(int)"
+)
 CASE = "b2-s1024-h8-d64-fp16-fwd"
 RANGE = f"sdpa-flash/{CASE}"
 
@@ -41,36 +47,66 @@ def nsys_sqlite(path, *, graphs=0, tables=("kernel", "memcpy", "memset", "runtim
     database.execute("CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)")
     database.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA H200')")
     if "kernel" in tables:
-        database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, "
-                         "streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName "
-                         "INTEGER, gridX INTEGER, gridY INTEGER, gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ "
-                         "INTEGER)")
+        database.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, "
+            "streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName "
+            "INTEGER, gridX INTEGER, gridY INTEGER, gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ "
+            "INTEGER)"
+        )
         for start, end, correlation, kernel, grid in (
-                (10000, 13000, 1, FLASH, (8, 2, 8)), (13000, 14000, 2, COPY, (64, 1, 1)),
-                (15000, 18000, 3, FLASH, (8, 2, 8)), (18000, 19000, 4, COPY, (32, 1, 1)),
-                (20000, 22000, 5, ADD, (16, 1, 1))):
-            database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,0,7,?,?,?,?,?,?,?,128,1,1)",
-                             (start, end, correlation, PROCESS, name[kernel], name["flash_fwd_kernel"], *grid))
+            (10000, 13000, 1, FLASH, (8, 2, 8)),
+            (13000, 14000, 2, COPY, (64, 1, 1)),
+            (15000, 18000, 3, FLASH, (8, 2, 8)),
+            (18000, 19000, 4, COPY, (32, 1, 1)),
+            (20000, 22000, 5, ADD, (16, 1, 1)),
+        ):
+            database.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,0,7,?,?,?,?,?,?,?,128,1,1)",
+                (start, end, correlation, PROCESS, name[kernel], name["flash_fwd_kernel"], *grid),
+            )
     if "memcpy" in tables:
-        database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, correlationId INTEGER, "
-                         "globalPid INTEGER, bytes INTEGER, copyKind INTEGER)")
+        database.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, correlationId INTEGER, "
+            "globalPid INTEGER, bytes INTEGER, copyKind INTEGER)"
+        )
         database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (19000, 19500, 6, {PROCESS}, 2000000, 1)")
     if "memset" in tables:
-        database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, correlationId INTEGER, "
-                         "globalPid INTEGER, bytes INTEGER, value INTEGER)")
+        database.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, correlationId INTEGER, "
+            "globalPid INTEGER, bytes INTEGER, value INTEGER)"
+        )
         database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (19200, 20000, 7, {PROCESS}, 4096, 0)")
     if "runtime" in tables:
-        database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, "
-                         "correlationId INTEGER, nameId INTEGER)")
-        database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?)", [
-            (1100, 1200, MAIN, 1, 0), (1300, 1400, MAIN, 2, 0), (2100, 2200, MAIN, 3, 0), (2300, 2500, AUTOGRAD, 4, 0),
-            (3500, 3600, MAIN, 5, 0), (3700, 4700, MAIN, 6, 1), (4800, 4900, MAIN, 7, 1)])
+        database.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, "
+            "correlationId INTEGER, nameId INTEGER)"
+        )
+        database.executemany(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?)",
+            [
+                (1100, 1200, MAIN, 1, 0),
+                (1300, 1400, MAIN, 2, 0),
+                (2100, 2200, MAIN, 3, 0),
+                (2300, 2500, AUTOGRAD, 4, 0),
+                (3500, 3600, MAIN, 5, 0),
+                (3700, 4700, MAIN, 6, 1),
+                (4800, 4900, MAIN, 7, 1),
+            ],
+        )
     if "nvtx" in tables:
-        database.execute("CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, textId "
-                         "INTEGER, globalTid INTEGER)")
-        database.executemany("INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)", [
-            (1000, 2000, 59, None, name[RANGE], MAIN), (2000, 3000, 59, RANGE, None, MAIN),
-            (1050, 1150, 59, None, name["warm"], MAIN), (500, None, 34, "a mark", None, MAIN)])
+        database.execute(
+            "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, textId "
+            "INTEGER, globalTid INTEGER)"
+        )
+        database.executemany(
+            "INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)",
+            [
+                (1000, 2000, 59, None, name[RANGE], MAIN),
+                (2000, 3000, 59, RANGE, None, MAIN),
+                (1050, 1150, 59, None, name["warm"], MAIN),
+                (500, None, 34, "a mark", None, MAIN),
+            ],
+        )
     if graphs:
         database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, graphId INTEGER)")
         database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?,?,1)", [(1, 2)] * graphs)
@@ -81,13 +117,25 @@ def nsys_sqlite(path, *, graphs=0, tables=("kernel", "memcpy", "memset", "runtim
 
 # ── ncu ────────────────────────────────────────────────────────────────────────────────────────────
 
-IDENTITY = ["ID", "Process ID", "Process Name", "Host Name",
-            "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg",
-            "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg", "Kernel Name", "Context",
-            "Stream", "Block Size", "Grid Size", "Device", "CC"]
+IDENTITY = [
+    "ID",
+    "Process ID",
+    "Process Name",
+    "Host Name",
+    "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg",
+    "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg",
+    "Kernel Name",
+    "Context",
+    "Stream",
+    "Block Size",
+    "Grid Size",
+    "Device",
+    "CC",
+]
 HOPPER = {
     "device__attribute_display_name": ("", "NVIDIA H200"),
-    "dram__bytes_read.sum": ("Mbyte", "12.50"), "dram__bytes_write.sum": ("Kbyte", "4,500.00"),
+    "dram__bytes_read.sum": ("Mbyte", "12.50"),
+    "dram__bytes_write.sum": ("Kbyte", "4,500.00"),
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": ("%", "21.30"),
     "gpu__time_duration.sum": ("us", "104.99"),
     "launch__registers_per_thread": ("register/thread", "168"),
@@ -109,8 +157,11 @@ HOPPER = {
 def ncu_raw(metrics=None, *, launches=None, noise=True):
     """The raw page: by default two launches of flash in our range and one copy in none."""
     metrics = HOPPER if metrics is None else metrics
-    launches = launches or [(FLASH, RANGE, {}), (FLASH, RANGE, {"gpu__time_duration.sum": "105.01"}),
-                            (COPY, None, {"gpu__time_duration.sum": "3.20"})]
+    launches = launches or [
+        (FLASH, RANGE, {}),
+        (FLASH, RANGE, {"gpu__time_duration.sum": "105.01"}),
+        (COPY, None, {"gpu__time_duration.sum": "3.20"}),
+    ]
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow([*IDENTITY, *metrics])
@@ -127,17 +178,39 @@ def ncu_details():
     """The details page of the same launches: labels, and what rules say."""
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    writer.writerow([*IDENTITY, "Section Name", "Metric Name", "Metric Unit", "Metric Value", "Rule Name", "Rule Type",
-                     "Rule Description", "Estimated Speedup Type", "Estimated Speedup"])
-    lines = [("GPU Speed Of Light Throughput", "Duration", "us", "104.99", "", "", "", "", ""),
-             ("GPU Speed Of Light Throughput", "Elapsed Cycles", "cycle", "188,412", "", "", "", "", ""),
-             ("GPU Speed Of Light Throughput", "Memory Throughput", "%", "24.00", "", "", "", "", ""),
-             ("Memory Workload Analysis", "Memory Throughput", "Gbyte/s", "162.00", "", "", "", "", ""),
-             ("Launch Statistics", "Registers Per Thread", "register/thread", "168", "", "", "", "", ""),
-             ("Occupancy", "", "", "", "TheoreticalOccupancy", "OPT",
-              "The 3.00 theoretical warps per scheduler are below the maximum of 16, \"limited\" by registers.",
-              "local", "31.6"),
-             ("GPU Speed Of Light Throughput", "", "", "", "SOLBottleneck", "INF", "Compute is well used.", "", "")]
+    writer.writerow(
+        [
+            *IDENTITY,
+            "Section Name",
+            "Metric Name",
+            "Metric Unit",
+            "Metric Value",
+            "Rule Name",
+            "Rule Type",
+            "Rule Description",
+            "Estimated Speedup Type",
+            "Estimated Speedup",
+        ]
+    )
+    lines = [
+        ("GPU Speed Of Light Throughput", "Duration", "us", "104.99", "", "", "", "", ""),
+        ("GPU Speed Of Light Throughput", "Elapsed Cycles", "cycle", "188,412", "", "", "", "", ""),
+        ("GPU Speed Of Light Throughput", "Memory Throughput", "%", "24.00", "", "", "", "", ""),
+        ("Memory Workload Analysis", "Memory Throughput", "Gbyte/s", "162.00", "", "", "", "", ""),
+        ("Launch Statistics", "Registers Per Thread", "register/thread", "168", "", "", "", "", ""),
+        (
+            "Occupancy",
+            "",
+            "",
+            "",
+            "TheoreticalOccupancy",
+            "OPT",
+            'The 3.00 theoretical warps per scheduler are below the maximum of 16, "limited" by registers.',
+            "local",
+            "31.6",
+        ),
+        ("GPU Speed Of Light Throughput", "", "", "", "SOLBottleneck", "INF", "Compute is well used.", "", ""),
+    ]
     for line in lines:
         writer.writerow([*_identity(0, FLASH, RANGE), *line])
     return out.getvalue()
@@ -145,8 +218,21 @@ def ncu_details():
 
 def _identity(number, kernel, where):
     ranges = f'4711  "<default domain>:{where}:none:none:none:none:none:none"' if where else ""
-    return [str(number), "4711", "python3.12", "127.0.0.1", ranges, "", kernel, "1", "7", "(128, 1, 1)", "(8, 2, 8)",
-            "0", "9.0"]
+    return [
+        str(number),
+        "4711",
+        "python3.12",
+        "127.0.0.1",
+        ranges,
+        "",
+        kernel,
+        "1",
+        "7",
+        "(128, 1, 1)",
+        "(8, 2, 8)",
+        "0",
+        "9.0",
+    ]
 
 
 # ── torch.profiler ─────────────────────────────────────────────────────────────────────────────────
@@ -154,11 +240,14 @@ def _identity(number, kernel, where):
 
 def torch_trace():
     """A Chrome trace as torch 2.11 exports it: flash twice in our range, a copy by the copy engine."""
+
     def event(kind, name, start, length, thread, **args):
         return {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length, "args": args}
 
     return {
-        "schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "attnbench": {"torch": "2.11.0"},
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
+        "attnbench": {"torch": "2.11.0"},
         "traceEvents": [
             {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
             event("user_annotation", RANGE, 100.0, 50.0, 11),
@@ -171,7 +260,8 @@ def torch_trace():
             event("kernel", FLASH, 300.0, 40.0, 7, correlation=1, grid=[8, 2, 8], block=[128, 1, 1], stream=7),
             event("kernel", FLASH, 350.0, 44.0, 7, correlation=2, grid=[8, 2, 8], block=[128, 1, 1], stream=7),
             event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 390.0, 10.0, 7, correlation=3, bytes=4096),
-        ]}
+        ],
+    }
 
 
 def write_trace(path, data=None):

@@ -33,8 +33,12 @@ def whole(name, folder, rules):
         path.write_text(made.ncu_raw())
         return capture.dumps(sources.read(path, rules)).encode()
     trace = json.dumps(made.torch_trace()).encode()
-    return {"ncu-raw": made.ncu_raw().encode(), "ncu-details": made.ncu_details().encode(), "trace": trace,
-            "packed": gzip.compress(trace)}[name]
+    return {
+        "ncu-raw": made.ncu_raw().encode(),
+        "ncu-details": made.ncu_details().encode(),
+        "trace": trace,
+        "packed": gzip.compress(trace),
+    }[name]
 
 
 def read(path, rules):

@@ -12,11 +12,21 @@ from attnbench.profile.job import Job
 from attnbench.profile.take import Options
 from waiting import PATIENCE_S
 
-TARGET = ("import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import made_up_captures as made; "
-          "made.write_trace(Path(sys.argv[4]))")
-SEED_004 = ("SUMMARY.md", "baseline_benchmark.txt", "comparison_results.txt", "gpu_info.txt",
-            "flash_attn_nsys.nsys-rep", "flash_attn_ncu_full.ncu-rep", "nsys_stats.txt", "ncu_memory_metrics.txt",
-            "ncu_compute_metrics.txt")
+TARGET = (
+    "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import made_up_captures as made; "
+    "made.write_trace(Path(sys.argv[4]))"
+)
+SEED_004 = (
+    "SUMMARY.md",
+    "baseline_benchmark.txt",
+    "comparison_results.txt",
+    "gpu_info.txt",
+    "flash_attn_nsys.nsys-rep",
+    "flash_attn_ncu_full.ncu-rep",
+    "nsys_stats.txt",
+    "ncu_memory_metrics.txt",
+    "ncu_compute_metrics.txt",
+)
 
 
 @pytest.fixture
@@ -36,14 +46,19 @@ def profiled(tmp_path, fake_tools, rules, monkeypatch):
     kinds = set(torch.profiler.ProfilerActivity.__members__.values())
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: kinds)
     job = Job(workload="attention", case={}, case_id=made.CASE, backends=("sdpa-flash",), device="cuda:0", marks="nvtx")
-    request = everything.Request(job=job, run_words=("run", "minimal", "--no-save"),
-                                 compare_words=("compare", "--no-save"), options=Options(timeout_s=PATIENCE_S),
-                                 left_aside=("Not installed: flash-attn-2.",))
+    request = everything.Request(
+        job=job,
+        run_words=("run", "minimal", "--no-save"),
+        compare_words=("compare", "--no-save"),
+        options=Options(timeout_s=PATIENCE_S),
+        left_aside=("Not installed: flash-attn-2.",),
+    )
 
     def run():
         heard = []
-        done = everything.profile_all(request, folder, rules, on_step=heard.append,
-                                      points=lambda captures, launches: [])
+        done = everything.profile_all(
+            request, folder, rules, on_step=heard.append, points=lambda captures, launches: []
+        )
         return done, heard, (folder / "SUMMARY.md").read_text()
 
     run.folder = folder
@@ -55,8 +70,14 @@ def test_the_files_of_seed_004(profiled):
     there = {path.name for path in profiled.folder.iterdir()}
     assert {*SEED_004, "kernels.csv", "captures.json"} <= there
     assert [step.reason for step in done.steps] == [None] * 6
-    assert heard == ["gpu_info.txt", "baseline_benchmark.txt", "comparison_results.txt", "flash_attn_nsys.nsys-rep",
-                     "flash_attn_ncu_full.ncu-rep", "flash_attn_torch.trace.json"]
+    assert heard == [
+        "gpu_info.txt",
+        "baseline_benchmark.txt",
+        "comparison_results.txt",
+        "flash_attn_nsys.nsys-rep",
+        "flash_attn_ncu_full.ncu-rep",
+        "flash_attn_torch.trace.json",
+    ]
     assert (profiled.folder / "baseline_benchmark.txt").read_text() == "run minimal --no-save\n"
     assert "What failed" not in summary
     assert f"Launched: sdpa-flash on {made.CASE}." in summary

@@ -32,9 +32,12 @@ def test_a_range_of_one_name_in_two_backends_is_two(rules):
     names = ("a/b1-s64-h1-d16-fp16-fwd", "b/b1-s64-h1-d16-fp16-fwd", "library")
     line = Timeline(
         [Event("kernel", "k", 0.0, 1e6, (0, 2)), Event("kernel", "k", 2e6, 5e6, (1, 3))],
-        [Instance(name, 0.0, 9.0, 1) for name in (*names, "library")])
+        [Instance(name, 0.0, 9.0, 1) for name in (*names, "library")],
+    )
     assert [(row.backend, row.range, row.total_ms) for row in line.kernels(rules)] == [
-        ("b", "library", 3.0), ("a", "library", 1.0)]
+        ("b", "library", 3.0),
+        ("a", "library", 1.0),
+    ]
 
 
 def test_a_launch_from_autograds_thread_belongs_to_the_range_that_waits(found):
@@ -58,7 +61,9 @@ def test_idle_is_the_window_without_what_overlaps(found):
 
 def test_copies_and_api_stand_apart(found):
     assert [(row.operation, row.total_mb) for row in found.copies] == [
-        ("[CUDA memcpy Host-to-Device]", 2.0), ("[CUDA memset]", 0.004096)]
+        ("[CUDA memcpy Host-to-Device]", 2.0),
+        ("[CUDA memset]", 0.004096),
+    ]
     assert [(row.name, row.calls) for row in found.api] == [("cudaMemcpyAsync", 2), ("cudaLaunchKernel", 5)]
     assert found.device == "NVIDIA H200"
 
@@ -111,14 +116,17 @@ def test_a_file_that_cannot_be_read(tmp_path, rules, spoil, monkeypatch):
         holder.close()
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ("TARGET_INFO_GPU SET name = CAST(name AS BLOB)", "b'NVIDIA H200' is not a str"),
-    ("StringIds SET value = CAST(value AS BLOB) WHERE id = 2", "is not a str"),
-    ("CUPTI_ACTIVITY_KIND_KERNEL SET end = 1.7e308", "1.7e+308 is not a int"),
-    ("CUPTI_ACTIVITY_KIND_KERNEL SET gridX = NULL WHERE rowid = 5", "None is not a int"),
-    ("CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = 0.5", "0.5 is not a int"),
-    ("NVTX_EVENTS SET text = x'ff', textId = NULL", "is not a str | None"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("TARGET_INFO_GPU SET name = CAST(name AS BLOB)", "b'NVIDIA H200' is not a str"),
+        ("StringIds SET value = CAST(value AS BLOB) WHERE id = 2", "is not a str"),
+        ("CUPTI_ACTIVITY_KIND_KERNEL SET end = 1.7e308", "1.7e+308 is not a int"),
+        ("CUPTI_ACTIVITY_KIND_KERNEL SET gridX = NULL WHERE rowid = 5", "None is not a int"),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = 0.5", "0.5 is not a int"),
+        ("NVTX_EVENTS SET text = x'ff', textId = NULL", "is not a str | None"),
+    ],
+)
 def test_a_value_of_another_type_is_refused(tmp_path, rules, change, said):
     path = made.nsys_sqlite(tmp_path / "x.sqlite")
     with sqlite3.connect(path) as database:

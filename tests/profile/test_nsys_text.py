@@ -20,8 +20,10 @@ def test_2023_boxed_with_copies(rules):
     assert first.name.endswith("const floa…")
     assert [row.category for row in found.kernels] == ["matmul", "matmul", "normalisation", "copy", "attention"]
     assert [(row.operation, row.calls, row.total_ms) for row in found.copies] == [
-        ("[CUDA memcpy Host-to-Device]", 895, 786.791968), ("[CUDA memcpy Device-to-Host]", 67, 2.578451),
-        ("[CUDA memset]", 4, 0.144097)]
+        ("[CUDA memcpy Host-to-Device]", 895, 786.791968),
+        ("[CUDA memcpy Device-to-Host]", 67, 2.578451),
+        ("[CUDA memset]", 4, 0.144097),
+    ]
     assert found.window_ms is None
     assert found.idle_ms is None
     assert any("rows are missing: those here hold 62 %" in note for note in found.notes)
@@ -35,23 +37,29 @@ def test_2025_with_thousands_separators(rules):
     assert found.kernels[0].total_ms == 62589.830968
     assert found.kernels[0].calls == 811520
     assert found.kernels[1].max_ms == 218.945664
-    shares = {kind: sum(row.total_ms for row in found.kernels if row.category == kind)
-              for kind in ("attention", "copy")}
+    shares = {
+        kind: sum(row.total_ms for row in found.kernels if row.category == kind) for kind in ("attention", "copy")
+    }
     assert shares["attention"] == pytest.approx(2250.706856 + 1960.511758)
     assert shares["copy"] == pytest.approx(570.704392 + 12.136683)
-    assert found.kernels[3].name == ("ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<(unsigned "
-                                     "long)4096>)")
+    assert found.kernels[3].name == (
+        "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
+    )
 
 
 def test_2026_keeps_the_times_of_the_api_apart(rules):
     found = read("nsys-2026.1.1-api-kern-nvtx.txt", rules)
     assert found.tool_version == "2026.1.1"
     assert [(row.name, row.calls, row.total_ms) for row in found.api[:2]] == [
-        ("cudaMemcpyAsync", 475600, 2613.66854), ("cudaStreamSynchronize", 442800, 1778.504126)]
+        ("cudaMemcpyAsync", 475600, 2613.66854),
+        ("cudaStreamSynchronize", 442800, 1778.504126),
+    ]
     assert found.kernel_ms == pytest.approx(362.818668)  # none of the API's seconds among them
     assert [(row.name, row.calls, row.host_ms, row.gpu_ms) for row in found.ranges] == [
-        ("combine_single", 200, 7024.131684, None), ("dispatch_single", 200, 6526.328065, None),
-        ("compute_loop", 200, 4208.569565, None)]
+        ("combine_single", 200, 7024.131684, None),
+        ("dispatch_single", 200, 6526.328065, None),
+        ("compute_loop", 200, 4208.569565, None),
+    ]
     assert not any("rows are missing" in note for note in found.notes)
     assert found.kernels[12].name == "ampere_sgemm_64x32_sliced1x4_tn"
 
@@ -73,7 +81,8 @@ def test_csv_with_commas_in_the_names_and_projected_ranges(rules):
     assert found.tool_version == "2024.4.1"
     assert [(row.name, row.calls, row.total_ms) for row in found.kernels] == [
         ("void flash_fwd_kernel<Traits<128, 64>, true>(Params, int)", 2, 3.0),
-        ("void at::native::CUDAFunctor_add<float>(int)", 10, 1.0)]
+        ("void at::native::CUDAFunctor_add<float>(int)", 10, 1.0),
+    ]
     assert [(row.name, row.gpu_ms, row.host_ms, row.calls) for row in found.ranges] == [("denoise", 5.0, 4.0, 2)]
 
 
@@ -103,7 +112,9 @@ def test_the_gpu_trace_has_a_window_and_so_an_idle_time(rules):
     found = nsys_text.parse(TRACE, name="x", source="x", rules=rules)
     assert (found.window_ms, found.busy_ms, found.idle_ms) == pytest.approx((0.005, 0.0035, 0.0015))
     assert [(row.short, row.grid) for row in found.kernels] == [
-        ("flash_fwd_kernel", (8, 2, 8)), ("CUDAFunctor_add", (64, 1, 1))]
+        ("flash_fwd_kernel", (8, 2, 8)),
+        ("CUDAFunctor_add", (64, 1, 1)),
+    ]
     (copy,) = found.copies
     assert (copy.operation, copy.total_mb, copy.total_ms) == ("[CUDA memcpy Device-to-Device]", 2.5, 0.0005)
 
@@ -134,9 +145,15 @@ def test_tab_separated(rules):
     assert found.window_ms == pytest.approx(0.005)
 
 
-@pytest.mark.parametrize("text", [
-    "", "hello\n-----  ----\n", "SKIPPED: report.sqlite does not contain CUDA kernel data.\n",
-    " Time (%)  Total Time (ns)  Instances  Name\n --------  ---------------  ---------  ----\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello\n-----  ----\n",
+        "SKIPPED: report.sqlite does not contain CUDA kernel data.\n",
+        " Time (%)  Total Time (ns)  Instances  Name\n --------  ---------------  ---------  ----\n",
+    ],
+)
 def test_a_text_without_rows_is_refused(rules, text):
     with pytest.raises(RunFileError, match="holds no table with rows"):
         nsys_text.parse(text, name="x", source="x.txt", rules=rules)
@@ -144,4 +161,4 @@ def test_a_text_without_rows_is_refused(rules, text):
 
 def test_numbers_of_two_locales_are_refused(rules):
     with pytest.raises(RunFileError, match=r"x\.txt its numbers use both a point and a comma"):
-        nsys_text.parse(CSV.replace('3000000,2', '"3,5",2'), name="x", source="x.txt", rules=rules)
+        nsys_text.parse(CSV.replace("3000000,2", '"3,5",2'), name="x", source="x.txt", rules=rules)

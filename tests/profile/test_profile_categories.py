@@ -24,8 +24,13 @@ def test_a_kernel(rules, category, short, name):
 
 
 MEASURED = {
-    "sdpa-flash": "attention", "sdpa-cudnn": "attention", "sdpa-efficient": "attention", "flash-attn-3": "attention",
-    "fa3-fwd": "attention", "flex": "attention", "flashinfer": "attention",
+    "sdpa-flash": "attention",
+    "sdpa-cudnn": "attention",
+    "sdpa-efficient": "attention",
+    "flash-attn-3": "attention",
+    "fa3-fwd": "attention",
+    "flex": "attention",
+    "flashinfer": "attention",
 }
 """Backends whose longest kernel is attention itself; eager's is a product of matrices or a softmax."""
 
@@ -60,20 +65,28 @@ def test_our_own_kernels_are_attention(rules):
 
 def test_rules_of_a_user_come_first(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text("[[rule]]\ncategory = 'quantise'\nmatch = 'quant_per_block'\n"
-                    "[[rule]]\ncategory = 'mine'\nmatch = '^_attn_fwd$'\n")
+    file.write_text(
+        "[[rule]]\ncategory = 'quantise'\nmatch = 'quant_per_block'\n"
+        "[[rule]]\ncategory = 'mine'\nmatch = '^_attn_fwd$'\n"
+    )
     found = categories.load(str(file))
     assert found.of("quant_per_block_int8_kernel") == "quantise"
     assert found.of("_attn_fwd") == "mine"
     assert found.of("_attn_fwd_2") == "attention"
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("[[rule]\n", "cannot be read"), ("", "rule"), ("rules = []\n", "field=rules"),
-    ("[[rule]]\ncategory = 'a'\n", "fields=category are wrong; category and match"),
-    ("[[rule]]\ncategory = 'a'\nmatch = '('\n", "is no regular expression"),
-    ("[[rule]]\ncategory = 'idle'\nmatch = 'x'\n", "is the time when no kernel runs"),
-    ("[[rule]]\ncategory = ' '\nmatch = 'x'\n", "are wrong")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[rule]\n", "cannot be read"),
+        ("", "rule"),
+        ("rules = []\n", "field=rules"),
+        ("[[rule]]\ncategory = 'a'\n", "fields=category are wrong; category and match"),
+        ("[[rule]]\ncategory = 'a'\nmatch = '('\n", "is no regular expression"),
+        ("[[rule]]\ncategory = 'idle'\nmatch = 'x'\n", "is the time when no kernel runs"),
+        ("[[rule]]\ncategory = ' '\nmatch = 'x'\n", "are wrong"),
+    ],
+)
 def test_rules_with_a_mistake(tmp_path, text, words):
     file = tmp_path / "mine.toml"
     file.write_text(text)

@@ -23,8 +23,15 @@ pytestmark = pytest.mark.gpu
 def make_job(*backends, marks, mode="fwd", launches=1):
     workload = load_workload("attention")
     case = workload.case({"batch": 2, "seqlen": 2048, "nheads": 16, "headdim": 128, "dtype": "bf16", "mode": mode})
-    job = Job(workload="attention", case=case.to_dict(), case_id=case.id, backends=backends, device="cuda:0",
-              marks=marks, launches=launches)
+    job = Job(
+        workload="attention",
+        case=case.to_dict(),
+        case_id=case.id,
+        backends=backends,
+        device="cuda:0",
+        marks=marks,
+        launches=launches,
+    )
     return job, case
 
 
@@ -95,8 +102,18 @@ def test_ncu_measures_its_counters(tmp_path, rules, ncu):
     (row,) = found.capture.kernels
     assert (row.category, row.backend, row.calls) == ("attention", "sdpa-flash", 1)
     counters = row.counters
-    wanted = ("duration_ms", "cycles", "registers", "theoretical_occupancy_percent", "achieved_occupancy_percent",
-              "l2_hit_percent", "dram_percent", "sm_percent", "tensor_percent", "sm_mhz")
+    wanted = (
+        "duration_ms",
+        "cycles",
+        "registers",
+        "theoretical_occupancy_percent",
+        "achieved_occupancy_percent",
+        "l2_hit_percent",
+        "dram_percent",
+        "sm_percent",
+        "tensor_percent",
+        "sm_mhz",
+    )
     assert [name for name in wanted if counters.get(name) is None] == []
     assert 0 < counters["achieved_occupancy_percent"] <= counters["theoretical_occupancy_percent"] + 1
     assert all(0 <= counters[name] <= 100 for name in wanted if name.endswith("_percent"))

@@ -45,8 +45,9 @@ def test_categories_are_of_the_window_and_idle_is_the_rest(nsys):
 
 
 def test_without_a_window_the_shares_are_of_the_kernels_and_idle_is_missing(rules):
-    found = nsys_text.parse((made.CAPTURES / "nsys-2026.1.1-api-kern-nvtx.txt").read_text(), name="x", source="x",
-                            rules=rules)
+    found = nsys_text.parse(
+        (made.CAPTURES / "nsys-2026.1.1-api-kern-nvtx.txt").read_text(), name="x", source="x", rules=rules
+    )
     table = tables.categories([found])
     assert "idle" not in [row[0] for row in table.rows]
     assert sum(row[2] for row in table.rows) == pytest.approx(100.0)
@@ -54,8 +55,9 @@ def test_without_a_window_the_shares_are_of_the_kernels_and_idle_is_missing(rule
 
 
 def test_copies_are_in_the_whole_where_there_is_no_window(rules, nsys):
-    found = nsys_text.parse((made.CAPTURES / "nsys-2023.4.4-boxed-kern-mem.txt").read_text(), name="x", source="x",
-                            rules=rules)
+    found = nsys_text.parse(
+        (made.CAPTURES / "nsys-2023.4.4-boxed-kern-mem.txt").read_text(), name="x", source="x", rules=rules
+    )
     table = tables.categories([found])
     assert sum(row[2] for row in table.rows) == pytest.approx(100.0)  # copies took 34 times as long as the kernels
     assert cell(table, "memory copy", "%") == pytest.approx(97.13, abs=0.01)
@@ -67,16 +69,28 @@ def test_what_is_missing_is_said_whatever_table_is_chosen(rules):
     found = nsys_text.parse((made.CAPTURES / "nsys-2025.5.2-kern.txt").read_text(), name="x", source="x", rules=rules)
     for name in ("all", "kernels", "categories", "seed-003"):
         assert any("rows are missing" in note for table in tables.chosen(name, [found]) for note in table.notes), name
-    killed = Capture(tool="ncu", name="a", source="x", notes=("ncu: was killed by SIGKILL; its end may be missing",),
-                     kernels=(dataclasses.replace(kernel("k", "other", 1, 1.0), counters={"cycles": 1.0}),))
+    killed = Capture(
+        tool="ncu",
+        name="a",
+        source="x",
+        notes=("ncu: was killed by SIGKILL; its end may be missing",),
+        kernels=(dataclasses.replace(kernel("k", "other", 1, 1.0), counters={"cycles": 1.0}),),
+    )
     for name in ("all", "counters"):
         assert "was killed" in tables.chosen(name, [killed])[0].notes[0]
         two = tables.chosen(name, [killed, dataclasses.replace(killed, name="b")])[0]
         assert two.notes[1].startswith("b: ncu: was killed")
 
 
-SEED_003 = ("Attn (%)", "Attn (s)", "direct_copy_kernel_cuda (times)", "direct_copy_kernel_cuda (ms)",
-            "CUDAFunctor_add (times)", "CUDAFunctor_add (ms)", "Total (s)")
+SEED_003 = (
+    "Attn (%)",
+    "Attn (s)",
+    "direct_copy_kernel_cuda (times)",
+    "direct_copy_kernel_cuda (ms)",
+    "CUDAFunctor_add (times)",
+    "CUDAFunctor_add (ms)",
+    "Total (s)",
+)
 
 
 def kernel(name, category, calls, total_ms):
@@ -86,10 +100,20 @@ def kernel(name, category, calls, total_ms):
 def test_the_table_of_seed_003_is_the_seeds():
     """The kernels' sums that the seed's own first column follows from give its cells back."""
     others = 45_400 / 0.537 - 45_400 - 373.4 - 650.5
-    found = Capture(tool="nsys", name="FA2 (baseline)", source="profile_fa.sqlite", window_ms=85_400.0,
-                    busy_ms=84_000.0, kernels=(kernel("flash_fwd_kernel", "attention", 3000, 45_400.0),
-                             kernel(made.COPY, "copy", 10_000, 300.0), kernel(made.COPY + "2", "copy", 835, 73.4),
-                             kernel(made.ADD, "elementwise add", 6422, 650.5), kernel("gemm", "matmul", 9, others)))
+    found = Capture(
+        tool="nsys",
+        name="FA2 (baseline)",
+        source="profile_fa.sqlite",
+        window_ms=85_400.0,
+        busy_ms=84_000.0,
+        kernels=(
+            kernel("flash_fwd_kernel", "attention", 3000, 45_400.0),
+            kernel(made.COPY, "copy", 10_000, 300.0),
+            kernel(made.COPY + "2", "copy", 835, 73.4),
+            kernel(made.ADD, "elementwise add", 6422, 650.5),
+            kernel("gemm", "matmul", 9, others),
+        ),
+    )
     table = tables.seed_003([found])
     assert table.heads == ("Metrics", "FA2 (baseline)")
     assert tuple(row[0] for row in table.rows) == SEED_003
@@ -98,8 +122,15 @@ def test_the_table_of_seed_003_is_the_seeds():
 
 def test_the_total_of_several_backends_is_that_of_all_their_ranges():
     ranges = tuple(RangeRow(name=f"{name}/b2-s64-h1-d16-fp16-fwd", calls=1, gpu_ms=3_000.0) for name in "ab")
-    found = Capture(tool="torch", name="x", source="x", window_ms=9_000.0, busy_ms=6_000.0, kernels=(
-        kernel("flash_fwd", "attention", 2, 5_000.0),), ranges=(*ranges, RangeRow(name="inner", calls=9, gpu_ms=1.0)))
+    found = Capture(
+        tool="torch",
+        name="x",
+        source="x",
+        window_ms=9_000.0,
+        busy_ms=6_000.0,
+        kernels=(kernel("flash_fwd", "attention", 2, 5_000.0),),
+        ranges=(*ranges, RangeRow(name="inner", calls=9, gpu_ms=1.0)),
+    )
     assert dict(tables.seed_003([found]).rows)["Total (s)"] == "6s"
 
 
@@ -157,8 +188,9 @@ def test_the_roofline_leaves_blank_what_was_not_measured(rules):
 
 def test_traffic_from_the_rate_where_the_set_has_no_bytes(rules):
     metrics = {"gpu__time_duration.sum": ("ms", "2"), "dram__bytes.sum.per_second": ("Gbyte/s", "3")}
-    found = ncu_csv.parse(made.ncu_raw(metrics, launches=[(made.FLASH, made.RANGE, {})]), name="x", source="x",
-                          rules=rules)
+    found = ncu_csv.parse(
+        made.ncu_raw(metrics, launches=[(made.FLASH, made.RANGE, {})]), name="x", source="x", rules=rules
+    )
     (point,) = points([found], {made.CASE: Work(flops=10, bytes=1)}, {}, launches=1)
     assert point.dram_mb == pytest.approx(6.0)
 
@@ -186,15 +218,35 @@ def test_csv_has_every_kernel_and_every_counter(ncu, nsys):
 
 def test_which_tables(ncu, nsys):
     titles = [table.title for table in tables.chosen("all", [ncu, nsys])]
-    assert titles == ["counters (ncu)", "advice of ncu", "kernels of fa (nsys)", "time by category", "copies of fa",
-                      "ranges of fa", "CUDA API of fa: time of the CPU, not of the GPU"]
+    assert titles == [
+        "counters (ncu)",
+        "advice of ncu",
+        "kernels of fa (nsys)",
+        "time by category",
+        "copies of fa",
+        "ranges of fa",
+        "CUDA API of fa: time of the CPU, not of the GPU",
+    ]
     assert [table.title for table in tables.chosen("seed-003", [nsys])] == ["time of kernels"]
     assert tables.chosen("counters", [nsys]) == []
 
 
-@pytest.mark.parametrize(("value", "shown"), [
-    (None, ""), ("x", "x"), (811520, "811,520"), (62589.83, "62,590"), (188.412, "188.4"), (1.402, "1.402"),
-    (0.00867263, "0.008673"), (0.0, "0"), (99.96, "99.96"), (1e-9, "1e-09"), (-3.5, "-3.500")])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, ""),
+        ("x", "x"),
+        (811520, "811,520"),
+        (62589.83, "62,590"),
+        (188.412, "188.4"),
+        (1.402, "1.402"),
+        (0.00867263, "0.008673"),
+        (0.0, "0"),
+        (99.96, "99.96"),
+        (1e-9, "1e-09"),
+        (-3.5, "-3.500"),
+    ],
+)
 def test_a_cell(value, shown):
     assert text(value) == shown
 

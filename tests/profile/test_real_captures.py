@@ -26,8 +26,13 @@ def read(rules):
 
 @pytest.fixture
 def with_advice(rules):
-    return ncu_csv.parse((CAPTURES / "ncu-2025.3.1-raw.csv").read_text(), name="sdpa-flash", source="x.ncu-rep",
-                         rules=rules, advice=(CAPTURES / "ncu-2025.3.1-details.csv").read_text())
+    return ncu_csv.parse(
+        (CAPTURES / "ncu-2025.3.1-raw.csv").read_text(),
+        name="sdpa-flash",
+        source="x.ncu-rep",
+        rules=rules,
+        advice=(CAPTURES / "ncu-2025.3.1-details.csv").read_text(),
+    )
 
 
 # ── ncu ────────────────────────────────────────────────────────────────────────────────────────────
@@ -47,12 +52,28 @@ def test_counters_of_the_set_that_is_taken_by_default(read):
     capture = read("ncu-2025.3.1-raw.csv")
     main, combine = capture.kernels
     wanted = {
-        "duration_ms": 0.007072, "cycles": 12920, "sm_mhz": 1820.772, "dram_mhz": 3185.52, "registers": 255,
-        "shared_bytes": 74752, "waves": 0.24, "theoretical_occupancy_percent": 12.5,
-        "achieved_occupancy_percent": 6.208339, "limit_registers_blocks": 2, "limit_shared_blocks": 2,
-        "l1_hit_percent": 0.204165, "l2_hit_percent": 67.486029, "dram_percent": 2.522818,
-        "memory_percent": 9.789859, "dram_gbps": 120.868778, "sm_percent": 8.046467, "tensor_percent": 14.981141,
-        "instructions_per_cycle": 0.830205, "stall_gmma": 0.0, "stall_misc": 0.000936}
+        "duration_ms": 0.007072,
+        "cycles": 12920,
+        "sm_mhz": 1820.772,
+        "dram_mhz": 3185.52,
+        "registers": 255,
+        "shared_bytes": 74752,
+        "waves": 0.24,
+        "theoretical_occupancy_percent": 12.5,
+        "achieved_occupancy_percent": 6.208339,
+        "limit_registers_blocks": 2,
+        "limit_shared_blocks": 2,
+        "l1_hit_percent": 0.204165,
+        "l2_hit_percent": 67.486029,
+        "dram_percent": 2.522818,
+        "memory_percent": 9.789859,
+        "dram_gbps": 120.868778,
+        "sm_percent": 8.046467,
+        "tensor_percent": 14.981141,
+        "instructions_per_cycle": 0.830205,
+        "stall_gmma": 0.0,
+        "stall_misc": 0.000936,
+    }
     assert {name: main.counters[name] for name in wanted} == pytest.approx(wanted)
     assert len([name for name in main.counters if name.startswith("stall_")]) == 19
     assert counters.worst_stall(main) == ("no_instruction", 1.172503)
@@ -76,7 +97,11 @@ def test_the_full_set_adds_traffic_and_eligible_warps(read):
     basic, full = read("ncu-2025.3.1-raw.csv").kernels, read("ncu-2025.3.1-full-raw.csv").kernels
     for one, other in zip(basic, full, strict=True):
         assert set(other.counters) - set(one.counters) == {
-            "dram_bytes", "eligible_warps", "code_hit_percent", "code_cache_percent"}
+            "dram_bytes",
+            "eligible_warps",
+            "code_hit_percent",
+            "code_cache_percent",
+        }
         assert set(one.counters) <= set(other.counters)
     assert [row.counters["dram_bytes"] for row in full] == pytest.approx([854_784, 1_088_000])
     assert full[0].counters["eligible_warps"] == 0.217602
@@ -102,20 +127,34 @@ def test_the_roofline_of_the_default_set(read):
 def test_advice_is_that_of_each_kernel(with_advice):
     main, combine = with_advice.kernels
     assert [(one.rule, one.speedup_percent, one.scope) for one in main.advice] == [
-        ("LaunchConfiguration", 51.52, "global"), ("WorkloadImbalance", 20.74, "global"),
-        ("WorkloadImbalance", 20.16, "global"), ("WorkloadImbalance", 20.16, "global"),
-        ("WorkloadImbalance", 10.16, "global"), ("HighPipeUtilization", 94.22, "local"),
-        ("TheoreticalOccupancy", 87.5, "local"), ("SOLBottleneck", None, None), ("CPIStall", None, None)]
+        ("LaunchConfiguration", 51.52, "global"),
+        ("WorkloadImbalance", 20.74, "global"),
+        ("WorkloadImbalance", 20.16, "global"),
+        ("WorkloadImbalance", 20.16, "global"),
+        ("WorkloadImbalance", 10.16, "global"),
+        ("HighPipeUtilization", 94.22, "local"),
+        ("TheoreticalOccupancy", 87.5, "local"),
+        ("SOLBottleneck", None, None),
+        ("CPIStall", None, None),
+    ]
     assert len(combine.advice) == 10
 
 
 def test_the_table_of_advice_says_a_thing_once_and_prints_no_link(with_advice):
     table = tables.advice([with_advice])
     assert [(kernel.endswith("combine_kernel"), rule) for _, kernel, rule, *_ in table.rows] == [
-        (False, "LaunchConfiguration"), (False, "WorkloadImbalance"), (True, "WorkloadImbalance"),
-        (False, "HighPipeUtilization"), (True, "HighPipeUtilization"), (False, "TheoreticalOccupancy"),
-        (True, "AchievedOccupancy"), (True, "TheoreticalOccupancy"), (False, "SOLBottleneck"), (True, "SOLBottleneck"),
-        (True, "LaunchConfiguration")]
+        (False, "LaunchConfiguration"),
+        (False, "WorkloadImbalance"),
+        (True, "WorkloadImbalance"),
+        (False, "HighPipeUtilization"),
+        (True, "HighPipeUtilization"),
+        (False, "TheoreticalOccupancy"),
+        (True, "AchievedOccupancy"),
+        (True, "TheoreticalOccupancy"),
+        (False, "SOLBottleneck"),
+        (True, "SOLBottleneck"),
+        (True, "LaunchConfiguration"),
+    ]
     assert table.rows[1][3] == 20.74  # what promises most of the four
     text = " ".join(str(cell) for row in table.rows for cell in row)
     assert "could not be found" not in text
@@ -132,25 +171,35 @@ def test_a_trace_of_torchs_flash(read):
     found = read("torch-2.11-sdpa-flash.trace.json")
     assert [(row.short, row.category, row.backend, row.case, row.calls, row.grid) for row in found.kernels] == [
         ("flash_fwd_splitkv_kernel", "attention", "sdpa-flash", CASE, 2, (8, 2, 4)),
-        ("flash_fwd_splitkv_combine_kernel", "attention", "sdpa-flash", CASE, 2, (256, 1, 1))]
+        ("flash_fwd_splitkv_combine_kernel", "attention", "sdpa-flash", CASE, 2, (256, 1, 1)),
+    ]
     assert [row.total_ms for row in found.kernels] == pytest.approx([0.011584, 0.007104])
     (ours,) = found.ranges
     assert (ours.name, ours.calls) == (f"sdpa-flash/{CASE}", 2)
     assert (ours.host_ms, ours.gpu_ms, ours.busy_ms) == pytest.approx((3.087282, 0.037983, 0.018688))
     assert (found.window_ms, found.busy_ms) == pytest.approx((0.414143, 0.018688))
     assert {row.name: row.calls for row in found.api} == {
-        "cudaLaunchKernel": 4, "cudaDeviceSynchronize": 3, "cudaFuncSetAttribute": 2}
+        "cudaLaunchKernel": 4,
+        "cudaDeviceSynchronize": 3,
+        "cudaFuncSetAttribute": 2,
+    }
     assert (found.device, found.tool_version) == ("NVIDIA H200", "2.11.0+cu130")
 
 
 def test_a_trace_of_eager_attention(read):
     found = read("torch-2.11-eager.trace.json")
     assert [(row.short, row.category, row.calls) for row in found.kernels] == [
-        ("softmax_warp_forward", "other", 2), ("nvjet_sm90_tst_64x24_64x16_1x4_h_bz_NNT", "matmul", 2),
-        ("nvjet_sm90_tst_128x64_64x8_1x2_h_bz_TNT", "matmul", 2), ("MulFunctor", "elementwise", 2)]
+        ("softmax_warp_forward", "other", 2),
+        ("nvjet_sm90_tst_64x24_64x16_1x4_h_bz_NNT", "matmul", 2),
+        ("nvjet_sm90_tst_128x64_64x8_1x2_h_bz_TNT", "matmul", 2),
+        ("MulFunctor", "elementwise", 2),
+    ]
     assert {row.backend for row in found.kernels} == {"eager"}  # products are launched by the driver's API
     assert {row.name: row.calls for row in found.api} == {
-        "cuLaunchKernelEx": 4, "cudaLaunchKernel": 4, "cudaDeviceSynchronize": 3}
+        "cuLaunchKernelEx": 4,
+        "cudaLaunchKernel": 4,
+        "cudaDeviceSynchronize": 3,
+    }
     table = {row[0]: row[1:] for row in tables.categories([found]).rows}
     assert table["matmul"] == pytest.approx((0.012607, 100 * 0.012607 / 0.574561))
     assert table["other"] == pytest.approx((0.007327, 100 * 0.007327 / 0.574561))

@@ -33,9 +33,15 @@ def test_every_real_capture_is_read_and_explained(rules, path):
     assert f"`{path.name}`" in (made.CAPTURES / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize(("file", "name"), [
-    ("profile_fa.sqlite", "fa"), ("profile_sparge_fp8.sqlite", "sparge_fp8"), ("x.2025.sqlite", "x.2025"),
-    ("profile_.sqlite", "profile_.sqlite")])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("profile_fa.sqlite", "fa"),
+        ("profile_sparge_fp8.sqlite", "sparge_fp8"),
+        ("x.2025.sqlite", "x.2025"),
+        ("profile_.sqlite", "profile_.sqlite"),
+    ],
+)
 def test_the_column_is_named_after_the_file(tmp_path, rules, file, name):
     assert sources.read(made.nsys_sqlite(tmp_path / file), rules)[0].name == name
 
@@ -72,13 +78,21 @@ def test_a_report_where_nsys_is(tmp_path, rules, fake_tools):
         sources.read(path, rules)
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (b"", "is empty"), (b" \n", "is empty"), (b"hello\nworld\n", "is none of the known formats"),
-    (b"\x7fELF\x02\x01\x00\xff\xfe", "is none of the known formats"), (b"\xff\xfe\x00", "is none of the known formats"),
-    (b'{"format": "attnbench-capture 1", "captures": [', "is cut short"),
-    (b'{"format": "attnbench-capture 9", "captures": []}', "attnbench-capture 9 is not known"),
-    (b'{"format": "attnbench-capture 1", "captures": [{"tool": 3}]}', "is not a str"),
-    (b'{"schema": 1, "run": {}}', "has no traceEvents"), (b"[1, 2", "is cut short")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"hello\nworld\n", "is none of the known formats"),
+        (b"\x7fELF\x02\x01\x00\xff\xfe", "is none of the known formats"),
+        (b"\xff\xfe\x00", "is none of the known formats"),
+        (b'{"format": "attnbench-capture 1", "captures": [', "is cut short"),
+        (b'{"format": "attnbench-capture 9", "captures": []}', "attnbench-capture 9 is not known"),
+        (b'{"format": "attnbench-capture 1", "captures": [{"tool": 3}]}', "is not a str"),
+        (b'{"schema": 1, "run": {}}', "has no traceEvents"),
+        (b"[1, 2", "is cut short"),
+    ],
+)
 def test_a_file_that_is_none(tmp_path, rules, content, words):
     path = tmp_path / "x.dat"
     path.write_bytes(content)

@@ -37,7 +37,7 @@ def taken(fake_tools, tmp_path, rules, monkeypatch):
 
 
 def test_ncu_takes_several_ranges():
-    words, = commands("ncu", "ncu", ["target"], Path("out"), Options(range="embedding,attention"))
+    (words,) = commands("ncu", "ncu", ["target"], Path("out"), Options(range="embedding,attention"))
     given = [after for word, after in itertools.pairwise(words) if word == "--nvtx-include"]
     assert given == ["embedding/", "attention/"]
 
@@ -56,7 +56,10 @@ def test_ncu_takes_and_reads(taken, fake_tools):
     assert {row.backend for row in found.kernels} == {"sdpa-flash"}  # the copy was in no range: it is of this process
     assert found.kernels[0].advice
     assert sorted(path.name for path in taken.folder.iterdir()) == [
-        "profile_sdpa-flash.csv", "profile_sdpa-flash.log", "profile_sdpa-flash.ncu-rep"]
+        "profile_sdpa-flash.csv",
+        "profile_sdpa-flash.log",
+        "profile_sdpa-flash.ncu-rep",
+    ]
 
 
 def test_the_command_kept_with_a_capture_names_no_folder(taken):
@@ -66,10 +69,14 @@ def test_the_command_kept_with_a_capture_names_no_folder(taken):
     assert "/" not in command.replace("a/b", "")
 
 
-@pytest.mark.parametrize(("mode", "words"), [
-    ("denied", "may not read the GPU's counters (ERR_NVGPUCTRPERM); run it as root"),
-    ("none", "no kernel was profiled"),
-    ("silent", "ended with code 0; its last line was: ==PROF== Connected to process 4711 (python3.12)")])
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("denied", "may not read the GPU's counters (ERR_NVGPUCTRPERM); run it as root"),
+        ("none", "no kernel was profiled"),
+        ("silent", "ended with code 0; its last line was: ==PROF== Connected to process 4711 (python3.12)"),
+    ],
+)
 def test_ncu_fails_with_a_reason(taken, mode, words):
     found = taken("ncu", mode)
     assert found.capture is None
@@ -101,8 +108,10 @@ def test_a_time_limit_ends_what_the_tool_started(taken):
     assert found.reason == "ncu: did not end within 0.5 s and was stopped; --timeout"
 
 
-@pytest.mark.parametrize(("mode", "control", "given_back"), [
-    ("hang", "base", True), ("killed", "base", True), ("hang", "none", False), ("ok", "base", False)])
+@pytest.mark.parametrize(
+    ("mode", "control", "given_back"),
+    [("hang", "base", True), ("killed", "base", True), ("hang", "none", False), ("ok", "base", False)],
+)
 def test_clocks_that_a_killed_ncu_holds_are_given_back(taken, fake_tools, mode, control, given_back):
     taken("ncu", mode, timeout_s=0.7 if mode == "hang" else PATIENCE_S, clock_control=control)
     assert ([{"--clock-control": "reset"}, []] in fake_tools.calls()) is given_back
@@ -121,8 +130,9 @@ def test_an_earlier_report_is_kept_without_force(taken):
     assert (taken.folder / "profile_sdpa-flash.ncu-rep").stat().st_mtime_ns > before
 
 
-@pytest.mark.parametrize(("tool", "mode"), [
-    ("ncu", "denied"), ("ncu", "silent"), ("nsys", "silent"), ("nsys", "nothing")])
+@pytest.mark.parametrize(
+    ("tool", "mode"), [("ncu", "denied"), ("ncu", "silent"), ("nsys", "silent"), ("nsys", "nothing")]
+)
 def test_with_force_an_earlier_capture_is_never_shown_as_this_one(taken, tool, mode):
     assert taken(tool).capture is not None
     report = taken.folder / f"profile_sdpa-flash.{tool}-rep"
@@ -143,13 +153,26 @@ def test_the_sets_of_ncu(name):
     theirs = {"basic": {"LaunchStats", "Occupancy", "SpeedOfLight"}, "roofline": {"SpeedOfLight"}}
     added = {line[index + 1] for index, word in enumerate(line) if word == "--section"}
     if name != "full":
-        assert theirs[name] | added >= {"LaunchStats", "Occupancy", "SpeedOfLight", "MemoryWorkloadAnalysis",
-                                        "ComputeWorkloadAnalysis", "WarpStateStats"}
+        assert theirs[name] | added >= {
+            "LaunchStats",
+            "Occupancy",
+            "SpeedOfLight",
+            "MemoryWorkloadAnalysis",
+            "ComputeWorkloadAnalysis",
+            "WarpStateStats",
+        }
 
 
-@pytest.mark.parametrize(("version", "clocks", "left_alone"), [
-    ("2025.3.1.0", "none", True), (None, "none", True), ("2026.1.0.0", "none", True),
-    ("2024.3.2.0", "none", False), ("2025.3.1.0", "base", False)])
+@pytest.mark.parametrize(
+    ("version", "clocks", "left_alone"),
+    [
+        ("2025.3.1.0", "none", True),
+        (None, "none", True),
+        ("2026.1.0.0", "none", True),
+        ("2024.3.2.0", "none", False),
+        ("2025.3.1.0", "base", False),
+    ],
+)
 def test_clocks_left_alone_are_those_of_the_tensor_cores_too(version, clocks, left_alone):
     (line,) = commands("ncu", "ncu", ["python"], "out", Options(clock_control=clocks), version)
     words = " ".join(line)
@@ -180,9 +203,13 @@ def test_nsys_without_its_export_is_read_from_what_it_prints(taken, mode):
     assert found.idle_ms is None
 
 
-@pytest.mark.parametrize(("mode", "words"), [
-    ("silent", "no reports were generated"),
-    ("nothing", "its last line was: Generating failed: the report is damaged")])
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("silent", "no reports were generated"),
+        ("nothing", "its last line was: Generating failed: the report is damaged"),
+    ],
+)
 def test_nsys_fails_with_a_reason(taken, mode, words):
     assert words in taken("nsys", mode).reason
 
@@ -217,36 +244,55 @@ def test_a_program_that_cannot_be_started(tmp_path):
         running.run([str(tmp_path / "nowhere")], timeout_s=1.0, log=tmp_path / "log")
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("==ERROR== Profiling failed because a driver resource was unavailable. Ensure that no other tool (like DCGM) is "
-     "concurrently collecting profiling data.", "another profiler holds"),
-    ("==ERROR== Cuda driver is not compatible with Nsight Compute.", "does not fit this driver"),
-    ("==ERROR== The application returned an error: operation not permitted when stream is capturing",
-     "inside a CUDA graph"),
-    ("unrecognised option '--cuda-graph-trace'", "does not know an option"),
-    ("write error: No space left on device", "the disk is full"),
-    ("torch.OutOfMemoryError: CUDA out of memory.", "too little free memory"),
-    ("Traceback\nValueError: /home/me/x.py is odd", "its last line was: ValueError: x.py is odd")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "==ERROR== Profiling failed because a driver resource was unavailable. Ensure that no other tool (like DCGM) is "
+            "concurrently collecting profiling data.",
+            "another profiler holds",
+        ),
+        ("==ERROR== Cuda driver is not compatible with Nsight Compute.", "does not fit this driver"),
+        (
+            "==ERROR== The application returned an error: operation not permitted when stream is capturing",
+            "inside a CUDA graph",
+        ),
+        ("unrecognised option '--cuda-graph-trace'", "does not know an option"),
+        ("write error: No space left on device", "the disk is full"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "too little free memory"),
+        ("Traceback\nValueError: /home/me/x.py is odd", "its last line was: ValueError: x.py is odd"),
+    ],
+)
 def test_what_tools_say_in_our_words(text, words):
     found = running.reason("ncu", running.Finished(1, text, 1.0), 10.0)
     assert words in found
     assert "\n" not in found
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    # As a user of ncu reported it, and as ncu ends after a program that raised.
-    ("==PROF== Connected to process 1 (/opt/python3.12)\n==ERROR== Error: Failed to prepare kernel for profiling\n"
-     "==ERROR== Failed to profile kernel \"gemv2N_kernel\" in process 1\n==PROF== Disconnected from process 1\n"
-     "==ERROR== An error occurred while trying to profile.\n==WARNING== No kernels were profiled.",
-     "ncu: Error: Failed to prepare kernel for profiling"),
-    ("Traceback (most recent call last):\n  File \"/a/b.py\", line 1\nRuntimeError: CUDA error: misaligned address\n"
-     "Compile with `TORCH_USE_CUDA_DSA`.\n==PROF== Disconnected from process 1\n==ERROR== The application returned an "
-     "error code (1).\n==WARNING== No kernels were profiled.",
-     "ncu: The application returned an error code (1). RuntimeError: CUDA error: misaligned address"),
-    ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n==WARNING== No kernels were profiled.",
-     "this user may not read the GPU's counters"),
-    ("==ERROR== Failed to open lock file /tmp/nsight-compute-lock.", "set TMPDIR to a folder of your own"),
-    ("==WARNING== No kernels were profiled.", "no launch in the window has a name that --kernel matches")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        # As a user of ncu reported it, and as ncu ends after a program that raised.
+        (
+            "==PROF== Connected to process 1 (/opt/python3.12)\n==ERROR== Error: Failed to prepare kernel for profiling\n"
+            '==ERROR== Failed to profile kernel "gemv2N_kernel" in process 1\n==PROF== Disconnected from process 1\n'
+            "==ERROR== An error occurred while trying to profile.\n==WARNING== No kernels were profiled.",
+            "ncu: Error: Failed to prepare kernel for profiling",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/a/b.py", line 1\nRuntimeError: CUDA error: misaligned address\n'
+            "Compile with `TORCH_USE_CUDA_DSA`.\n==PROF== Disconnected from process 1\n==ERROR== The application returned an "
+            "error code (1).\n==WARNING== No kernels were profiled.",
+            "ncu: The application returned an error code (1). RuntimeError: CUDA error: misaligned address",
+        ),
+        (
+            "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n==WARNING== No kernels were profiled.",
+            "this user may not read the GPU's counters",
+        ),
+        ("==ERROR== Failed to open lock file /tmp/nsight-compute-lock.", "set TMPDIR to a folder of your own"),
+        ("==WARNING== No kernels were profiled.", "no launch in the window has a name that --kernel matches"),
+    ],
+)
 def test_an_error_of_ncu_is_told_and_not_that_nothing_was_profiled(text, words):
     found = running.reason("ncu", running.Finished(1, text, 1.0), 10.0)
     assert words in found
@@ -260,7 +306,10 @@ def test_an_error_of_ncu_is_told_and_not_that_nothing_was_profiled(text, words):
 def test_a_taken_folder_is_numbered(tmp_path):
     path = tmp_path / "deep" / "profile_results"
     assert [open_folder(path, force=False).name for _ in range(3)] == [
-        "profile_results", "profile_results-2", "profile_results-3"]
+        "profile_results",
+        "profile_results-2",
+        "profile_results-3",
+    ]
     (tmp_path / "deep" / "profile_results-4").write_text("a file")
     assert open_folder(path, force=False).name == "profile_results-5"
     assert open_folder(path, force=True) == path

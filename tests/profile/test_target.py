@@ -15,7 +15,7 @@ from attnbench.profile import target
 from attnbench.profile.job import Job
 from attnbench.workloads.base import load_workload
 
-COUNTING = '''
+COUNTING = """
 import torch
 from contextlib import contextmanager
 from attnbench.backends.base import Backend, Launch
@@ -45,7 +45,7 @@ class Raising(Counting):
     @contextmanager
     def session(self, case, inputs):
         yield Launch(forward=lambda: 1 / 0, outputs=dict, reload=lambda inputs: None)
-'''
+"""
 
 
 @pytest.fixture
@@ -58,8 +58,16 @@ def file(tmp_path):
 def make_job(*backends, files=(), marks="none", mode="fwd", **more):
     workload = load_workload("attention")
     case = workload.case({"batch": 1, "seqlen": 32, "nheads": 2, "headdim": 16, "dtype": "fp32", "mode": mode})
-    return Job(workload="attention", case=case.to_dict(), case_id=case.id, backends=backends, files=tuple(files),
-               device="cpu", marks=marks, **more)
+    return Job(
+        workload="attention",
+        case=case.to_dict(),
+        case_id=case.id,
+        backends=backends,
+        files=tuple(files),
+        device="cpu",
+        marks=marks,
+        **more,
+    )
 
 
 def test_warm_ups_stand_before_the_window_and_resets_before_each_range(tmp_path, file, monkeypatch):
@@ -80,10 +88,30 @@ def test_warm_ups_stand_before_the_window_and_resets_before_each_range(tmp_path,
 def test_a_launch_marks_its_own_parts(tmp_path):
     """Of a ranking step: each phase, in the order of the step, and only inside the window."""
     workload = load_workload("hstu-serving")
-    case = workload.case({"model": "tiny", "batch": 1, "num_candidates": 2, "cached": 32, "new_tokens": 2,
-                          "dtype": "fp32", "page_size": 32})
-    given = Job(workload="hstu-serving", case=case.to_dict(), case_id=case.id, backends=("serving-eager",), files=(),
-                device="cpu", input="normal", seed=0, warmup=1, launches=1, marks="torch")
+    case = workload.case(
+        {
+            "model": "tiny",
+            "batch": 1,
+            "num_candidates": 2,
+            "cached": 32,
+            "new_tokens": 2,
+            "dtype": "fp32",
+            "page_size": 32,
+        }
+    )
+    given = Job(
+        workload="hstu-serving",
+        case=case.to_dict(),
+        case_id=case.id,
+        backends=("serving-eager",),
+        files=(),
+        device="cpu",
+        input="normal",
+        seed=0,
+        warmup=1,
+        launches=1,
+        marks="torch",
+    )
     trace = tmp_path / "trace.json"
     assert target.carry_out(given, trace).reasons == {}
     events = [one for one in json.loads(trace.read_text())["traceEvents"] if one.get("cat") == "user_annotation"]

@@ -44,18 +44,25 @@ def of_cpu(tmp_path, rules, *events):
 
 def test_operators_of_a_cpu_stand_for_their_time_once(tmp_path, rules):
     capture = of_cpu(
-        tmp_path, rules,
+        tmp_path,
+        rules,
         # most of it is the product inside: that stands for it, and the rest is nobody's
-        operator("aten::matmul", 0, 100), operator("aten::expand", 1, 3), operator("aten::bmm", 5, 95),
+        operator("aten::matmul", 0, 100),
+        operator("aten::expand", 1, 3),
+        operator("aten::bmm", 5, 95),
         operator("aten::resize_", 6, 8),
         # little of it is inside: it stands for all
-        operator("aten::_scaled_dot_product_flash_attention_for_cpu", 100, 200), operator("aten::empty", 110, 120),
-        operator("aten::add", 0, 50, thread=2))
+        operator("aten::_scaled_dot_product_flash_attention_for_cpu", 100, 200),
+        operator("aten::empty", 110, 120),
+        operator("aten::add", 0, 50, thread=2),
+    )
     rows = {row.short: (row.category, row.calls, row.total_ms) for row in capture.kernels}
     assert rows == {
-        "bmm": ("matmul", 1, pytest.approx(0.09)), "expand": ("other", 1, pytest.approx(0.002)),
+        "bmm": ("matmul", 1, pytest.approx(0.09)),
+        "expand": ("other", 1, pytest.approx(0.002)),
         "_scaled_dot_product_flash_attention_for_cpu": ("attention", 1, pytest.approx(0.1)),
-        "add": ("elementwise add", 1, pytest.approx(0.05))}
+        "add": ("elementwise add", 1, pytest.approx(0.05)),
+    }
     assert capture.device == "CPU"
     assert capture.notes == ("rows are operators of torch on the CPU, each with the shorter ones it is made of",)
 
@@ -88,10 +95,17 @@ def test_a_trace_of_nothing_is_refused(tmp_path, rules):
         of_cpu(tmp_path, rules, call)
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda data: json.dumps(data)[:400], lambda data: "{}", lambda data: '{"traceEvents": 3}', lambda data: "[]",
-    lambda data: json.dumps({**data, "traceEvents": [{**one, "ts": "soon"} for one in data["traceEvents"]]}),
-    lambda data: json.dumps({**data, "traceEvents": [3, None, "x"]})])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: json.dumps(data)[:400],
+        lambda data: "{}",
+        lambda data: '{"traceEvents": 3}',
+        lambda data: "[]",
+        lambda data: json.dumps({**data, "traceEvents": [{**one, "ts": "soon"} for one in data["traceEvents"]]}),
+        lambda data: json.dumps({**data, "traceEvents": [3, None, "x"]}),
+    ],
+)
 def test_a_trace_that_cannot_be_read(tmp_path, rules, spoil):
     path = tmp_path / "x.json"
     path.write_text(spoil(made.torch_trace()))
@@ -114,19 +128,34 @@ def parsed(path, rules):
         return str(error)
 
 
-@pytest.mark.parametrize(("field", "odd"), [
-    ("ts", float("nan")), ("ts", 1e300), ("dur", 10**400), ("ts", None), ("dur", "long"), ("name", None),
-    ("cat", ["kernel"]),
-    ("tid", [1]), ("pid", {}), ("args", [3]), ("args", {"correlation": [1]}), ("args", {"External id": {}, "grid": 3}),
-    ("args", {"bytes": 10**400, "grid": [10**400, 1, 1], "block": [True, 1, 1]}),
-])
+@pytest.mark.parametrize(
+    ("field", "odd"),
+    [
+        ("ts", float("nan")),
+        ("ts", 1e300),
+        ("dur", 10**400),
+        ("ts", None),
+        ("dur", "long"),
+        ("name", None),
+        ("cat", ["kernel"]),
+        ("tid", [1]),
+        ("pid", {}),
+        ("args", [3]),
+        ("args", {"correlation": [1]}),
+        ("args", {"External id": {}, "grid": 3}),
+        ("args", {"bytes": 10**400, "grid": [10**400, 1, 1], "block": [True, 1, 1]}),
+    ],
+)
 def test_an_odd_event_is_read_or_refused_in_one_line(tmp_path, rules, field, odd):
     data = made.torch_trace()
     for place, event in enumerate(data["traceEvents"]):
         spoilt = {**event, field: odd} if odd is not None else {key: event[key] for key in event if key != field}
         path = tmp_path / "odd.json"
-        path.write_text(json.dumps({**data, "traceEvents": [
-            *data["traceEvents"][:place], spoilt, *data["traceEvents"][place + 1:]]}))
+        path.write_text(
+            json.dumps(
+                {**data, "traceEvents": [*data["traceEvents"][:place], spoilt, *data["traceEvents"][place + 1 :]]}
+            )
+        )
         found = parsed(path, rules)
         if isinstance(found, Capture):
             assert loads(dumps((found,)), "x") == (found,)
@@ -134,6 +163,13 @@ def test_an_odd_event_is_read_or_refused_in_one_line(tmp_path, rules, field, odd
 
 
 def test_a_figure_that_is_no_number_is_not_known():
-    row = KernelRow(name="k\x1b", short="k", category="other", calls=1, total_ms=float("nan"), mean_ms=1e200,
-                    counters={"dram": float("inf"), "l2": 2.0})
+    row = KernelRow(
+        name="k\x1b",
+        short="k",
+        category="other",
+        calls=1,
+        total_ms=float("nan"),
+        mean_ms=1e200,
+        counters={"dram": float("inf"), "l2": 2.0},
+    )
     assert (row.name, row.total_ms, row.mean_ms, row.counters) == (r"k\u001b", None, None, {"dram": None, "l2": 2.0})

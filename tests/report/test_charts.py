@@ -25,9 +25,19 @@ OF_A_CASE = ("time", "speedup", "error", "memory", "roofline")
 
 def sweep(backends=TFLOPS, lengths=(512, 1000, 4096), **changed):
     """Two head sizes, causal and not, over three lengths, with as many tokens at each."""
-    return [record for length in lengths for headdim in (64, 128) for causal in (False, True)
-            for record in make_group(make_case(seqlen=length, seqlen_k=length, headdim=headdim, headdim_v=headdim,
-                                               causal=causal, batch=65536 // length), backends, **changed)]
+    return [
+        record
+        for length in lengths
+        for headdim in (64, 128)
+        for causal in (False, True)
+        for record in make_group(
+            make_case(
+                seqlen=length, seqlen_k=length, headdim=headdim, headdim_v=headdim, causal=causal, batch=65536 // length
+            ),
+            backends,
+            **changed,
+        )
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +49,9 @@ def drawn():
 
 
 def of(found, kind, **where):
-    return [one for one in found if one.kind == kind
-            and all(getattr(one, name) == value for name, value in where.items())]
+    return [
+        one for one in found if one.kind == kind and all(getattr(one, name) == value for name, value in where.items())
+    ]
 
 
 def form(figure):
@@ -132,8 +143,11 @@ def test_many_samples_are_drawn_at_even_ranks():
 def test_speedups_are_those_of_the_records(drawn):
     run, found = drawn["h200"]
     for figure in of(found, "speedup"):
-        known = {record.backend: record.speedup for record in run.records
-                 if record.case_id == figure.case_id and record.speedup and record.speedup.baseline != record.backend}
+        known = {
+            record.backend: record.speedup
+            for record in run.records
+            if record.case_id == figure.case_id and record.speedup and record.speedup.baseline != record.backend
+        }
         rows = figure.spec["datasets"]["rows"]
         assert {one["b"]: one["v"] for one in rows} == {name: one.verdict for name, one in known.items()}
         for one in rows:
@@ -144,8 +158,11 @@ def test_speedups_are_those_of_the_records(drawn):
 def test_errors_are_the_worst_output_over_its_budget(drawn):
     run, found = drawn["h200"]
     for figure in of(found, "error"):
-        worst = {record.backend: max(100 * error.max_abs / error.budget for error in record.errors.values())
-                 for record in run.records if record.case_id == figure.case_id and record.errors}
+        worst = {
+            record.backend: max(100 * error.max_abs / error.budget for error in record.errors.values())
+            for record in run.records
+            if record.case_id == figure.case_id and record.errors
+        }
         rows = figure.spec["datasets"]["rows"]
         assert {one["b"]: one["e"] for one in rows} == pytest.approx(worst, rel=1e-2)
 
@@ -153,8 +170,9 @@ def test_errors_are_the_worst_output_over_its_budget(drawn):
 def test_what_is_missing_is_left_out():
     case = make_case()
     group = make_group(case)
-    bare = dataclasses.replace(group[1], memory=None, errors={}, speedup=None, rate=None, ceilings={},
-                               time=make_time([1.0, 1.1, 1.2]))
+    bare = dataclasses.replace(
+        group[1], memory=None, errors={}, speedup=None, rate=None, ceilings={}, time=make_time([1.0, 1.1, 1.2])
+    )
     found = figures([make_run([*group[:1], bare, *group[2:], make_lost(case, "gone", Status.OOM, "no room")])])
     rows = {figure.kind: {one["b"]: one for one in figure.spec["datasets"]["rows"]} for figure in found}
     assert set(rows) == set(OF_A_CASE)
@@ -182,15 +200,22 @@ def test_a_chart_that_would_show_nothing_is_left_out():
 
 def test_lengths_have_the_older_scripts_names_and_their_own_lines(drawn):
     found = of(figures([make_run([record for record in sweep() if record.case["headdim"] == 64])]), "length")
-    assert [one.stem for one in found] == [f"seq_len_plots/{what}_causal_{causal}" for causal in ("false", "true")
-                                           for what in ("time_ms", "tflops")]
+    assert [one.stem for one in found] == [
+        f"seq_len_plots/{what}_causal_{causal}" for causal in ("false", "true") for what in ("time_ms", "tflops")
+    ]
     run, several = drawn["hostile"]
     assert {one.stem for one in of(several, "length")} == {
-        f"seq_len_plots/{what}_causal_{causal}_headdim{size}" for what in ("time_ms", "tflops")
-        for causal in ("false", "true") for size in (64, 128)}
+        f"seq_len_plots/{what}_causal_{causal}_headdim{size}"
+        for what in ("time_ms", "tflops")
+        for causal in ("false", "true")
+        for size in (64, 128)
+    }
     figure = next(one for one in of(several, "length") if one.name == "time_ms_causal_true_headdim128")
-    known = {(record.backend, record.case["seqlen"]): record.time.median_ms for record in run.records
-             if record.case["causal"] and record.case["headdim"] == 128}
+    known = {
+        (record.backend, record.case["seqlen"]): record.time.median_ms
+        for record in run.records
+        if record.case["causal"] and record.case["headdim"] == 128
+    }
     rows = figure.spec["datasets"]["rows"]
     assert {(one["b"], one["x"]): one["m"] for one in rows} == pytest.approx(known, rel=1e-4)
     assert '"values": [512, 1000, 4096]' in form(figure)
@@ -206,10 +231,20 @@ def test_a_line_ends_where_its_backend_does():
 
 
 def test_sparsity_has_folders_of_its_own():
-    records = [dataclasses.replace(record, case={**record.case, "sparsity": share})
-               for share in (0.0, 0.3) for record in sweep() if record.case["headdim"] == 64]
-    records = [dataclasses.replace(record, case_id=f"{record.case_id}-{record.case['sparsity']}",
-                                   group=f"{record.group}-{record.case['sparsity']}") for record in records]
+    records = [
+        dataclasses.replace(record, case={**record.case, "sparsity": share})
+        for share in (0.0, 0.3)
+        for record in sweep()
+        if record.case["headdim"] == 64
+    ]
+    records = [
+        dataclasses.replace(
+            record,
+            case_id=f"{record.case_id}-{record.case['sparsity']}",
+            group=f"{record.group}-{record.case['sparsity']}",
+        )
+        for record in records
+    ]
     found = of(figures([make_run(records)]), "length")
     assert {one.folder for one in found} == {"seq_len_plots", "seq_len_plots_30"}
 
@@ -217,9 +252,10 @@ def test_sparsity_has_folders_of_its_own():
 def test_the_winner_is_named_only_where_it_has_won():
     backends = {"first": 600.0, "second": 400.0, "third": 200.0}
     clear = make_group(make_case(seqlen=512, seqlen_k=512), backends)
-    even = make_group(make_case(seqlen=4096, seqlen_k=4096), {"first": 600.0, "second": 600.0, "third": 200.0},
-                      noise=0.05)
-    figure, = of(figures([make_run([*clear, *even])]), "winner")
+    even = make_group(
+        make_case(seqlen=4096, seqlen_k=4096), {"first": 600.0, "second": 600.0, "third": 200.0}, noise=0.05
+    )
+    (figure,) = of(figures([make_run([*clear, *even])]), "winner")
     won, tied = figure.spec["datasets"]["cells"]
     ratio = clear[1].time.median_ms / clear[0].time.median_ms
     assert (won["x"], won["b"], won["l"]) == ("512", "first", f"{ratio:.2f}x")
@@ -234,7 +270,7 @@ def test_real_winners_agree_with_the_tables(drawn):
     from attnbench.presentation.blocks import arrange
 
     run, found = drawn["h200"]
-    figure, = of(found, "winner")
+    (figure,) = of(found, "winner")
     unclear = sum(note.startswith("no clear winner") for block in arrange(run).blocks for note in block.notes)
     cells = figure.spec["datasets"]["cells"]
     assert len(cells) == 12
@@ -279,11 +315,14 @@ BLINDNESS = {
 
 
 def lab(colour, matrix):
-    parts = [int(colour[place:place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     red, green, blue = (min(1.0, max(0.0, sum(a * b for a, b in zip(line, linear, strict=True)))) for line in matrix)
-    x, y, z = ((0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505, 0.2126 * red + 0.7152 * green + 0.0722 * blue,
-               (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089)
+    x, y, z = (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505,
+        0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089,
+    )
     fx, fy, fz = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in (x, y, z))
     return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
 
@@ -300,7 +339,10 @@ def test_several_runs_share_styles():
     second = make_run(make_group(make_case(), {"c": 300.0, "b": 200.0}), id="bbbb2222")
     found = figures([first, second])
     assert {(one.folder.split("/")[0], one.run) for one in found} == {
-        ("aaaa1111", "aaaa1111"), ("bbbb2222", "bbbb2222"), ("A-and-B", None)}
+        ("aaaa1111", "aaaa1111"),
+        ("bbbb2222", "bbbb2222"),
+        ("A-and-B", None),
+    }
     colours = [{row["b"]: row["c"] for row in one.spec["datasets"]["rows"]} for one in of(found, "time")]
     assert [set(one) for one in colours] == [{"a", "b"}, {"c", "b"}]
     assert colours[0]["b"] == colours[1]["b"]
@@ -312,10 +354,19 @@ def test_several_runs_share_styles():
 def test_processes_are_combined_and_ways_of_measuring_kept_apart():
     case = make_case()
     name = case_id(case)
-    records = [make_record(case, backend, tflops=tflops + 10 * place, replicate=place, samples=8,
-                           group=f"{name}#{place}" if place else name)
-               for place in range(3) for backend, tflops in {"a": 300.0, "b": 500.0}.items()]
-    figure, = of(figures([make_run(records)]), "time")
+    records = [
+        make_record(
+            case,
+            backend,
+            tflops=tflops + 10 * place,
+            replicate=place,
+            samples=8,
+            group=f"{name}#{place}" if place else name,
+        )
+        for place in range(3)
+        for backend, tflops in {"a": 300.0, "b": 500.0}.items()
+    ]
+    (figure,) = of(figures([make_run(records)]), "time")
     rows = figure.spec["datasets"]["rows"]
     assert [one["b"] for one in rows] == ["b", "a"]
     medians = sorted(record.time.median_ms for record in records if record.backend == "b")
@@ -332,9 +383,15 @@ def test_processes_are_combined_and_ways_of_measuring_kept_apart():
 
 def test_two_thousand_records_stay_small():
     """400 cases: the forms are few, and all of the data leave the page room for its tables."""
-    records = [record for length in range(512, 512 + 100) for headdim in (64, 128) for causal in (False, True)
-               for record in make_group(make_case(seqlen=length, seqlen_k=length, headdim=headdim, headdim_v=headdim,
-                                                  causal=causal), samples=100)]
+    records = [
+        record
+        for length in range(512, 512 + 100)
+        for headdim in (64, 128)
+        for causal in (False, True)
+        for record in make_group(
+            make_case(seqlen=length, seqlen_k=length, headdim=headdim, headdim_v=headdim, causal=causal), samples=100
+        )
+    ]
     found = figures([make_run(records)])
     assert len(records) == 2000
     assert len(of(found, "time")) == 400
@@ -347,8 +404,9 @@ def test_two_thousand_records_stay_small():
 
 def test_a_wide_map_names_its_colours_below():
     backends = {"first": 600.0, "second": 300.0}
-    groups = [make_group(make_case(seqlen=512 * place, seqlen_k=512 * place), backends, samples=10)
-              for place in range(1, 7)]
+    groups = [
+        make_group(make_case(seqlen=512 * place, seqlen_k=512 * place), backends, samples=10) for place in range(1, 7)
+    ]
     narrow, wide = (of(figures([make_run([*itertools.chain(*groups[:count])])]), "winner")[0] for count in (5, 6))
     assert '"legend": {' not in form(narrow)
     assert '"legend": {' in form(wide)

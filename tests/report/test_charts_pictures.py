@@ -50,21 +50,29 @@ def cpu():
 
 
 def test_a_shape_of_many_axes_is_named_whole_in_the_map_of_winners():
-    cases = [make_case(seqlen=length, seqlen_k=length, nheads=heads, headdim=size, causal=mask, dtype=dtype)
-             for length in (1024, 4096) for heads in (16, 128) for size in (64, 256) for mask in (False, True)
-             for dtype in ("bf16", "fp16")]
+    cases = [
+        make_case(seqlen=length, seqlen_k=length, nheads=heads, headdim=size, causal=mask, dtype=dtype)
+        for length in (1024, 4096)
+        for heads in (16, 128)
+        for size in (64, 256)
+        for mask in (False, True)
+        for dtype in ("bf16", "fp16")
+    ]
     run = make_run([record for case in cases for record in make_group(case, samples=8)])
-    figure, = (one for one in figures([run]) if one.kind == "winner")
-    said = [part for text in ElementTree.fromstring(picture(figure, "svg")).iter(f"{SVG}text")
-            for part in text.itertext()]
+    (figure,) = (one for one in figures([run]) if one.kind == "winner")
+    said = [
+        part for text in ElementTree.fromstring(picture(figure, "svg")).iter(f"{SVG}text") for part in text.itertext()
+    ]
     assert not [part for part in said if "…" in part]
     for words in ("nheads 128", "headdim 256", "not causal", "fp16"):
         assert sum(words in part for part in said) == 8
 
 
 def test_the_standard_set_is_every_figure_in_every_format(cpu, tmp_path):
-    one = dataclasses.replace(cpu, records=tuple(
-        record for record in cpu.records if record.case["seqlen"] < 512 and not record.case["causal"]))
+    one = dataclasses.replace(
+        cpu,
+        records=tuple(record for record in cpu.records if record.case["seqlen"] < 512 and not record.case["causal"]),
+    )
     paths = write_plots([one], tmp_path / "new" / "plots")
     assert stems(paths[::2], tmp_path / "new" / "plots") == [figure.stem for figure in figures([one])]
     assert "seq_len_plots/time_ms_causal_false" in stems(paths, tmp_path / "new" / "plots")
@@ -86,7 +94,9 @@ def test_a_picture_says_what_the_page_says_and_cuts_nothing_off(cpu):
         root, said = ElementTree.fromstring(svg), texts(svg)
         assert figure.title in said
         assert {record.backend for record in cpu.records if record.time} <= set(said) or figure.kind in (
-            "winner", "speedup")
+            "winner",
+            "speedup",
+        )
         assert 'fill="#ffffff"' in svg or 'fill="white"' in svg  # readable wherever it is put
         width, height = (float(root.get(name)) for name in ("width", "height"))
         assert 600 < width < 1200
@@ -118,16 +128,24 @@ def test_a_measured_quantity_on_x_has_the_older_scripts_names(tmp_path):
     paths = write_plots([sparse()], tmp_path, x="actual_sparsity", formats=("png",))
     assert stems(paths, tmp_path) == [
         f"sparge_sparsity_plots/{what}_actual_sparsity_seq32768_causal_{causal}"
-        for causal in ("false", "true") for what in ("time_ms", "tflops")]
-    both = write_plots([sparse(lengths=(1024, 32768), causal=(True,))], tmp_path, x="counters.actual_sparsity",
-                       metric="time.median_ms", formats=("png",))
-    assert [path.name for path in both] == [f"time_ms_actual_sparsity_seq{length}_causal_true.png"
-                                            for length in (1024, 32768)]
+        for causal in ("false", "true")
+        for what in ("time_ms", "tflops")
+    ]
+    both = write_plots(
+        [sparse(lengths=(1024, 32768), causal=(True,))],
+        tmp_path,
+        x="counters.actual_sparsity",
+        metric="time.median_ms",
+        formats=("png",),
+    )
+    assert [path.name for path in both] == [
+        f"time_ms_actual_sparsity_seq{length}_causal_true.png" for length in (1024, 32768)
+    ]
 
 
 def test_what_counts_nothing_is_not_drawn_at_zero(tmp_path):
     write_plots([sparse(causal=(False,))], tmp_path, x="actual-sparsity", metric="tflops", formats=("svg",))
-    svg, = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.svg"))
+    (svg,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.svg"))
     said = texts(svg)
     assert "sparge" in said
     assert "flash-attn-3" not in said
@@ -137,24 +155,50 @@ def test_what_counts_nothing_is_not_drawn_at_zero(tmp_path):
 def test_configurations_that_a_measured_quantity_tells_apart_are_one_line(tmp_path):
     run = sparse(knobs=(0.1,), causal=(False,))
     base = next(record for record in run.records if record.backend == "sparge")
-    records = [dataclasses.replace(base, backend=f"sparge[k{place}]", counters={"actual_sparsity": share})
-               for place, share in enumerate((0.2, 0.4, 0.6))]
+    records = [
+        dataclasses.replace(base, backend=f"sparge[k{place}]", counters={"actual_sparsity": share})
+        for place, share in enumerate((0.2, 0.4, 0.6))
+    ]
     write_plots([make_run(records)], tmp_path, x="actual_sparsity", metric="tflops", formats=("svg",))
-    svg, = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.svg"))
+    (svg,) = (path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.svg"))
     assert texts(svg).count("sparge") == 1
     assert "sparge[k0]" not in texts(svg)
 
 
-@pytest.mark.parametrize(("x", "metric", "expected"), [
-    ("seqlen", None, ["seq_len_plots/time_ms_causal_false", "seq_len_plots/tflops_causal_false",
-                      "seq_len_plots/time_ms_causal_true", "seq_len_plots/tflops_causal_true"]),
-    (None, "peak_allocated_mb", [f"seq_len_plots/memory.peak_allocated_mb_causal_{causal}"
-                                 for causal in ("false", "true")]),
-    ("causal", "errors.out.max_abs", [f"causal_plots/errors.out.max_abs_causal_seq{length}"
-                                      for length in (128, 256, 512, 1000)]),
-    ("time-ms", "memory.peak_allocated_mb", [f"time_ms_plots/memory.peak_allocated_mb_time_ms_seq{length}_causal_{mask}"
-                                             for length in (128, 256, 512, 1000) for mask in ("false", "true")]),
-])
+@pytest.mark.parametrize(
+    ("x", "metric", "expected"),
+    [
+        (
+            "seqlen",
+            None,
+            [
+                "seq_len_plots/time_ms_causal_false",
+                "seq_len_plots/tflops_causal_false",
+                "seq_len_plots/time_ms_causal_true",
+                "seq_len_plots/tflops_causal_true",
+            ],
+        ),
+        (
+            None,
+            "peak_allocated_mb",
+            [f"seq_len_plots/memory.peak_allocated_mb_causal_{causal}" for causal in ("false", "true")],
+        ),
+        (
+            "causal",
+            "errors.out.max_abs",
+            [f"causal_plots/errors.out.max_abs_causal_seq{length}" for length in (128, 256, 512, 1000)],
+        ),
+        (
+            "time-ms",
+            "memory.peak_allocated_mb",
+            [
+                f"time_ms_plots/memory.peak_allocated_mb_time_ms_seq{length}_causal_{mask}"
+                for length in (128, 256, 512, 1000)
+                for mask in ("false", "true")
+            ],
+        ),
+    ],
+)
 def test_any_axis_and_any_metric(cpu, tmp_path, x, metric, expected):
     paths = write_plots([cpu], tmp_path, x=x, metric=metric, formats=("svg",))
     found = stems(paths, tmp_path)
@@ -162,10 +206,9 @@ def test_any_axis_and_any_metric(cpu, tmp_path, x, metric, expected):
 
 
 def test_an_axis_without_a_value_has_a_place_on_x(tmp_path):
-    records = [record for window in (None, "1024:0")
-               for record in make_group(make_case(window=window), samples=8)]
+    records = [record for window in (None, "1024:0") for record in make_group(make_case(window=window), samples=8)]
     records = [dataclasses.replace(record, group=f"w{record.case['window']}") for record in records]
-    path, = write_plots([make_run(records)], tmp_path, x="window", metric="tflops", formats=("svg",))
+    (path,) = write_plots([make_run(records)], tmp_path, x="window", metric="tflops", formats=("svg",))
     assert path.name == "tflops_window_seq16384_causal_false.svg"
     assert {"none", "1024:0"} <= set(texts(path.read_text(encoding="utf-8")))
 
@@ -175,19 +218,28 @@ def test_several_runs_have_a_folder_each(cpu, tmp_path):
     assert {path.relative_to(tmp_path).parts[0] for path in paths} == {cpu.id, "0badcafe"}
 
 
-@pytest.mark.parametrize(("x", "metric", "message"), [
-    ("seqlem", None, r"^attnbench report: --x=seqlem is not known; one of batch, .*tflops.*; did you mean seqlen\?$"),
-    (None, "tflop", r"^attnbench report: --metric=tflop is not known; one of .*time_ms.*; did you mean tflops\?$"),
-    (None, "seqlen", r"^attnbench report: --metric=seqlen is not known; one of [^;]*$"),
-    ("backend", None, r"^attnbench report: --x=backend is not known; one of "),
-    ("nheads", None, r"^attnbench report: --x=nheads has no two values .*; an axis of which the run has several"),
-    (None, "max_abs", r"^attnbench report: --metric=max_abs is the end of several; one of errors.out.max_abs, "),
-])
+@pytest.mark.parametrize(
+    ("x", "metric", "message"),
+    [
+        (
+            "seqlem",
+            None,
+            r"^attnbench report: --x=seqlem is not known; one of batch, .*tflops.*; did you mean seqlen\?$",
+        ),
+        (None, "tflop", r"^attnbench report: --metric=tflop is not known; one of .*time_ms.*; did you mean tflops\?$"),
+        (None, "seqlen", r"^attnbench report: --metric=seqlen is not known; one of [^;]*$"),
+        ("backend", None, r"^attnbench report: --x=backend is not known; one of "),
+        ("nheads", None, r"^attnbench report: --x=nheads has no two values .*; an axis of which the run has several"),
+        (None, "max_abs", r"^attnbench report: --metric=max_abs is the end of several; one of errors.out.max_abs, "),
+    ],
+)
 def test_what_cannot_be_drawn_is_answered_in_one_line(cpu, tmp_path, x, metric, message):
     first = cpu.records[0]
     if metric == "max_abs":
-        cpu = dataclasses.replace(cpu, records=(dataclasses.replace(
-            first, errors={"dq": first.errors["out"], **first.errors}), *cpu.records[1:]))
+        cpu = dataclasses.replace(
+            cpu,
+            records=(dataclasses.replace(first, errors={"dq": first.errors["out"], **first.errors}), *cpu.records[1:]),
+        )
     with pytest.raises(UsageError, match=message) as caught:
         write_plots([cpu], tmp_path / "plots", x=x, metric=metric)
     assert "\n" not in str(caught.value)
@@ -224,8 +276,10 @@ def test_flags_that_say_how_but_not_where(tmp_path):
 
 def test_a_missing_library_is_named_before_anything_is_drawn(monkeypatch, tmp_path):
     monkeypatch.setattr("attnbench.report.libraries.find_spec", lambda name: None)
-    for refused in (lambda: write_plots([make_run()], tmp_path / "new"),
-                    lambda: check_plot_arguments("attnbench report", arguments("--plots", str(tmp_path / "new")))):
+    for refused in (
+        lambda: write_plots([make_run()], tmp_path / "new"),
+        lambda: check_plot_arguments("attnbench report", arguments("--plots", str(tmp_path / "new"))),
+    ):
         with pytest.raises(Unavailable, match=r"module=altair is not installed; .*; pip install altair$"):
             refused()
     assert not (tmp_path / "new").exists()

@@ -45,8 +45,11 @@ def overlaps(points, names):
         left = x + place.dx - (LETTER * len(name) if place.align == "right" else 0)
         boxes.append((left, y + place.dy, left + LETTER * len(name)))
         assert -1 <= y + place.dy <= 261
-    return [(one, other) for one, other in itertools.combinations(boxes, 2)
-            if one[0] < other[2] - 1e-6 and other[0] < one[2] - 1e-6 and abs(one[1] - other[1]) < LINE - 1e-6]
+    return [
+        (one, other)
+        for one, other in itertools.combinations(boxes, 2)
+        if one[0] < other[2] - 1e-6 and other[0] < one[2] - 1e-6 and abs(one[1] - other[1]) < LINE - 1e-6
+    ]
 
 
 # Names are placed one by one: a crowd can be contrived that leaves the last one no room, so no shrinking search.
@@ -56,19 +59,22 @@ def test_names_around_points_do_not_lie_on_one_another(points):
     assert not overlaps(points, ["sdpa-flash"] * len(points))
 
 
-@pytest.mark.parametrize("points", [
-    [(0.0, 10.0)] * 6,
-    [(130.0, 250.0)] * 8,
-    [(260.0, 130.0)] * 8,
-    [(20.0 * place, 200.0) for place in range(12)],
-    [(20.0 * place, 200.0 - 15 * place) for place in range(12)],
-])
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(0.0, 10.0)] * 6,
+        [(130.0, 250.0)] * 8,
+        [(260.0, 130.0)] * 8,
+        [(20.0 * place, 200.0) for place in range(12)],
+        [(20.0 * place, 200.0 - 15 * place) for place in range(12)],
+    ],
+)
 def test_names_of_a_crowd_are_stacked(points):
     assert not overlaps(points, ["xformers-cutlass"] * len(points))
 
 
 def test_a_lone_point_has_its_name_beside_it():
-    place, = around([50.0], [100.0], ["flex"], 260)
+    (place,) = around([50.0], [100.0], ["flex"], 260)
     assert (place.dy, place.align) == (0.0, "left")
 
 
@@ -98,11 +104,16 @@ def tables(*cases):
 
 
 def test_what_follows_the_length_goes_with_it_and_what_does_not_stands_apart():
-    cases = [make_case(seqlen=length, seqlen_k=length, batch=16384 // length, causal=causal, dtype=dtype)
-             for length in (4096, 512) for causal in (False, True) for dtype in ("bf16", "fp16")]
+    cases = [
+        make_case(seqlen=length, seqlen_k=length, batch=16384 // length, causal=causal, dtype=dtype)
+        for length in (4096, 512)
+        for causal in (False, True)
+        for dtype in ("bf16", "fp16")
+    ]
     found = panels(tables(*cases), "seqlen")
-    assert [one.fixed for one in found] == [{"causal": causal, "dtype": dtype} for causal in (False, True)
-                                            for dtype in ("bf16", "fp16")]
+    assert [one.fixed for one in found] == [
+        {"causal": causal, "dtype": dtype} for causal in (False, True) for dtype in ("bf16", "fp16")
+    ]
     assert [one.words for one in found[:3]] == ["not causal, bf16", "not causal, fp16", "causal, bf16"]
     assert [table.case["seqlen"] for table in found[0].tables] == [512, 4096]
     assert found[0].following == {"batch": [32, 4]}
@@ -118,15 +129,20 @@ def test_a_batch_of_its_own_is_no_follower():
 
 
 def test_causal_is_never_taken_for_a_follower():
-    found = panels(tables(make_case(seqlen=512, seqlen_k=512), make_case(seqlen=1024, seqlen_k=1024, causal=True)),
-                   "seqlen")
+    found = panels(
+        tables(make_case(seqlen=512, seqlen_k=512), make_case(seqlen=1024, seqlen_k=1024, causal=True)), "seqlen"
+    )
     assert [len(one.tables) for one in found] == [1, 1]
 
 
 def test_all_that_changes_with_the_length_is_named_while_it_fits():
-    cases = [make_case(seqlen=length, seqlen_k=length, batch=place, nheads=2 * place, nheads_kv=3 * place,
-                       headdim=16 * place) for place, length in enumerate((64, 128, 256, 512, 1024), 1)]
-    found, = panels(tables(*cases), "seqlen")
+    cases = [
+        make_case(
+            seqlen=length, seqlen_k=length, batch=place, nheads=2 * place, nheads_kv=3 * place, headdim=16 * place
+        )
+        for place, length in enumerate((64, 128, 256, 512, 1024), 1)
+    ]
+    (found,) = panels(tables(*cases), "seqlen")
     assert found.goes_with == "with batch, nheads, nheads_kv and 1 more axes"
 
 
@@ -140,8 +156,9 @@ def on_h200(at, tflops=100.0, copy=4240.0, matmul=792.0):
     work = Work(flops=int(at * 1e6), bytes=10**6)
     roof = min(FLOPS, BYTES * at)
     ceilings = {name: value for name, value in (("copy_gbps", copy), ("matmul_tflops", matmul)) if value}
-    return dataclasses.replace(record, work=work, ceilings=ceilings,
-                               rate=Rate(tflops=tflops, percent_of_peak=100 * tflops / roof))
+    return dataclasses.replace(
+        record, work=work, ceilings=ceilings, rate=Rate(tflops=tflops, percent_of_peak=100 * tflops / roof)
+    )
 
 
 def test_the_data_sheet_follows_from_what_was_measured():
@@ -182,10 +199,18 @@ def test_no_bytes_no_intensity():
 
 def test_no_two_cases_share_a_folder():
     case = make_case()
-    records = [dataclasses.replace(make_record(case, "a", tflops=300.0), case_id=name, group=name)
-               for name in ("a/b", "a_b", "a_b-2", "A?B", "..", "")]
+    records = [
+        dataclasses.replace(make_record(case, "a", tflops=300.0), case_id=name, group=name)
+        for name in ("a/b", "a_b", "a_b-2", "A?B", "..", "")
+    ]
     assert [table.folder for table in RunData(make_run(records)).tables] == [
-        "a_b", "a_b-2", "a_b-2-2", "A_B-3", "unnamed", "unnamed-2"]
+        "a_b",
+        "a_b-2",
+        "a_b-2-2",
+        "A_B-3",
+        "unnamed",
+        "unnamed-2",
+    ]
 
 
 def test_a_launch_that_skips_work_stands_below_the_roof():
@@ -239,6 +264,10 @@ def test_panels_of_hstu_are_named_by_the_size_of_a_head(sizes):
 
 def _records(cases):
     """Two backends on each of some cases of any workload."""
-    return [dataclasses.replace(make_record(make_case(), name, tflops=rate), case=case, case_id=f"{place}",
-                                group=f"{place}")
-            for place, case in enumerate(cases) for name, rate in (("a", 300.0), ("b", 200.0))]
+    return [
+        dataclasses.replace(
+            make_record(make_case(), name, tflops=rate), case=case, case_id=f"{place}", group=f"{place}"
+        )
+        for place, case in enumerate(cases)
+        for name, rate in (("a", 300.0), ("b", 200.0))
+    ]

@@ -71,8 +71,13 @@ def test_a_list_is_a_table_with_a_wrapping_last_column():
 
 def test_where_the_last_column_has_no_room_it_stands_below_whole():
     lines = drawn(render_list, ROWS, width=30).splitlines()
-    assert lines == ["backend     version  ready", "sdpa-flash  2.11.0   yes", "  FlashAttention 2 inside torch",
-                     "[b]mine              no", f"  {ROWS[1]['note']}"]
+    assert lines == [
+        "backend     version  ready",
+        "sdpa-flash  2.11.0   yes",
+        "  FlashAttention 2 inside torch",
+        "[b]mine              no",
+        f"  {ROWS[1]['note']}",
+    ]
     few = [{"name": "a" * 20, "install": None}, {"name": "b", "install": "pip install " + "b" * 20}]
     assert drawn(render_list, few, width=30).splitlines() == ["name", "a" * 20, "b", "  pip install " + "b" * 20]
 

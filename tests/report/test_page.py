@@ -26,7 +26,7 @@ from made_up_run import make_case, make_group, make_lost, make_record, make_run
 HOSTILE = [
     "<script>window.hacked = 1</script>",
     "</script><img src=x onerror='window.hacked=1'>",
-    "\" onmouseover=\"window.hacked=1\" x='",
+    '" onmouseover="window.hacked=1" x=\'',
     "<!--<script>",
     "{{ 7 * 7 }}${7*7}",
     "‮evil א‏",
@@ -163,8 +163,11 @@ def test_half_a_surrogate_pair_does_not_stop_the_report():
 
 
 def test_only_our_two_scripts_may_run_and_nothing_is_asked_for(page):
-    policy = next(attributes["content"] for tag, attributes in page.elements
-                  if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        attributes["content"]
+        for tag, attributes in page.elements
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    )
     rules = {rule.split()[0]: rule.split()[1:] for rule in policy.split(";")}
     code = [text for attributes, text in page.scripts if attributes.get("type") != "application/json"]
     hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in code]

@@ -150,8 +150,14 @@ def test_a_command_is_copied(open_page, written):
 def test_a_name_of_any_length_stays_within_the_page(open_page, written):
     def make() -> Run:
         winner = 400 * "x"
-        return make_run([record for case in (make_case(), make_case(seqlen=512, seqlen_k=512)) for record in
-                         make_group(case, {"sdpa-flash": 100.0, winner: 200.0}, samples=8)], suite=300 * "y")
+        return make_run(
+            [
+                record
+                for case in (make_case(), make_case(seqlen=512, seqlen_k=512))
+                for record in make_group(case, {"sdpa-flash": 100.0, winner: 200.0}, samples=8)
+            ],
+            suite=300 * "y",
+        )
 
     opened = open_page(written("long", make))
     assert 400 * "x" in opened.page.locator(".result").text_content()
@@ -243,8 +249,10 @@ def test_light_and_dark_follow_the_system_and_the_button(open_page, written):
     seen = {}
     for name, opened in (("light", light), ("dark", dark)):
         label = opened.page.locator(".plot.drawn .role-axis-label text").first
-        seen[name] = [opened.page.evaluate("getComputedStyle(document.body).backgroundColor"),
-                      label.evaluate("node => getComputedStyle(node).fill")]
+        seen[name] = [
+            opened.page.evaluate("getComputedStyle(document.body).backgroundColor"),
+            label.evaluate("node => getComputedStyle(node).fill"),
+        ]
     assert brightness(seen["light"][0]) > 200 > 60 > brightness(seen["dark"][0])
     assert brightness(seen["light"][1]) < 120 < 180 < brightness(seen["dark"][1])
     dark.page.locator("#theme").click()

@@ -10,8 +10,10 @@ from rich.console import Console
 from attnbench.report.profile import render_profile_table
 
 HEADS = ("backend", "kernel", "ms", "cycles", "regs", "remark")
-ROWS = [["sdpa-flash", "flash_fwd_kernel_with_a_long_name", "0.1050", "188,412", "168", "so it is " * 9],
-        ["eager", "gemm", "12.5", "1,000", "", ""]]
+ROWS = [
+    ["sdpa-flash", "flash_fwd_kernel_with_a_long_name", "0.1050", "188,412", "168", "so it is " * 9],
+    ["eager", "gemm", "12.5", "1,000", "", ""],
+]
 
 
 def shown(width, **more):

@@ -25,19 +25,30 @@ def record_of(backend, replicate, median_ms, case=None, **changed):
     """Twenty equal samples, so that a process is its median."""
     case = case or make_case()
     name = case_id(case)
-    return make_record(case, backend, tflops=1.0, time=make_time([median_ms] * 20), replicate=replicate,
-                       group=f"{name}#{replicate}" if replicate else name, **changed)
+    return make_record(
+        case,
+        backend,
+        tflops=1.0,
+        time=make_time([median_ms] * 20),
+        replicate=replicate,
+        group=f"{name}#{replicate}" if replicate else name,
+        **changed,
+    )
 
 
 def pair(count, case=None):
     """Process after process: `slow`, the baseline, and `fast` with the ratios above."""
-    return [[record_of("slow", index, base, case), record_of("fast", index, base / ratio, case)]
-            for index, (base, ratio) in enumerate(zip(BASE_MS[:count], RATIOS, strict=False))]
+    return [
+        [record_of("slow", index, base, case), record_of("fast", index, base / ratio, case)]
+        for index, (base, ratio) in enumerate(zip(BASE_MS[:count], RATIOS, strict=False))
+    ]
 
 
 def run_of(processes, **changed):
-    return make_run([record for process in processes for record in process],
-                    **{"settings": Settings(device="cuda", baseline="slow", replicates=len(processes)), **changed})
+    return make_run(
+        [record for process in processes for record in process],
+        **{"settings": Settings(device="cuda", baseline="slow", replicates=len(processes)), **changed},
+    )
 
 
 def printed(run, width=200):
@@ -90,7 +101,8 @@ def test_markdown_shows_the_same_table():
 def test_rows_keep_every_process():
     found = rows(derive(run_of(pair(3))))
     assert [(row["backend"], row["replicate"]) for row in found] == [
-        (name, index) for index in range(3) for name in ("slow", "fast")]
+        (name, index) for index in range(3) for name in ("slow", "fast")
+    ]
     assert [row["time.median_ms"] for row in found[::2]] == list(BASE_MS[:3])
     assert [row["speedup.ratio"] for row in found[1::2]] == pytest.approx(RATIOS[:3])
 
@@ -141,10 +153,21 @@ def test_a_run_stopped_in_its_first_replicate_is_a_plain_run():
 
 def test_what_a_process_lost_everywhere_is_said_once():
     cases = [make_case(seqlen=length) for length in (63, 127)]
-    found = [[record for case in cases for record in (
-        *pair(2, case)[index],
-        dataclasses.replace(make_lost(case, "gone", Status.SKIPPED, "not installed"), replicate=index,
-                            group=case_id(case) + (f"#{index}" if index else "")))] for index in range(2)]
+    found = [
+        [
+            record
+            for case in cases
+            for record in (
+                *pair(2, case)[index],
+                dataclasses.replace(
+                    make_lost(case, "gone", Status.SKIPPED, "not installed"),
+                    replicate=index,
+                    group=case_id(case) + (f"#{index}" if index else ""),
+                ),
+            )
+        ]
+        for index in range(2)
+    ]
     text = printed(run_of(found))
     assert text.count("gone") == 2
     assert "skipped  gone  not installed (all 2 cases)" in text

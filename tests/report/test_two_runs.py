@@ -24,8 +24,13 @@ def two(lengths=(1024, 4096), faster="mine", factor=1.25, **changed):
     later = [record if record.backend != faster else dataclasses.replace(
                  make_record(record.case, faster, tflops=RATES[faster] * factor, samples=30), version="2")
              for record in first]  # fmt: skip
-    return derive(make_run(first)), derive(make_run(later, id="0000000b") if not changed else make_run(
-        [dataclasses.replace(one, time=dataclasses.replace(one.time, **changed)) for one in later], id="0000000b"))
+    return derive(make_run(first)), derive(
+        make_run(later, id="0000000b")
+        if not changed
+        else make_run(
+            [dataclasses.replace(one, time=dataclasses.replace(one.time, **changed)) for one in later], id="0000000b"
+        )
+    )
 
 
 def of_two(runs):
@@ -88,7 +93,7 @@ def test_runs_with_nothing_in_common_stand_side_by_side():
 
 def test_the_page_has_the_changed_rows_first_and_the_same_folded():
     text = assemble(two())
-    section = text[text.index('<section id="compared-B"'):text.index('<section id="charts"')]
+    section = text[text.index('<section id="compared-B"') : text.index('<section id="charts"')]
     changed, same = section.split("<details", 1)
     assert "2 faster, 4 same" in changed
     assert changed.count('<span class="verdict faster">') == 2

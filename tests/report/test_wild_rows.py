@@ -21,9 +21,13 @@ def wild_run():
     source = random.Random(1)
     steps = [10 ** source.uniform(0, 3) for _ in range(8)]
     steady = make_record(make_case(), "steady", tflops=100.0)
-    wild = [dataclasses.replace(make_record(make_case(), name, tflops=100.0),
-                                time=make_time([factor * step * source.uniform(0.99, 1.01) for step in steps]))
-            for name, factor in (("base", 0.1), ("own", 1.0))]
+    wild = [
+        dataclasses.replace(
+            make_record(make_case(), name, tflops=100.0),
+            time=make_time([factor * step * source.uniform(0.99, 1.01) for step in steps]),
+        )
+        for name, factor in (("base", 0.1), ("own", 1.0))
+    ]
     run = make_run([*wild, steady])
     return derive(dataclasses.replace(run, settings=dataclasses.replace(run.settings, baseline="base")))
 
@@ -46,23 +50,35 @@ def test_it_has_no_point_on_a_chart_and_a_note_says_so():
     assert [note for note in notes if note.startswith(wanted)]
 
 
-@pytest.mark.parametrize(("values", "shown"), [
-    ((2.0, 1.9, 2.1), ("2.00x", "±0.10")), ((2.0, 0.21, 9.0), ("0.21x to 9.0x", "")),
-    ((2.0, 1.1, 3.0), ("2.0x", "±1.0")),
-    ((2.0, None, None), ("2.00x", "")), ((104.0, 3.0, 4000.0), ("3.0x to 4000x", "")),
-])
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ((2.0, 1.9, 2.1), ("2.00x", "±0.10")),
+        ((2.0, 0.21, 9.0), ("0.21x to 9.0x", "")),
+        ((2.0, 1.1, 3.0), ("2.0x", "±1.0")),
+        ((2.0, None, None), ("2.00x", "")),
+        ((104.0, 3.0, 4000.0), ("3.0x to 4000x", "")),
+    ],
+)
 def test_a_ratio_wider_than_itself_is_a_range(values, shown):
     middle, low, high = values
     assert ratio(Speedup(baseline="b", ratio=middle, ci_low=low, ci_high=high, verdict="unclear")) == shown
 
 
-@pytest.mark.parametrize(("cores", "load", "note"), [
-    (2, 1.34, "loaded: other processes used 1.3 of 2 cores meanwhile; times may be longer and noisier for it"),
-    (2, 0.2, None), (64, 2.0, None), (64, 3.3, "loaded: other processes used 3.3 of 64 cores meanwhile; times may be "
-                                               "longer and noisier for it"), (2, None, None),
-])
+@pytest.mark.parametrize(
+    ("cores", "load", "note"),
+    [
+        (2, 1.34, "loaded: other processes used 1.3 of 2 cores meanwhile; times may be longer and noisier for it"),
+        (2, 0.2, None),
+        (64, 2.0, None),
+        (64, 3.3, "loaded: other processes used 3.3 of 64 cores meanwhile; times may be longer and noisier for it"),
+        (2, None, None),
+    ],
+)
 def test_a_loaded_cpu_has_a_note_of_its_own(cores, load, note):
-    records = [dataclasses.replace(one, time=dataclasses.replace(one.time, other_cores=load))
-               for one in make_group(make_case())]
+    records = [
+        dataclasses.replace(one, time=dataclasses.replace(one.time, other_cores=load))
+        for one in make_group(make_case())
+    ]
     environment = Environment(os="Linux", python="3.11.0", torch="2.13.0", cpu="a CPU", cores=cores)
     assert noted(records, environments=(environment,)) == ([] if note is None else [note])

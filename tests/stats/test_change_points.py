@@ -83,15 +83,26 @@ def test_the_optimum_is_exact_whatever_is_pruned(seed, count, often, rounded):
         assert ours == plain
 
 
-@pytest.mark.parametrize("kind", ["normal, 1 %", "two peaks, 50/50", "two peaks, 90/10",
-                                  "two peaks, sticky", "drift, 0.8", "drift, 0.9", "5 % outliers of +50 %"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "normal, 1 %",
+        "two peaks, 50/50",
+        "two peaks, 90/10",
+        "two peaks, sticky",
+        "drift, 0.8",
+        "drift, 0.9",
+        "5 % outliers of +50 %",
+    ],
+)
 def test_at_most_one_in_twenty_steady_series_of_a_thousand_runs_raises_an_alarm(kind):
     # The seed is fixed.
     assert false_alarms(kind, 1000, 20) <= 0.05
 
 
-@pytest.mark.parametrize(("kind", "least"), [("normal, 1 %", 0.95), ("two peaks, 50/50", 0.95),
-                                             ("5 % outliers of +50 %", 0.85)])
+@pytest.mark.parametrize(
+    ("kind", "least"), [("normal, 1 %", 0.95), ("two peaks, 50/50", 0.95), ("5 % outliers of +50 %", 0.85)]
+)
 def test_a_shift_of_three_percent_is_found_to_within_three_runs(kind, least):
     assert hits(kind, 1000, 20, 500) >= least
     assert hits(kind, 100, 60, 50) >= least
@@ -156,8 +167,10 @@ def test_ten_thousand_runs_take_a_fraction_of_a_second():
 # ── looked at after every run ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("kind", "series", "most"), [
-    ("normal, 1 %", 4, 0), ("heavy tails (t, 3)", 4, 0), ("drift, 0.5", 4, 0), ("drift, 0.9", 8, 1)])
+@pytest.mark.parametrize(
+    ("kind", "series", "most"),
+    [("normal, 1 %", 4, 0), ("heavy tails (t, 3)", 4, 0), ("drift, 0.5", 4, 0), ("drift, 0.9", 8, 1)],
+)
 def test_a_quiet_history_raises_no_alarm_in_a_hundred_looks(kind, series, most):
     histories = [KINDS[kind](np.random.default_rng([77, one]), 111) for one in range(series)]
     alarms = [simulation.first_alarm(logs, every=8) for logs in histories]

@@ -34,8 +34,13 @@ def finish(race, true_ms, *, noise=0.0, lost=(), seed=0):
     lots, heats = random.Random(seed), []
     while (heat := race.heat) is not None:
         heats.append(heat)
-        race.take({name: {index: true_ms[name] * math.exp(lots.gauss(0.0, noise)) for index in range(heat.rounds)}
-                   for name in heat.names if (heat.stage, name) not in lost})
+        race.take(
+            {
+                name: {index: true_ms[name] * math.exp(lots.gauss(0.0, noise)) for index in range(heat.rounds)}
+                for name in heat.names
+                if (heat.stage, name) not in lost
+            }
+        )
     return heats
 
 
@@ -62,7 +67,7 @@ def test_every_heat_holds_the_leader_of_the_stage_before_and_everyone_runs_once_
     assert rounds == [5, 10, *rounds[2:]]
     finals = [heat for heat in heats if heat.final]
     assert [heat.rounds for heat in finals[:4]] == [25] * 4
-    assert heats[-len(finals):] == finals
+    assert heats[-len(finals) :] == finals
     assert len(finals) <= Rules().most_heats
     assert {frozenset(heat.names) for heat in finals} == {frozenset(finals[0].names)}
     assert len(finals[0].names) <= 8
@@ -221,8 +226,13 @@ def test_who_falls_out_of_one_heat_of_the_final_is_out_and_its_samples_do_not_co
     race, lots, seen = Race(list(true_ms), Rules()), random.Random(0), []
     while (heat := race.heat) is not None:
         seen.append(set(heat.names))
-        race.take({name: {index: true_ms[name] * math.exp(lots.gauss(0, 0.002)) for index in range(heat.rounds)}
-                   for name in heat.names if (len(seen), name) != (2, "a")})
+        race.take(
+            {
+                name: {index: true_ms[name] * math.exp(lots.gauss(0, 0.002)) for index in range(heat.rounds)}
+                for name in heat.names
+                if (len(seen), name) != (2, "a")
+            }
+        )
     assert seen == [{"a", "b", "c"}] * 2 + [{"b", "c"}] * 2
     assert race.outcome().pick == "b"
     assert {one.name for one in race.outcome().standings} == {"b", "c"}
@@ -235,12 +245,14 @@ def test_what_a_session_leaves_one_off_by_is_in_the_errors():
         heats = []
         for _ in range(4):
             off = {name: ms * math.exp(lots.gauss(0, 0.01)) for name, ms in true.items()}
-            heats.append({name: {index: ms * math.exp(lots.gauss(0, 1e-4)) for index in range(10)}
-                          for name, ms in off.items()})
+            heats.append(
+                {name: {index: ms * math.exp(lots.gauss(0, 1e-4)) for index in range(10)} for name, ms in off.items()}
+            )
         found.append(final_levels(heats, 0.0))
     assert sum(offset for _, _, offset in found) / 200 == pytest.approx(0.0095, abs=0.001)
-    held = sum(abs(logs["b"] - logs["a"] - 0.001) <= 2.45 * math.hypot(errors["a"], errors["b"])
-               for logs, errors, _ in found)  # Student's t, six degrees
+    held = sum(
+        abs(logs["b"] - logs["a"] - 0.001) <= 2.45 * math.hypot(errors["a"], errors["b"]) for logs, errors, _ in found
+    )  # Student's t, six degrees
     assert held / 200 >= 0.92
 
 
@@ -270,8 +282,10 @@ def test_a_noisy_one_is_not_taken_for_as_quiet_as_the_others():
 
 def stage(true_logs, lots, *, rounds=5, noise=0.01):
     """One heat of a stage, c0 its anchor."""
-    times = {name: {index: math.exp(log + lots.gauss(0.0, noise)) for index in range(rounds)}
-             for name, log in zip(names(len(true_logs)), true_logs, strict=True)}
+    times = {
+        name: {index: math.exp(log + lots.gauss(0.0, noise)) for index in range(rounds)}
+        for name, log in zip(names(len(true_logs)), true_logs, strict=True)
+    }
     return placings("c0", [times], 1)
 
 

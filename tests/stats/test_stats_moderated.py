@@ -8,8 +8,10 @@ from attnbench.stats import moderated
 from attnbench.stats.replicates import student_quantile
 
 
-@pytest.mark.parametrize(("value", "first", "second"), [
-    (1.0, -0.5772156649, math.pi**2 / 6), (0.5, -1.9635100260, math.pi**2 / 2), (10.0, 2.2517525890, 0.1051663357)])
+@pytest.mark.parametrize(
+    ("value", "first", "second"),
+    [(1.0, -0.5772156649, math.pi**2 / 6), (0.5, -1.9635100260, math.pi**2 / 2), (10.0, 2.2517525890, 0.1051663357)],
+)
 def test_the_derivatives_of_log_gamma(value, first, second):
     assert moderated.digamma(value) == pytest.approx(first, abs=1e-8)
     assert moderated.trigamma(value) == pytest.approx(second, abs=1e-7)

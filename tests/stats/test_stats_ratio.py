@@ -176,8 +176,11 @@ def test_replicates_cover_a_process_effect_that_pooling_misses():
 @pytest.mark.parametrize("number", [1, 2, 7, 40])
 def test_no_time_or_tick_makes_a_ratio_that_no_file_holds(tick, number):
     for first, second in itertools.product((1e-99, 1.0, 1e11), repeat=2):
-        found = paired_ratio({index: first * (1 + index / 9) for index in range(number)},
-                             {index: second * (1 + index / 7) for index in range(number)}, tick=tick)
+        found = paired_ratio(
+            {index: first * (1 + index / 9) for index in range(number)},
+            {index: second * (1 + index / 7) for index in range(number)},
+            tick=tick,
+        )
         ends = [end for end in (found.ci_low, found.ratio, found.ci_high) if end is not None]
         assert ends == sorted(ends)
         assert all(1e-30 <= end <= 1e30 for end in ends)

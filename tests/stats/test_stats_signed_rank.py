@@ -19,8 +19,10 @@ def test_the_centre_is_the_median_of_the_means_of_pairs():
 
 @pytest.mark.parametrize("count", [6, 9, 12])
 def test_ranks_are_those_of_counting(count):
-    sums = sorted(sum(rank for rank, sign in zip(range(1, count + 1), signs, strict=True) if sign)
-                  for signs in itertools.product((False, True), repeat=count))
+    sums = sorted(
+        sum(rank for rank, sign in zip(range(1, count + 1), signs, strict=True) if sign)
+        for signs in itertools.product((False, True), repeat=count)
+    )
     for alpha in (0.05, 0.01, 0.002):
         rank = _rank(count, alpha)
         if rank is None:

@@ -67,12 +67,15 @@ def as_read(run):
 def numbered(number, *, factor=1.0, torch="2.11.0", **changed):
     """One of many runs of one suite, a day apart; its times `factor` longer."""
     records = make_group(make_case(), {"sdpa-flash": 349.0, "sdpa-cudnn": 607.0}, samples=12)
-    records = [dataclasses.replace(item, time=make_time([sample * factor for sample in item.time.samples_ms]))
-               for item in records]
+    records = [
+        dataclasses.replace(item, time=make_time([sample * factor for sample in item.time.samples_ms]))
+        for item in records
+    ]
     started = f"2026-{1 + number // 28:02d}-{1 + number % 28:02d}T06:00:00Z"
     environment = dataclasses.replace(H200, torch=torch)
-    return as_read(make_run(records, **{"id": f"{number:08x}", "started": started, "environments": (environment,)}
-                            | changed))
+    return as_read(
+        make_run(records, **{"id": f"{number:08x}", "started": started, "environments": (environment,)} | changed)
+    )
 
 
 def fill(place, runs):
@@ -86,5 +89,11 @@ def python(code, *words, **options):
     """A process that runs `code` with the tests' modules at hand."""
     folder = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, folder.parent, folder)))}
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )

@@ -38,8 +38,15 @@ def server() -> Iterator[str]:
         os.chown(folder, account.pw_uid, account.pw_gid)
 
     def call(*words: str) -> None:
-        done = subprocess.run([place / words[0], *words[1:]], cwd=folder, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **who)
+        done = subprocess.run(
+            [place / words[0], *words[1:]],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **who,
+        )
         assert done.returncode == 0, done.stdout[-2000:]
 
     try:

@@ -108,8 +108,7 @@ def test_more_than_the_peak_is_no_share_of_it():
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("hstu-bsa-*-h200.json")), ids=lambda path: path.stem)
 def test_no_committed_row_is_over_the_peak_and_executed_work_is_named(path):
     run = runfile.read(path)
-    lines = [(line.record, line.cells) for block in blocks(run) for line in block.lines
-             if "phase" not in line.cells]
+    lines = [(line.record, line.cells) for block in blocks(run) for line in block.lines if "phase" not in line.cells]
     sparse_rows = [(record, cells) for record, cells in lines if record.backend == "hstu-bsa-triton"]
     assert sparse_rows
     for record, cells in lines:

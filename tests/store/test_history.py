@@ -61,17 +61,47 @@ def runs(draw):
             return tuple(draw(st.lists(values, min_size=count, max_size=count)))
 
         samples = [round(value, 7) for value in series(st.floats(1e-6, 1e6))]
-        time = make_time(list(samples), rounds=tuple(range(count)), at_s=series(NUMBERS),
-                         sm_mhz=series(st.none() | st.floats(1.0, 1e5)))
-        other = Time(timer="events", l2=draw(st.none() | st.just("cold")), regime=None, stopped_by=None, num_samples=3,
-                     median_ms=draw(NUMBERS), mean_ms=None, min_ms=None, max_ms=None, p95_ms=None, p99_ms=None)
+        time = make_time(
+            list(samples),
+            rounds=tuple(range(count)),
+            at_s=series(NUMBERS),
+            sm_mhz=series(st.none() | st.floats(1.0, 1e5)),
+        )
+        other = Time(
+            timer="events",
+            l2=draw(st.none() | st.just("cold")),
+            regime=None,
+            stopped_by=None,
+            num_samples=3,
+            median_ms=draw(NUMBERS),
+            mean_ms=None,
+            min_ms=None,
+            max_ms=None,
+            p95_ms=None,
+            p99_ms=None,
+        )
         power = PowerSeries(at_s=series(NUMBERS), watts=series(st.none() | NUMBERS), celsius=series(NUMBERS))
-        records.append(dataclasses.replace(
-            item, case={**item.case, "seed": draw(st.integers(-2**80, 2**80))}, time=time, timers={"events": other},
-            power_w=power, reason=draw(st.none() | TEXTS), notes=(draw(TEXTS),), config=draw(st.none() | TEXTS),
-            counters={draw(TEXTS): draw(st.none() | NUMBERS)}, environment=draw(st.sampled_from([None, 0, index, 7]))))
-    return make_run(records, suite=draw(TEXTS), command=draw(TEXTS), started=draw(TEXTS),
-                    settings=Settings(device="cuda", input=draw(TEXTS)))
+        records.append(
+            dataclasses.replace(
+                item,
+                case={**item.case, "seed": draw(st.integers(-(2**80), 2**80))},
+                time=time,
+                timers={"events": other},
+                power_w=power,
+                reason=draw(st.none() | TEXTS),
+                notes=(draw(TEXTS),),
+                config=draw(st.none() | TEXTS),
+                counters={draw(TEXTS): draw(st.none() | NUMBERS)},
+                environment=draw(st.sampled_from([None, 0, index, 7])),
+            )
+        )
+    return make_run(
+        records,
+        suite=draw(TEXTS),
+        command=draw(TEXTS),
+        started=draw(TEXTS),
+        settings=Settings(device="cuda", input=draw(TEXTS)),
+    )
 
 
 @settings(max_examples=25)
@@ -159,9 +189,16 @@ def test_runs_are_listed_newest_first_and_filtered(place):
     assert (newest.machine, newest.rows, newest.outcomes) == ("NVIDIA H200", 2, {"passed": 2})
 
 
-@pytest.mark.parametrize(("spelled", "sorts_as"), [
-    ("2026-11-20T12:34:56Z", "2026-11-20T12:34:56Z"), ("2026-11-20T14:34:56.9+02:00", "2026-11-20T12:34:56Z"),
-    ("2026-11-20 12:34", "2026-11-20T12:34:00Z"), ("2026-11-20", "2026-11-20T00:00:00Z"), ("some day", "some day")])
+@pytest.mark.parametrize(
+    ("spelled", "sorts_as"),
+    [
+        ("2026-11-20T12:34:56Z", "2026-11-20T12:34:56Z"),
+        ("2026-11-20T14:34:56.9+02:00", "2026-11-20T12:34:56Z"),
+        ("2026-11-20 12:34", "2026-11-20T12:34:00Z"),
+        ("2026-11-20", "2026-11-20T00:00:00Z"),
+        ("some day", "some day"),
+    ],
+)
 def test_times_of_any_zone_are_put_in_order(spelled, sorts_as):
     assert sortable(spelled) == sorts_as
 

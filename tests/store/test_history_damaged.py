@@ -30,7 +30,7 @@ DAMAGES = {
     "a text is no UTF-8": "UPDATE attnbench_runs SET suite = CAST(x'ff00' AS TEXT)",
     "counts are no JSON": "UPDATE attnbench_runs SET outcomes = '{'",
     "counts are a list": "UPDATE attnbench_runs SET outcomes = '[]'",
-    "counts are texts": "UPDATE attnbench_runs SET outcomes = '{\"passed\": \"4\"}'",
+    "counts are texts": 'UPDATE attnbench_runs SET outcomes = \'{"passed": "4"}\'',
     "an environment is none": "UPDATE attnbench_environments SET body = '{}'",
     "an environment is deep": f"UPDATE attnbench_environments SET body = '{'[' * 9000}'",
     "no version": "DELETE FROM attnbench_version",
@@ -41,8 +41,12 @@ DAMAGES = {
     "two versions": "INSERT INTO attnbench_version VALUES ('0000')",
     "a text is not packed": "UPDATE attnbench_runs SET head = 'x'",
 }
-COMMANDS = (["history"], ["history", "sdpa-flash"], ["history", "--restore", "00000003"],
-            ["export", "00000003", "--md", "-"])
+COMMANDS = (
+    ["history"],
+    ["history", "sdpa-flash"],
+    ["history", "--restore", "00000003"],
+    ["export", "00000003", "--md", "-"],
+)
 
 
 @pytest.fixture
@@ -96,8 +100,11 @@ def test_a_run_is_not_put_over_a_damaged_one(kept, capsys, head, tmp_path):
 
 
 def test_a_complaint_of_sqlite_that_is_no_text_says_damaged(kept, capsys):
-    change(kept, "PRAGMA writable_schema = 1",
-           "UPDATE sqlite_master SET name = CAST(x'eb61' AS TEXT), sql = 'CREATE' WHERE name = 'attnbench_points'")
+    change(
+        kept,
+        "PRAGMA writable_schema = 1",
+        "UPDATE sqlite_master SET name = CAST(x'eb61' AS TEXT), sql = 'CREATE' WHERE name = 'attnbench_points'",
+    )
     for words in (*COMMANDS, ["history", "--add", "x.json"]):
         code, error = said(words, capsys)
         assert (code, WORDS in error) == (2, True)
@@ -105,8 +112,10 @@ def test_a_complaint_of_sqlite_that_is_no_text_says_damaged(kept, capsys):
 
 def test_a_version_to_come_is_newer_and_not_damaged(kept, capsys):
     change(kept, "UPDATE attnbench_version SET version_num = '0002'")
-    assert "is of schema 0002, newer than this attnbench reads; at most 0001; upgrade attnbench" in said(
-        ["history"], capsys)[1]
+    assert (
+        "is of schema 0002, newer than this attnbench reads; at most 0001; upgrade attnbench"
+        in said(["history"], capsys)[1]
+    )
 
 
 def test_the_steps_are_known_by_their_files(monkeypatch, tmp_path):

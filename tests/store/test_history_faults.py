@@ -185,13 +185,22 @@ def test_a_newer_history_is_refused_and_not_touched(place, write):
     set_version(place, "9000")
     with pytest.raises(UsageError) as error, open_history(place, write=write):
         pass
-    assert one_line(error) == (f"history: db={place.name} is of schema 9000, newer than this attnbench reads; "
-                               f"at most {LATEST}; upgrade attnbench")
+    assert one_line(error) == (
+        f"history: db={place.name} is of schema 9000, newer than this attnbench reads; "
+        f"at most {LATEST}; upgrade attnbench"
+    )
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (b"not a database, but long enough to be read as one" * 40, "is not a database; a history written by attnbench"),
-    (b'{"schema": 1}', "is not a database")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            b"not a database, but long enough to be read as one" * 40,
+            "is not a database; a history written by attnbench",
+        ),
+        (b'{"schema": 1}', "is not a database"),
+    ],
+)
 @pytest.mark.parametrize("write", [False, True])
 def test_what_is_no_database_is_not_overwritten(sqlite, content, words, write):
     sqlite.path.write_bytes(content)
@@ -292,7 +301,9 @@ def test_an_older_history_is_brought_up_with_its_runs(place, later):
     assert listed(place) == ["00000001", "00000000"]
     with open_history(place, write=False) as history, history.begin():
         assert history.execute(text("SELECT id, comment FROM attnbench_runs ORDER BY id")).all() == [
-            ("00000000", "from step two"), ("00000001", None)]
+            ("00000000", "from step two"),
+            ("00000001", None),
+        ]
 
 
 def test_a_step_that_fails_leaves_the_history_as_it_was(place, later, monkeypatch):
@@ -312,20 +323,23 @@ def test_a_step_that_fails_leaves_the_history_as_it_was(place, later, monkeypatc
 SECRET = "s3cr3t-p4ss"
 
 
-@pytest.mark.parametrize(("url", "words"), [
-    (f"postgresql://me:{SECRET}@localhost:1/x?connect_timeout=2", "db=postgresql://localhost:1/x "),
-    (f"postgres://me:{SECRET}@/x?host=/nowhere", "db=postgresql:///nowhere/x "),
-    (f"postgresql://me@localhost:1/x?password={SECRET}&connect_timeout=2", "db=postgresql://localhost:1/x "),
-    (f"postgresql://me:{SECRET}@localhost:1/x?nonsense=1", "db=postgresql://localhost:1/x "),
-    (f"postgresql://me:{SECRET}@localhost:port/x", "is not the URL of a database"),
-    (f"me:{SECRET}@localhost", "is not the URL of a database"),
-    (f"mysql://me:{SECRET}@localhost/x", "--db=mysql: is a database that is not supported"),
-    (f"nonsense://me:{SECRET}@localhost/x", "is a database that is not supported"),
-    (f"postgresql://me:begin@{SECRET}@localhost/x", "an @ in a password is written %40"),
-    ("sqlite://", "--db=sqlite: names no file; sqlite:///FILE"),
-    ("sqlite:///a%00b", "--db=sqlite: names no file; sqlite:///FILE"),
-    ("sqlite:///" + 300 * "x", "cannot be opened (File name too long)"),
-])
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (f"postgresql://me:{SECRET}@localhost:1/x?connect_timeout=2", "db=postgresql://localhost:1/x "),
+        (f"postgres://me:{SECRET}@/x?host=/nowhere", "db=postgresql:///nowhere/x "),
+        (f"postgresql://me@localhost:1/x?password={SECRET}&connect_timeout=2", "db=postgresql://localhost:1/x "),
+        (f"postgresql://me:{SECRET}@localhost:1/x?nonsense=1", "db=postgresql://localhost:1/x "),
+        (f"postgresql://me:{SECRET}@localhost:port/x", "is not the URL of a database"),
+        (f"me:{SECRET}@localhost", "is not the URL of a database"),
+        (f"mysql://me:{SECRET}@localhost/x", "--db=mysql: is a database that is not supported"),
+        (f"nonsense://me:{SECRET}@localhost/x", "is a database that is not supported"),
+        (f"postgresql://me:begin@{SECRET}@localhost/x", "an @ in a password is written %40"),
+        ("sqlite://", "--db=sqlite: names no file; sqlite:///FILE"),
+        ("sqlite:///a%00b", "--db=sqlite: names no file; sqlite:///FILE"),
+        ("sqlite:///" + 300 * "x", "cannot be opened (File name too long)"),
+    ],
+)
 def test_a_wrong_address_is_said_without_its_password(url, words, tmp_path):
     with pytest.raises((UsageError, Unavailable)) as error, open_history(find_place(url, tmp_path), write=False):
         pass
@@ -343,8 +357,11 @@ def test_a_place_shows_no_password():
 
 def test_a_missing_driver_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setattr(place_module, "is_installed", lambda module: module != "psycopg")
-    with pytest.raises(Unavailable, match=r"db=postgresql://server/x needs the driver psycopg, which is not installed; "
-                                          r"pip install 'attnbench\[postgresql\]'"):
+    with pytest.raises(
+        Unavailable,
+        match=r"db=postgresql://server/x needs the driver psycopg, which is not installed; "
+        r"pip install 'attnbench\[postgresql\]'",
+    ):
         find_place("postgresql://server/x", ".")
 
 
@@ -352,7 +369,7 @@ def test_a_database_that_is_not_there_is_said(server_url, tmp_path):
     place = find_place(server_url.replace("/postgres?", "/nowhere?"), tmp_path)
     with pytest.raises(UsageError) as error, open_history(place, write=True):
         pass
-    assert 'cannot be reached' in one_line(error)
+    assert "cannot be reached" in one_line(error)
     assert 'database "nowhere" does not exist' in one_line(error)
 
 
@@ -399,5 +416,7 @@ def test_even_a_mistake_of_ours_does_not_take_the_run_along(tmp_path, monkeypatc
 
     monkeypatch.setattr("attnbench.store.history.writing.add", broken)
     note = keep(runfile.write(numbered(0), tmp_path / "run.json"))
-    assert note == (f"the run is in its file, but not in the history (a mistake of ours); to add it: "
-                    f"attnbench history --add {tmp_path / 'run.json'}")
+    assert note == (
+        f"the run is in its file, but not in the history (a mistake of ours); to add it: "
+        f"attnbench history --add {tmp_path / 'run.json'}"
+    )

@@ -32,8 +32,15 @@ def trend_of(place, text, filters=Filters(), **parts):  # noqa: B008
 def shifted(count, at, factor, *, noise=0.008, **changed):
     """Runs whose times are longer by `factor` from one on, with another torch."""
     lots = random.Random(5)
-    return [numbered(number, factor=lots.gauss(1.0, noise) * (factor if number >= at else 1.0),
-                     torch="2.12.0" if number >= at else "2.11.0", **changed) for number in range(count)]
+    return [
+        numbered(
+            number,
+            factor=lots.gauss(1.0, noise) * (factor if number >= at else 1.0),
+            torch="2.12.0" if number >= at else "2.11.0",
+            **changed,
+        )
+        for number in range(count)
+    ]
 
 
 def drawn(trend, width=100, encoding="utf-8"):
@@ -48,31 +55,43 @@ def drawn(trend, width=100, encoding="utf-8"):
 
 @pytest.fixture
 def rows(sqlite):
-    records = [record for length in (4096, 40960) for causal in (False, True) for record in
-               make_group(make_case(seqlen=length, causal=causal), {"sdpa-flash": 349.0, "flash": 400.0}, samples=6)]
+    records = [
+        record
+        for length in (4096, 40960)
+        for causal in (False, True)
+        for record in make_group(
+            make_case(seqlen=length, causal=causal), {"sdpa-flash": 349.0, "flash": 400.0}, samples=6
+        )
+    ]
     fill(sqlite, [as_read(make_run(records))])
     return sqlite
 
 
-@pytest.mark.parametrize(("text", "parts", "row"), [
-    ("b1-s4096-h16-d128-bf16-fwd/flash", {}, "b1-s4096-h16-d128-bf16-fwd/flash"),
-    ("s4096-h16-d128-bf16/SDPA", {}, "b1-s4096-h16-d128-bf16-fwd/sdpa-flash"),
-    ("s40960-h16-d128-causal/flash", {}, "b1-s40960-h16-d128-causal-bf16-fwd/flash"),
-    (None, {"case": "s4096-h16-d128-causal", "backend": "flash"}, "b1-s4096-h16-d128-causal-bf16-fwd/flash"),
-])
+@pytest.mark.parametrize(
+    ("text", "parts", "row"),
+    [
+        ("b1-s4096-h16-d128-bf16-fwd/flash", {}, "b1-s4096-h16-d128-bf16-fwd/flash"),
+        ("s4096-h16-d128-bf16/SDPA", {}, "b1-s4096-h16-d128-bf16-fwd/sdpa-flash"),
+        ("s40960-h16-d128-causal/flash", {}, "b1-s40960-h16-d128-causal-bf16-fwd/flash"),
+        (None, {"case": "s4096-h16-d128-causal", "backend": "flash"}, "b1-s4096-h16-d128-causal-bf16-fwd/flash"),
+    ],
+)
 def test_a_row_is_named_by_any_part_that_it_alone_has(rows, text, parts, row):
     with open_history(rows, write=False) as history:
         assert str(find_row(history, text, **parts)) == row
 
 
-@pytest.mark.parametrize(("text", "parts", "words"), [
-    ("s4096/flash", {}, "ROW=s4096/flash fits 4 rows; one of b1-s4096-h16-d128-bf16-fwd/flash, "),
-    ("fwd", {}, "ROW=fwd fits 8 rows; one of .* and 2 more$"),
-    ("s9999/flash", {}, "ROW=s9999/flash fits no row in the history; such as b1-"),
-    (None, {"backend": "flahs"}, "--backend=flahs fits no row in the history; .*did you mean flash"),
-    (None, {"case": "s40960"}, "ROW=s40960 fits 4 rows"),
-    ("postgresql://me:secret@host/x", {}, "ROW is a URL; CASE/BACKEND, and the URL after --db"),
-])
+@pytest.mark.parametrize(
+    ("text", "parts", "words"),
+    [
+        ("s4096/flash", {}, "ROW=s4096/flash fits 4 rows; one of b1-s4096-h16-d128-bf16-fwd/flash, "),
+        ("fwd", {}, "ROW=fwd fits 8 rows; one of .* and 2 more$"),
+        ("s9999/flash", {}, "ROW=s9999/flash fits no row in the history; such as b1-"),
+        (None, {"backend": "flahs"}, "--backend=flahs fits no row in the history; .*did you mean flash"),
+        (None, {"case": "s40960"}, "ROW=s40960 fits 4 rows"),
+        ("postgresql://me:secret@host/x", {}, "ROW is a URL; CASE/BACKEND, and the URL after --db"),
+    ],
+)
 def test_what_fits_none_or_several_is_answered_in_one_line(rows, text, parts, words):
     with open_history(rows, write=False) as history, pytest.raises(UsageError, match=words) as error:
         find_row(history, text, **parts)
@@ -91,7 +110,8 @@ def test_a_shift_is_found_with_what_changed_beside_it(place):
     assert [point.run_id for point in trend.points] == [run.id for run in runs]
     times = [run.records[1].time for run in runs]
     assert [(point.median_ms, point.low_ms, point.high_ms) for point in trend.points] == [
-        (time.median_ms, time.ci_low_ms, time.ci_high_ms) for time in times]
+        (time.median_ms, time.ci_low_ms, time.ci_high_ms) for time in times
+    ]
     [change] = trend.changes
     assert abs(change.index - 22) <= 2
     assert change.ratio == pytest.approx(1.04, abs=0.01)
@@ -107,8 +127,12 @@ def test_a_shift_is_found_with_what_changed_beside_it(place):
 def test_another_kernel_or_source_is_named(sqlite):
     runs = []
     for number, run in enumerate(shifted(30, 15, 0.9)):
-        records = [dataclasses.replace(item, kernels=(f"kernel_v{1 + (number >= 15)}",),
-                                       source_hash="a" * 40 if number < 15 else "b" * 40) for item in run.records]
+        records = [
+            dataclasses.replace(
+                item, kernels=(f"kernel_v{1 + (number >= 15)}",), source_hash="a" * 40 if number < 15 else "b" * 40
+            )
+            for item in run.records
+        ]
         runs.append(as_read(dataclasses.replace(run, records=tuple(records), environments=(H200,))))
     fill(sqlite, runs)
     [trend], _ = trend_of(sqlite, "cudnn")
@@ -142,8 +166,12 @@ def with_record(run, **changed):
 
 
 def with_time(run, **changed):
-    return dataclasses.replace(run, records=tuple(
-        dataclasses.replace(item, time=dataclasses.replace(item.time, **changed)) for item in run.records))
+    return dataclasses.replace(
+        run,
+        records=tuple(
+            dataclasses.replace(item, time=dataclasses.replace(item.time, **changed)) for item in run.records
+        ),
+    )
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
@@ -163,14 +191,23 @@ def test_every_timer_of_a_run_is_a_series(sqlite):
     fill(sqlite, [as_read(dataclasses.replace(run, records=tuple(records)))])
     found, _ = trend_of(sqlite, "cudnn")
     assert {trend.timer: trend.points[0].median_ms for trend in found} == {
-        "cupti": run.records[1].time.median_ms, "graph": 2.1}
+        "cupti": run.records[1].time.median_ms,
+        "graph": 2.1,
+    }
 
 
 def test_processes_of_one_run_are_one_point(sqlite):
     run = numbered(0)
-    records = [dataclasses.replace(item, replicate=replicate, time=make_time([1.0 + 0.1 * replicate] * 6),
-                                   group=f"{item.group}#{replicate}" if replicate else item.group)
-               for replicate in range(3) for item in run.records]
+    records = [
+        dataclasses.replace(
+            item,
+            replicate=replicate,
+            time=make_time([1.0 + 0.1 * replicate] * 6),
+            group=f"{item.group}#{replicate}" if replicate else item.group,
+        )
+        for replicate in range(3)
+        for item in run.records
+    ]
     fill(sqlite, [as_read(dataclasses.replace(run, records=tuple(records)))])
     [trend], _ = trend_of(sqlite, "cudnn")
     [point] = trend.points
@@ -180,8 +217,13 @@ def test_processes_of_one_run_are_one_point(sqlite):
 
 
 def test_runs_in_which_a_row_did_not_pass_are_counted(sqlite):
-    lost = as_read(make_run([make_lost(make_case(), "sdpa-cudnn", Status.INCORRECT, "out: max_abs=0.3")], id="000000ff",
-                            started="2026-06-01T00:00:00Z"))
+    lost = as_read(
+        make_run(
+            [make_lost(make_case(), "sdpa-cudnn", Status.INCORRECT, "out: max_abs=0.3")],
+            id="000000ff",
+            started="2026-06-01T00:00:00Z",
+        )
+    )
     fill(sqlite, [numbered(0), lost])
     [trend], losses = trend_of(sqlite, "cudnn")
     assert len(trend.points) == 1
@@ -190,7 +232,8 @@ def test_runs_in_which_a_row_did_not_pass_are_counted(sqlite):
     stream = io.StringIO()
     render_losses(losses, Console(file=stream, width=200))
     assert stream.getvalue() == (
-        "did not pass in 1 run; the latest: 000000ff of 2026-06-01, incorrect, out: max_abs=0.3\n")
+        "did not pass in 1 run; the latest: 000000ff of 2026-06-01, incorrect, out: max_abs=0.3\n"
+    )
 
 
 def test_a_suite_and_a_date_narrow_a_trend(sqlite):
@@ -209,8 +252,10 @@ def test_a_plot_fits_its_page(sqlite, count, width):
     fill(sqlite, [run])
     [trend], _ = trend_of(sqlite, "cudnn")
     lots = random.Random(1)
-    points = tuple(dataclasses.replace(trend.points[0], median_ms=lots.gauss(1.0, 0.01), low_ms=0.99, high_ms=1.01)
-                   for _ in range(count))
+    points = tuple(
+        dataclasses.replace(trend.points[0], median_ms=lots.gauss(1.0, 0.01), low_ms=0.99, high_ms=1.01)
+        for _ in range(count)
+    )
     page = drawn(dataclasses.replace(trend, points=points), width)
     plot = [line for line in page.splitlines() if "●" in line]
     assert plot
@@ -248,7 +293,8 @@ def test_the_benchmark_fills_and_asks(tmp_path):
     # A plan that reads the whole table would not do for a million points.
     with open_history(place, write=False) as history, history.begin():
         plan = history.exec_driver_sql(
-            "EXPLAIN QUERY PLAN SELECT p.*, r.id FROM attnbench_points p JOIN attnbench_runs r ON r.\"key\" = p.run "
-            "WHERE p.series = 1 AND 1 = 1 ORDER BY r.started").all()
+            'EXPLAIN QUERY PLAN SELECT p.*, r.id FROM attnbench_points p JOIN attnbench_runs r ON r."key" = p.run '
+            "WHERE p.series = 1 AND 1 = 1 ORDER BY r.started"
+        ).all()
     assert "SEARCH p USING PRIMARY KEY (series=?)" in str(plan)
     assert "SCAN p" not in str(plan)

@@ -17,8 +17,16 @@ def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False):
         if not installed:
             raise Unavailable(f"{name}: module={name} is not installed; pip install {name}")
 
-    body = {"name": name, "workload": "attention", "variant": "softmax", "install": "part of torch", "devices": devices,
-            "compiles": compiles, "probe": probe, "session": lambda self, case, inputs: nullcontext()}
+    body = {
+        "name": name,
+        "workload": "attention",
+        "variant": "softmax",
+        "install": "part of torch",
+        "devices": devices,
+        "compiles": compiles,
+        "probe": probe,
+        "session": lambda self, case, inputs: nullcontext(),
+    }
     return type(name, (Backend,), body)()
 
 
@@ -26,8 +34,16 @@ def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False):
 def backends(monkeypatch):
     """eager, sdpa*, flash-attn-2 (missing) and flex (compiles); tests may change the dictionary."""
     cuda = ("cuda",)
-    found = [fake("eager"), fake("sdpa"), fake("sdpa-math"), fake("sdpa-flash"), fake("sdpa-efficient", cuda),
-             fake("sdpa-cudnn", cuda), fake("flash-attn-2", cuda, installed=False), fake("flex", compiles=True)]
+    found = [
+        fake("eager"),
+        fake("sdpa"),
+        fake("sdpa-math"),
+        fake("sdpa-flash"),
+        fake("sdpa-efficient", cuda),
+        fake("sdpa-cudnn", cuda),
+        fake("flash-attn-2", cuda, installed=False),
+        fake("flex", compiles=True),
+    ]
     known = {one.name: one for one in found}
 
     for module in (registry, user_backends):

@@ -16,8 +16,14 @@ AXES = {axis.name: axis for axis in ATTENTION.axes}
 
 
 def suite(**changes):
-    fields = {"name": "s", "title": "t", "workload": "attention", "backends": ("eager", "sdpa"), "baseline": "sdpa",
-              "axes": {"seqlen": (63, 127), "causal": (False, True)}}
+    fields = {
+        "name": "s",
+        "title": "t",
+        "workload": "attention",
+        "backends": ("eager", "sdpa"),
+        "baseline": "sdpa",
+        "axes": {"seqlen": (63, 127), "causal": (False, True)},
+    }
     return Suite(**(fields | changes))
 
 
@@ -29,8 +35,11 @@ def planned(request_suite, device="cpu", **changes):
 def test_a_plan_is_the_cross_product_case_by_case(backends):
     run = planned(suite())
     assert [group.group for group in run.plan] == [
-        "b2-s63-h8-d64-fp16-fwd", "b2-s63-h8-d64-fp16-causal-fwd",
-        "b2-s127-h8-d64-fp16-fwd", "b2-s127-h8-d64-fp16-causal-fwd"]
+        "b2-s63-h8-d64-fp16-fwd",
+        "b2-s63-h8-d64-fp16-causal-fwd",
+        "b2-s127-h8-d64-fp16-fwd",
+        "b2-s127-h8-d64-fp16-causal-fwd",
+    ]
     assert {group.backends for group in run.plan} == {("eager", "sdpa")}
     assert ATTENTION.case(run.plan[1].case).id == run.plan[1].case_id
     assert (run.suite, run.settings.baseline, run.settings.device) == ("s", "sdpa", "cpu")
@@ -39,8 +48,11 @@ def test_a_plan_is_the_cross_product_case_by_case(backends):
 def test_replicates_stand_outermost_and_have_groups_of_their_own(backends):
     run = planned(suite(axes={"seqlen": (1, 2)}), settings={"replicates": 2})
     assert [(group.group, group.replicate) for group in run.plan] == [
-        ("b2-s1-h8-d64-fp16-fwd", 0), ("b2-s2-h8-d64-fp16-fwd", 0),
-        ("b2-s1-h8-d64-fp16-fwd#1", 1), ("b2-s2-h8-d64-fp16-fwd#1", 1)]
+        ("b2-s1-h8-d64-fp16-fwd", 0),
+        ("b2-s2-h8-d64-fp16-fwd", 0),
+        ("b2-s1-h8-d64-fp16-fwd#1", 1),
+        ("b2-s2-h8-d64-fp16-fwd#1", 1),
+    ]
 
 
 def test_names_of_groups_do_not_depend_on_the_request(backends):
@@ -53,18 +65,30 @@ def test_a_flag_replaces_an_axis_and_equal_cases_are_planned_once(backends):
     assert [group.case_id for group in run.plan] == ["b2-s1-h8-d32-fp16-fwd", "b2-s1-h8-d32-fp16-causal-fwd"]
 
 
-LISTED = (NamedCase(name="a", values={"seqlen": 512, "causal": True}),
-          NamedCase(name="b", values={"seqlen": 1024, "causal": False, "mode": "fwd"}))
+LISTED = (
+    NamedCase(name="a", values={"seqlen": 512, "causal": True}),
+    NamedCase(name="b", values={"seqlen": 1024, "causal": False, "mode": "fwd"}),
+)
 
 
-@pytest.mark.parametrize(("asked", "ids"), [
-    ({}, ["b2-s512-h8-d64-fp16-causal-fwd", "b2-s1024-h8-d64-fp16-fwd"]),
-    ({"seqlen": (1024,)}, ["b2-s1024-h8-d64-fp16-fwd"]),
-    ({"seqlen": (1024, 7)}, ["b2-s1024-h8-d64-fp16-fwd"]),
-    ({"headdim": (32, 65)}, ["b2-s512-h8-d32-fp16-causal-fwd", "b2-s512-h8-d65-fp16-causal-fwd",
-                             "b2-s1024-h8-d32-fp16-fwd", "b2-s1024-h8-d65-fp16-fwd"]),
-    ({"mode": ("bwd",)}, ["b2-s512-h8-d64-fp16-causal-bwd"]),
-])
+@pytest.mark.parametrize(
+    ("asked", "ids"),
+    [
+        ({}, ["b2-s512-h8-d64-fp16-causal-fwd", "b2-s1024-h8-d64-fp16-fwd"]),
+        ({"seqlen": (1024,)}, ["b2-s1024-h8-d64-fp16-fwd"]),
+        ({"seqlen": (1024, 7)}, ["b2-s1024-h8-d64-fp16-fwd"]),
+        (
+            {"headdim": (32, 65)},
+            [
+                "b2-s512-h8-d32-fp16-causal-fwd",
+                "b2-s512-h8-d65-fp16-causal-fwd",
+                "b2-s1024-h8-d32-fp16-fwd",
+                "b2-s1024-h8-d65-fp16-fwd",
+            ],
+        ),
+        ({"mode": ("bwd",)}, ["b2-s512-h8-d64-fp16-causal-bwd"]),
+    ],
+)
 def test_on_listed_cases_a_flag_selects_and_sets_what_they_leave_open(asked, ids):
     assert list(expand(suite(axes={}, cases=LISTED), ATTENTION, asked)) == ids
 
@@ -76,14 +100,21 @@ def test_axes_of_a_verb_replace_axes_and_leave_what_cases_state():
     stated = (*LISTED, NamedCase(name="c", values={"seqlen": 7, "mode": "bwd"}))
     listed = expand(with_axes(suite(axes={}, cases=stated), modes), ATTENTION, {})
     assert [(case.seqlen, case.mode) for case in listed.values()] == [
-        (512, "fwd"), (512, "fwd-bwd"), (1024, "fwd"), (7, "bwd")]
+        (512, "fwd"),
+        (512, "fwd-bwd"),
+        (1024, "fwd"),
+        (7, "bwd"),
+    ]
 
 
-@pytest.mark.parametrize(("asked", "message"), [
-    ({"seqlen": (2048,)}, r"suite s: seqlen=2048 selects none of its cases; one of 512, 1024; `attnbench compare`"),
-    ({"seqlen": (512,), "causal": (False,)}, r"suite s: causal=False selects none of its cases; one of True"),
-    ({"attn_dim": (3,)}, r"suite s: axis=attn_dim is not known; one of batch, causal"),
-])
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"seqlen": (2048,)}, r"suite s: seqlen=2048 selects none of its cases; one of 512, 1024; `attnbench compare`"),
+        ({"seqlen": (512,), "causal": (False,)}, r"suite s: causal=False selects none of its cases; one of True"),
+        ({"attn_dim": (3,)}, r"suite s: axis=attn_dim is not known; one of batch, causal"),
+    ],
+)
 def test_a_selection_of_nothing_says_what_there_is(asked, message):
     with pytest.raises(UsageError, match=message):
         expand(suite(axes={}, cases=LISTED), ATTENTION, asked)
@@ -91,8 +122,13 @@ def test_a_selection_of_nothing_says_what_there_is(asked, message):
 
 def test_outside_the_map_of_batches_the_answer_names_its_lengths():
     sweep = load_suite("flash-sweep", "cuda")
-    with pytest.raises(UsageError, match=(r"suite flash-sweep: seqlen=3000 has no batch size in its batch_by_seqlen; "
-                                          r"one of 512, 1024, 2048, 4096, 8192, 16384; or state .* --batch")):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"suite flash-sweep: seqlen=3000 has no batch size in its batch_by_seqlen; "
+            r"one of 512, 1024, 2048, 4096, 8192, 16384; or state .* --batch"
+        ),
+    ):
         expand(sweep, ATTENTION, {"seqlen": (512, 3000)})
     cases = expand(sweep, ATTENTION, {"seqlen": (512, 3000), "batch": (3,), "dtype": ("fp16",)})
     assert [(case.batch, case.seqlen) for case in cases.values()] == [(3, 512), (3, 3000)]
@@ -103,29 +139,38 @@ def test_a_case_that_contradicts_itself_is_refused(backends):
         planned(suite(), axes={"nheads_kv": (3,)})
 
 
-@pytest.mark.parametrize(("device", "asked", "names"), [
-    ("cpu", ("all",), ("eager", "sdpa", "sdpa-math", "sdpa-flash", "flex")),
-    ("cuda:1", ("all",), ("eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flash-attn-2",
-                          "flex")),
-    ("cpu", ("sdpa-*",), ("sdpa-math", "sdpa-flash")),
-    ("cpu", ("sdpa-cudnn", "eager"), ("sdpa-cudnn", "eager")),
-    ("cpu", ("eager,sdpa", "eager"), ("eager", "sdpa")),
-    ("cuda", ("flash-attn-2|sdpa-flash",), ("sdpa-flash",)),
-    ("cpu", ("flash-attn-2|sdpa-cudnn",), ("flash-attn-2",)),
-])
+@pytest.mark.parametrize(
+    ("device", "asked", "names"),
+    [
+        ("cpu", ("all",), ("eager", "sdpa", "sdpa-math", "sdpa-flash", "flex")),
+        (
+            "cuda:1",
+            ("all",),
+            ("eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "flash-attn-2", "flex"),
+        ),
+        ("cpu", ("sdpa-*",), ("sdpa-math", "sdpa-flash")),
+        ("cpu", ("sdpa-cudnn", "eager"), ("sdpa-cudnn", "eager")),
+        ("cpu", ("eager,sdpa", "eager"), ("eager", "sdpa")),
+        ("cuda", ("flash-attn-2|sdpa-flash",), ("sdpa-flash",)),
+        ("cpu", ("flash-attn-2|sdpa-cudnn",), ("flash-attn-2",)),
+    ],
+)
 def test_backends_asked_for_by_name_stay_and_wildcards_mean_this_device(backends, device, asked, names):
     assert planned(suite(), device, backends=asked).plan[0].backends == names
 
 
-@pytest.mark.parametrize(("changes", "names", "baseline"), [
-    ({}, ("eager", "sdpa"), "sdpa"),
-    ({"backends": ("eager",)}, ("eager",), "eager"),
-    ({"skip": ("sdpa",)}, ("eager",), "eager"),
-    ({"baseline": "sdpa-math"}, ("sdpa-math", "eager", "sdpa"), "sdpa-math"),
-    ({"baseline": "flash-attn-2|sdpa-flash"}, ("sdpa-flash", "eager", "sdpa"), "sdpa-flash"),
-    ({"files": ("/somewhere/mine.py",)}, ("eager", "sdpa", "mine"), "sdpa"),
-    ({"files": ("/somewhere/mine.py",), "backends": ("sdpa",)}, ("sdpa", "mine"), "sdpa"),
-])
+@pytest.mark.parametrize(
+    ("changes", "names", "baseline"),
+    [
+        ({}, ("eager", "sdpa"), "sdpa"),
+        ({"backends": ("eager",)}, ("eager",), "eager"),
+        ({"skip": ("sdpa",)}, ("eager",), "eager"),
+        ({"baseline": "sdpa-math"}, ("sdpa-math", "eager", "sdpa"), "sdpa-math"),
+        ({"baseline": "flash-attn-2|sdpa-flash"}, ("sdpa-flash", "eager", "sdpa"), "sdpa-flash"),
+        ({"files": ("/somewhere/mine.py",)}, ("eager", "sdpa", "mine"), "sdpa"),
+        ({"files": ("/somewhere/mine.py",), "backends": ("sdpa",)}, ("sdpa", "mine"), "sdpa"),
+    ],
+)
 def test_the_baseline_is_always_measured(backends, changes, names, baseline):
     run = planned(suite(), **changes)
     assert run.plan[0].backends == names
@@ -133,14 +178,17 @@ def test_the_baseline_is_always_measured(backends, changes, names, baseline):
     assert run.backend_files == tuple("mine.py" for _ in changes.get("files", ()))
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), [
-    ({"backends": ("spda",)}, UsageError, r"backends: name=spda is not known; one of .*; did you mean sdpa\?"),
-    ({"skip": ("spda",)}, UsageError, r"backends: name=spda is not known"),
-    ({"baseline": "spda"}, UsageError, r"backends: name=spda is not known"),
-    ({"baseline": "spda|sdpa"}, UsageError, r"backends: name=spda is not known"),
-    ({"baseline": "sdpa-*"}, UsageError, r"suite s: baseline=sdpa-\* means 4 backends; one backend"),
-    ({"skip": ("all",)}, NothingToRun, r"suite s: backends=eager,sdpa leaves nothing to run on cpu"),
-])
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"backends": ("spda",)}, UsageError, r"backends: name=spda is not known; one of .*; did you mean sdpa\?"),
+        ({"skip": ("spda",)}, UsageError, r"backends: name=spda is not known"),
+        ({"baseline": "spda"}, UsageError, r"backends: name=spda is not known"),
+        ({"baseline": "spda|sdpa"}, UsageError, r"backends: name=spda is not known"),
+        ({"baseline": "sdpa-*"}, UsageError, r"suite s: baseline=sdpa-\* means 4 backends; one backend"),
+        ({"skip": ("all",)}, NothingToRun, r"suite s: backends=eager,sdpa leaves nothing to run on cpu"),
+    ],
+)
 def test_a_wrong_selection_of_backends(backends, changes, error, message):
     with pytest.raises(error, match=message):
         planned(suite(), **changes)
@@ -151,21 +199,31 @@ def test_a_typo_in_a_suites_baseline_is_found(backends):
         planned(suite(baseline="spda"))
 
 
-@pytest.mark.parametrize(("axis", "text", "values"), [
-    ("seqlen", "512,1024", (512, 1024)), ("seqlen", " 1 , 63", (1, 63)), ("seqlen", "7,7", (7,)),
-    ("causal", "both", (False, True)), ("causal", "true", (True,)), ("window", "128:0,none", ((128, 0), None)),
-    ("dtype", "bf16,fp32", ("bf16", "fp32")),
-])
+@pytest.mark.parametrize(
+    ("axis", "text", "values"),
+    [
+        ("seqlen", "512,1024", (512, 1024)),
+        ("seqlen", " 1 , 63", (1, 63)),
+        ("seqlen", "7,7", (7,)),
+        ("causal", "both", (False, True)),
+        ("causal", "true", (True,)),
+        ("window", "128:0,none", ((128, 0), None)),
+        ("dtype", "bf16,fp32", ("bf16", "fp32")),
+    ],
+)
 def test_values_of_an_axis(axis, text, values):
     assert parse_axis("attnbench run", AXES[axis], text) == values
 
 
-@pytest.mark.parametrize(("axis", "text", "message"), [
-    ("seqlen", "512,", r"attnbench run: --seqlen='' cannot be used; a whole number from 1"),
-    ("seqlen_k", "0", r"attnbench run: --seqlen-k=0 cannot be used; a whole number from 1"),
-    ("dtype", "bf16,fp8", r"attnbench run: --dtype=fp8 cannot be used; one of fp32, fp16, bf16"),
-    ("causal", "yes", r"causal=yes cannot be used; one of true, false, both"),
-])
+@pytest.mark.parametrize(
+    ("axis", "text", "message"),
+    [
+        ("seqlen", "512,", r"attnbench run: --seqlen='' cannot be used; a whole number from 1"),
+        ("seqlen_k", "0", r"attnbench run: --seqlen-k=0 cannot be used; a whole number from 1"),
+        ("dtype", "bf16,fp8", r"attnbench run: --dtype=fp8 cannot be used; one of fp32, fp16, bf16"),
+        ("causal", "yes", r"causal=yes cannot be used; one of true, false, both"),
+    ],
+)
 def test_a_wrong_value_of_an_axis(axis, text, message):
     with pytest.raises(UsageError, match=message):
         parse_axis("attnbench run", AXES[axis], text)
@@ -191,8 +249,19 @@ def test_an_estimate_counts_what_is_left_group_by_group(backends, quiet_machine)
     whole = estimate(run)
     assert set(whole.groups) == {group.group for group in run.plan}
     assert whole.seconds == pytest.approx(2.5 + sum(whole.groups.values()))
-    records = [Record(workload="attention", case=group.case, case_id=group.case_id, group=group.group, backend=name,
-                      status=Status.SKIPPED, reason="r") for group in run.plan[:2] for name in group.backends]
+    records = [
+        Record(
+            workload="attention",
+            case=group.case,
+            case_id=group.case_id,
+            group=group.group,
+            backend=name,
+            status=Status.SKIPPED,
+            reason="r",
+        )
+        for group in run.plan[:2]
+        for name in group.backends
+    ]
     half = estimate(dataclasses.replace(run, records=tuple(records)))
     assert set(half.groups) == {group.group for group in run.plan[2:]}
     done = dataclasses.replace(run, plan=run.plan[:2], records=tuple(records))
@@ -225,7 +294,9 @@ def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends
     assert "checks only" in checked.basis
 
 
-@pytest.mark.parametrize(("seconds", "said"), [
-    (3, "3 s"), (99, "99 s"), (100, "2 min"), (5400, "90 min"), (3.3 * 3600, "3.3 h"), (170 * 3600, "7 days")])
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(3, "3 s"), (99, "99 s"), (100, "2 min"), (5400, "90 min"), (3.3 * 3600, "3.3 h"), (170 * 3600, "7 days")],
+)
 def test_an_estimate_says_its_time_in_a_unit_that_people_use(seconds, said):
     assert str(Estimate({"a": seconds - 1.0}, 1.0, "a guess")) == f"about {said}: a guess"

@@ -42,7 +42,13 @@ def test_a_file_is_described_and_never_run_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = known_backends([path, path])["mine"]
     assert (found.name, found.title, found.workload, found.devices, found.compiles, found.install) == (
-        "mine", "My own", "attention", ("cpu", "cuda"), True, "here")
+        "mine",
+        "My own",
+        "attention",
+        ("cpu", "cuda"),
+        True,
+        "here",
+    )
     assert found.version() == pytest.__version__
     assert list(found.configs(None)) == [Config("b64-w4", {"block": 64, "size": 64, "odd": "{1}"})]
     found.probe()
@@ -69,25 +75,28 @@ def test_a_probe_is_repeated_word_for_word(tmp_path):
         found.probe()
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("import os; os._exit(3)", "does not import: it ended the process with code 3; a Python file with a Backend"),
-    ("import sys; sys.exit(0)", "does not import: line 1: SystemExit: 0; a Python file with a Backend"),
-    ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "does not import: it crashed (SIGSEGV); "),
-    ("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)", "does not import: it crashed (signal 37); "),
-    ("raise KeyboardInterrupt", "does not import: it crashed (SIGINT): KeyboardInterrupt; "),
-    ("import time; time.sleep(999999)", "does not import: it did not end within 1 s; a Python file with a Backend"),
-    ("x = (", "does not import: line 1: SyntaxError: '(' was never closed; "),
-    ("x = 1", "holds no backend; "),
-    (HEAD + BODY.replace('"mine"', "3"), "has Mine.name=3; a name without blanks, "),
-    (HEAD + BODY.replace('"mine"', '"a/b"'), "has Mine.name='a/b'; a name without blanks, "),
-    (HEAD + BODY.replace('"mine"', r'"a\x1bb"'), r"has Mine.name='a\x1bb'; a name without blanks, "),
-    (HEAD + BODY.replace('"mine"', r'"a\udc80b"'), r"has Mine.name='a\udc80b'; a name without blanks, "),
-    (HEAD + BODY.replace('"mine"', '"a[b]"'), "has Mine.name='a[b]'; a name without blanks, "),
-    (HEAD + BODY.replace('("cpu", "cuda")', '"cpu"'), "has Mine.devices='cpu'; a tuple of \"cpu\" and \"cuda\""),
-    (HEAD + BODY.replace("name, workload, variant", "name, work, variant"), "has Mine.workload='nothing'; a text"),
-    (HEAD + BODY + "    def probe(self): raise OSError('no\\ndisk')\n", "cannot be described: OSError: no disk; "),
-    (HEAD + BODY + "    def __init__(self): 1 / 0\n", "cannot be described: ZeroDivisionError: division by zero; "),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import os; os._exit(3)", "does not import: it ended the process with code 3; a Python file with a Backend"),
+        ("import sys; sys.exit(0)", "does not import: line 1: SystemExit: 0; a Python file with a Backend"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "does not import: it crashed (SIGSEGV); "),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)", "does not import: it crashed (signal 37); "),
+        ("raise KeyboardInterrupt", "does not import: it crashed (SIGINT): KeyboardInterrupt; "),
+        ("import time; time.sleep(999999)", "does not import: it did not end within 1 s; a Python file with a Backend"),
+        ("x = (", "does not import: line 1: SyntaxError: '(' was never closed; "),
+        ("x = 1", "holds no backend; "),
+        (HEAD + BODY.replace('"mine"', "3"), "has Mine.name=3; a name without blanks, "),
+        (HEAD + BODY.replace('"mine"', '"a/b"'), "has Mine.name='a/b'; a name without blanks, "),
+        (HEAD + BODY.replace('"mine"', r'"a\x1bb"'), r"has Mine.name='a\x1bb'; a name without blanks, "),
+        (HEAD + BODY.replace('"mine"', r'"a\udc80b"'), r"has Mine.name='a\udc80b'; a name without blanks, "),
+        (HEAD + BODY.replace('"mine"', '"a[b]"'), "has Mine.name='a[b]'; a name without blanks, "),
+        (HEAD + BODY.replace('("cpu", "cuda")', '"cpu"'), 'has Mine.devices=\'cpu\'; a tuple of "cpu" and "cuda"'),
+        (HEAD + BODY.replace("name, workload, variant", "name, work, variant"), "has Mine.workload='nothing'; a text"),
+        (HEAD + BODY + "    def probe(self): raise OSError('no\\ndisk')\n", "cannot be described: OSError: no disk; "),
+        (HEAD + BODY + "    def __init__(self): 1 / 0\n", "cannot be described: ZeroDivisionError: division by zero; "),
+    ],
+)
 def test_what_is_wrong_with_a_file_is_one_line(tmp_path, monkeypatch, text, words):
     monkeypatch.setattr(user_backends, "TIMEOUT_S", PATIENCE_S if "sleep" not in text else 1.0)
     path = write(tmp_path, text)

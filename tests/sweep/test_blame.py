@@ -31,11 +31,32 @@ def killed(who: int, signal: str = "SIGKILL") -> Loss:
 
 def passed(group, name: str, ms: float, count: int = 8) -> Record:
     samples = tuple(round(ms * (1 + 0.001 * index), 6) for index in range(count))
-    time = Time(timer="wall", l2="warm", regime="cpu", stopped_by="iterations", num_samples=count, median_ms=ms,
-                mean_ms=ms, min_ms=ms, max_ms=ms, p95_ms=ms, p99_ms=ms, samples_ms=samples,
-                rounds=tuple(range(count)), at_s=tuple(round(0.1 * index, 6) for index in range(count)))
-    return Record(workload="attention", case=group.case, case_id=group.case_id, group=group.group, backend=name,
-                  replicate=group.replicate, status=Status.PASSED, time=time)
+    time = Time(
+        timer="wall",
+        l2="warm",
+        regime="cpu",
+        stopped_by="iterations",
+        num_samples=count,
+        median_ms=ms,
+        mean_ms=ms,
+        min_ms=ms,
+        max_ms=ms,
+        p95_ms=ms,
+        p99_ms=ms,
+        samples_ms=samples,
+        rounds=tuple(range(count)),
+        at_s=tuple(round(0.1 * index, 6) for index in range(count)),
+    )
+    return Record(
+        workload="attention",
+        case=group.case,
+        case_id=group.case_id,
+        group=group.group,
+        backend=name,
+        replicate=group.replicate,
+        status=Status.PASSED,
+        time=time,
+    )
 
 
 @dataclass
@@ -93,7 +114,8 @@ def scripted(monkeypatch):
         done = execute(run or small_run(NAMES), on_event=events.append)
         assert max(event.done for event in events) == len(done.records)
         assert [event.done for event in events if event.kind == "group"] == [
-            sum(len(group.backends) for group in done.plan[: number + 1]) for number in range(len(done.plan))]
+            sum(len(group.backends) for group in done.plan[: number + 1]) for number in range(len(done.plan))
+        ]
         assert loads(dumps(done)) == done, "what is written is what is read, ratios included"
         return script, by_name(done, len(done.plan) - 1)
 
@@ -137,14 +159,14 @@ def test_a_refusal_is_no_conviction(scripted):
 
 
 def test_the_first_and_only_one_in_its_process_needs_no_second_trial(scripted):
-    script, _ = scripted(([("a", Status.INCORRECT)], 1.0), ([], lost(0, "set-up")),
-                         run=small_run(["a"], ["a"]))
+    script, _ = scripted(([("a", Status.INCORRECT)], 1.0), ([], lost(0, "set-up")), run=small_run(["a"], ["a"]))
     assert script.asked == [("a",), ("a",)]
 
 
 def test_who_was_in_a_process_in_an_earlier_group_was_there(scripted):
-    script, _ = scripted((["b"], 1.0), ([("a", Status.INCORRECT)], 1.0), ([("a", Status.INCORRECT)], 1.0),
-                         run=small_run(["b"], ["a"]))
+    script, _ = scripted(
+        (["b"], 1.0), ([("a", Status.INCORRECT)], 1.0), ([("a", Status.INCORRECT)], 1.0), run=small_run(["b"], ["a"])
+    )
     assert script.asked == [("b",), ("a",), ("a",)]
     assert script.fresh == [True, False, True]
 
@@ -154,12 +176,18 @@ def test_an_exception_seen_alone_is_believed_when_it_comes_again_with_other_numb
         return ("a", Status.FAILED, f"ValueError during set-up: head of size {size}")
 
     script, _ = scripted(
-        (["honest", raised(16), "b"], 1.0), ([raised(16)], 1.0), (["honest", raised(32), "b"], 1.0),
-        run=small_run(NAMES, NAMES))
+        (["honest", raised(16), "b"], 1.0),
+        ([raised(16)], 1.0),
+        (["honest", raised(32), "b"], 1.0),
+        run=small_run(NAMES, NAMES),
+    )
     assert script.asked == [NAMES, ("a",), NAMES]
     script, _ = scripted(
-        (["honest", raised(16), "b"], 1.0), ([raised(16)], 1.0),
-        (["honest", ("b", Status.FAILED, raised(16)[2]), "a"], 1.0), run=small_run(NAMES, NAMES))
+        (["honest", raised(16), "b"], 1.0),
+        ([raised(16)], 1.0),
+        (["honest", ("b", Status.FAILED, raised(16)[2]), "a"], 1.0),
+        run=small_run(NAMES, NAMES),
+    )
     assert script.asked[:4] == [NAMES, ("a",), NAMES, ("b",)], "another backend may be innocent of the same words"
 
 
@@ -179,8 +207,11 @@ def test_what_all_fail_alike_is_tried_once(scripted):
 
 
 def test_what_did_not_pass_is_not_measured_again(scripted):
-    script, found = scripted(([("honest", Status.INCORRECT)], lost(2, "set-up")), ([("honest", Status.INCORRECT)], 1.0),
-                             ([], lost(0, "set-up")))
+    script, found = scripted(
+        ([("honest", Status.INCORRECT)], lost(2, "set-up")),
+        ([("honest", Status.INCORRECT)], 1.0),
+        ([], lost(0, "set-up")),
+    )
     assert script.asked == [NAMES, ("honest",), ("b",), ("a",)]
     assert [found[name].status.value for name in NAMES] == ["incorrect", "passed", "crashed"]
 
@@ -207,7 +238,9 @@ def test_after_harm_the_next_group_has_a_fresh_process(scripted):
 def test_a_guilty_one_among_innocents_is_convicted_and_they_are_not(scripted):
     script, found = scripted(
         ([("honest", Status.INCORRECT), ("a", Status.INCORRECT), "b"], 1.0),
-        (["honest"], 1.0), ([("a", Status.INCORRECT, "changed inputs: k")], 1.0))
+        (["honest"], 1.0),
+        ([("a", Status.INCORRECT, "changed inputs: k")], 1.0),
+    )
     assert script.asked == [NAMES, ("honest",), ("a",), ("honest",), ("honest", "b")]
     assert [found[name].status.value for name in NAMES] == ["passed", "incorrect", "passed"]
     assert found["a"].reason == "changed inputs: k"
@@ -216,8 +249,14 @@ def test_a_guilty_one_among_innocents_is_convicted_and_they_are_not(scripted):
 
 def test_who_fails_beside_the_baseline_alone_is_measured_without_it_and_says_so(scripted):
     script, found = scripted(
-        ([], lost(1, "sample")), (["a"], 1.0), (["honest"], 1.0), ([], lost(1, "sample")), (["a"], 1.0),
-        (["honest", ("b", Status.INCORRECT)], 1.0), ([("b", Status.INCORRECT)], 1.0))
+        ([], lost(1, "sample")),
+        (["a"], 1.0),
+        (["honest"], 1.0),
+        ([], lost(1, "sample")),
+        (["a"], 1.0),
+        (["honest", ("b", Status.INCORRECT)], 1.0),
+        ([("b", Status.INCORRECT)], 1.0),
+    )
     assert script.asked[2:] == [("honest",), ("honest", "a"), ("a",), ("honest", "b"), ("b",)]
     assert [found[name].status.value for name in NAMES] == ["passed", "passed", "incorrect"]
     assert ratios(found) == {"a": None, "b": None}, "no round in common with the baseline"
@@ -226,8 +265,12 @@ def test_who_fails_beside_the_baseline_alone_is_measured_without_it_and_says_so(
 
 def test_a_baseline_that_is_harmed_in_a_pair_keeps_its_own_record(scripted):
     script, found = scripted(
-        (["a", ("honest", Status.INCORRECT), "b"], 1.0), (["honest"], 1.0), (["honest"], 1.0),
-        ([("honest", Status.INCORRECT), "a"], 1.0), (["a"], 1.0))
+        (["a", ("honest", Status.INCORRECT), "b"], 1.0),
+        (["honest"], 1.0),
+        (["honest"], 1.0),
+        ([("honest", Status.INCORRECT), "a"], 1.0),
+        (["a"], 1.0),
+    )
     assert script.asked[2:] == [("honest",), ("honest", "a"), ("a",), ("honest", "b")]
     assert {record.status for record in found.values()} == {Status.PASSED}
     assert ratios(found) == {"a": None, "b": 4.0}
@@ -235,8 +278,7 @@ def test_a_baseline_that_is_harmed_in_a_pair_keeps_its_own_record(scripted):
 
 
 def test_a_baseline_with_no_time_is_beside_nobody(scripted):
-    script, found = scripted(
-        ([], lost(1, "sample")), (["a"], 1.0), ([("honest", Status.FAILED)], 1.0))
+    script, found = scripted(([], lost(1, "sample")), (["a"], 1.0), ([("honest", Status.FAILED)], 1.0))
     assert script.asked[2:] == [("honest",), ("a",), ("b",)]
     assert found["honest"].status is Status.FAILED
 
@@ -266,15 +308,17 @@ def test_a_harness_that_hangs_is_not_waited_for_again(scripted):
     script, found = scripted(([], lost(HARNESS, "oracle", Status.TIMEOUT)))
     assert script.asked == [NAMES]
     assert {(record.status, record.reason) for record in found.values()} == {
-        (Status.TIMEOUT, "lost during oracle in x.py")}
+        (Status.TIMEOUT, "lost during oracle in x.py")
+    }
 
 
 def test_a_worker_that_never_starts(scripted):
     with pytest.raises(NothingToRun, match=r"^worker: device=cpu cannot be measured; lost during start in x.py"):
         scripted(starts=[lost(HARNESS, "start")])
     run = small_run(NAMES, NAMES)
-    script, found = scripted((NAMES, 1.0), run=dataclasses.replace(run, environments=(Script.environment,)),
-                             starts=[lost(HARNESS, "start")])
+    script, found = scripted(
+        (NAMES, 1.0), run=dataclasses.replace(run, environments=(Script.environment,)), starts=[lost(HARNESS, "start")]
+    )
     assert script.workers == 2
     assert {record.status for record in found.values()} == {Status.PASSED}
 
@@ -304,11 +348,16 @@ def test_who_is_killed_every_time_has_the_record_and_is_measured_again_on_resumi
     assert [record.backend for record in without_interrupted(run).records] == ["honest", "b"]
 
 
-@pytest.mark.parametrize(("reason", "kept"), [
-    ("killed by SIGKILL during sample", False), ("killed by SIGHUP during sample; its last line was: x", False),
-    ("killed by SIGSEGV during sample", True), ("killed by SIGABRT during sample", True),
-    ("ended the process with exit code 1 during sample; its last line was: killed by SIGKILL during", True),
-])
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [
+        ("killed by SIGKILL during sample", False),
+        ("killed by SIGHUP during sample; its last line was: x", False),
+        ("killed by SIGSEGV during sample", True),
+        ("killed by SIGABRT during sample", True),
+        ("ended the process with exit code 1 during sample; its last line was: killed by SIGKILL during", True),
+    ],
+)
 def test_a_crash_of_its_own_stays_when_a_run_is_resumed(reason, kept):
     run = small_run(NAMES)
     record = dataclasses.replace(passed(run.plan[0], "a", 1.0), status=Status.CRASHED, time=None, reason=reason)
@@ -338,4 +387,6 @@ def test_a_request_done_without_all_its_records_is_a_loss(scripted):
     script, found = scripted((["honest", "b"], 1.0), ([], 1.0))
     assert script.asked == [NAMES, ("a",)]
     assert (found["a"].status, found["a"].reason) == (
-        Status.CRASHED, "the worker said it was done and has no record of a")
+        Status.CRASHED,
+        "the worker said it was done and has no record of a",
+    )

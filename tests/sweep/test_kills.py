@@ -35,8 +35,13 @@ def parent(tmp_path):
     def start(plan: Run, said: str, count: int) -> tuple[subprocess.Popen[str], Path]:
         path = tmp_path / "run.json"
         write(plan, path.with_suffix(".plan"))
-        process = subprocess.Popen([sys.executable, str(FAKES / "parent.py"), str(path), said, str(count)],
-                                   env=child.environment(), text=True, stdout=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, str(FAKES / "parent.py"), str(path), said, str(count)],
+            env=child.environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
         started.append(process)
         for _ in range(count):
             assert any(line.strip() == said for line in process.stdout), "it ended before"
@@ -57,7 +62,8 @@ def finished(plan: Run, path: Path, log: Path) -> None:
     sessions = len(pids(log))
     done = execute(before, path=path, backend_files=[MISBEHAVING])
     assert [(record.group, record.backend) for record in done.records] == [
-        (group.group, name) for group in plan.plan for name in group.backends]
+        (group.group, name) for group in plan.plan for name in group.backends
+    ]
     assert {record.status for record in done.records} == {Status.PASSED}
     assert len(pids(log)) - sessions == len(plan.plan) - len(whole)
     assert done.records[: len(before.records)] == before.records
@@ -66,8 +72,7 @@ def finished(plan: Run, path: Path, log: Path) -> None:
     assert [one.name for one in path.parent.iterdir() if one.suffix == ".json"] == ["run.json"]
 
 
-@pytest.mark.parametrize(("said", "count"), [
-    ("word starting a worker", 1), ("record", 1), ("group", 1), ("record", 5)])
+@pytest.mark.parametrize(("said", "count"), [("word starting a worker", 1), ("record", 1), ("group", 1), ("record", 5)])
 def test_a_killed_parent_takes_its_worker_along_and_loses_the_group_in_flight(parent, log, said, count):
     plan = small_run(*GROUPS)
     process, path = parent(plan, said, count)
@@ -149,7 +154,8 @@ def test_a_group_cut_in_two_is_one_comparison_measured_again(log, tmp_path):
     cut = Run(**{**{name: getattr(whole, name) for name in whole.__slots__}, "records": whole.records[1:]})
     done = execute(cut, path=path, backend_files=[MISBEHAVING])
     assert {(record.group, record.backend) for record in done.records} == {
-        (record.group, record.backend) for record in whole.records}
+        (record.group, record.backend) for record in whole.records
+    }
     assert by_name(done, 1) == by_name(whole, 1)
     assert by_name(done)["noting"].time.samples_ms != by_name(whole)["noting"].time.samples_ms
     assert by_name(done)["noting"].speedup.baseline == "honest"
@@ -162,7 +168,8 @@ def test_replicates_are_of_fresh_processes(log):
     assert other == other_again
     assert first != other
     assert [(record.replicate, record.backend) for record in run.records] == [
-        (replicate, name) for replicate in (0, 1) for _ in range(2) for name in ("noting", "honest")]
+        (replicate, name) for replicate in (0, 1) for _ in range(2) for name in ("noting", "honest")
+    ]
     assert all(record.speedup for record in run.records if record.backend == "noting")
     assert len({record.group for record in run.records}) == 4
     assert len({record.case_id for record in run.records}) == 2

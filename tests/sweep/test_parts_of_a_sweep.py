@@ -23,8 +23,15 @@ RUN = small_run(NAMES)
 
 
 def record(name: str, status: Status = Status.PASSED, reason: str | None = None) -> Record:
-    return Record(workload="attention", case=GROUP.case, case_id=GROUP.case_id, group=GROUP.group, backend=name,
-                  status=status, reason=reason)
+    return Record(
+        workload="attention",
+        case=GROUP.case,
+        case_id=GROUP.case_id,
+        group=GROUP.group,
+        backend=name,
+        status=status,
+        reason=reason,
+    )
 
 
 class Answers:
@@ -132,8 +139,12 @@ def test_a_worker_is_started_when_asked_and_replaced_when_touched(worker):
     assert it.attempt(GROUP, ["b"], RUN.settings).alone
     assert processes.made == 2
     assert it.listener.activities == [
-        ("starting a worker", None), ("sample", "a"), ("sample", "honest"), ("starting a worker", None),
-        ("sample", "b")]
+        ("starting a worker", None),
+        ("sample", "a"),
+        ("sample", "honest"),
+        ("starting a worker", None),
+        ("sample", "b"),
+    ]
     assert {one.environment for one in again.found.values()} == {0}
     assert it.listener.records[0] == (GROUP.group, "a")
 

@@ -29,16 +29,27 @@ def card(nvml, monkeypatch):
 
 
 def measured(*groups, on_event=lambda event: None, path=None, **settings) -> Run:
-    values = {"device": "cuda:0", "baseline": "reference", "warmup": 3, "iterations": None,
-              "max_seconds": 3600.0} | settings
-    return execute(small_run(*groups, **values), path=path, backend_files=[str(FAKES / "on_card.py")],
-                   on_event=on_event)
+    values = {
+        "device": "cuda:0",
+        "baseline": "reference",
+        "warmup": 3,
+        "iterations": None,
+        "max_seconds": 3600.0,
+    } | settings
+    return execute(
+        small_run(*groups, **values), path=path, backend_files=[str(FAKES / "on_card.py")], on_event=on_event
+    )
 
 
 def test_times_ratios_and_verdicts_are_those_of_the_card(card, tmp_path):
     locks = set()
-    run = measured([*FAST, "too-large-for-it"], ["reference", "twice-as-fast"], path=tmp_path / "run.json",
-                   lock_clocks="1500,2619", on_event=lambda event: locks.add(card.locked()))
+    run = measured(
+        [*FAST, "too-large-for-it"],
+        ["reference", "twice-as-fast"],
+        path=tmp_path / "run.json",
+        lock_clocks="1500,2619",
+        on_event=lambda event: locks.add(card.locked()),
+    )
     assert locks == {(1500, 2619)}, "all the while"
     assert card.wait_locked((None, None)) == (None, None), "and not after"
 
@@ -57,7 +68,13 @@ def test_times_ratios_and_verdicts_are_those_of_the_card(card, tmp_path):
         assert time.at_s == tuple(sorted(time.at_s))
         of_samples = summarise(time.samples_ms)
         assert (time.median_ms, time.mean_ms, time.std_ms, time.ci_low_ms, time.ci_high_ms, time.p99_ms) == (
-            of_samples.median, of_samples.mean, of_samples.std, of_samples.ci_low, of_samples.ci_high, of_samples.p99)
+            of_samples.median,
+            of_samples.mean,
+            of_samples.std,
+            of_samples.ci_low,
+            of_samples.ci_high,
+            of_samples.p99,
+        )
         assert time.median_ms == TRUE_MS[name]
         assert time.busy_ms == pytest.approx(TRUE_MS[name] / 2)
         assert time.host_ms == 0.004
@@ -83,7 +100,8 @@ def test_times_ratios_and_verdicts_are_those_of_the_card(card, tmp_path):
     assert ratios == {"twice-as-fast": (2.0, "faster"), "same": (1.0, "same"), "slower": (0.8, "slower")}
     assert found["too-large-for-it"].status is Status.OOM
     assert found["too-large-for-it"].reason.startswith(
-        "out of device memory although alone; about 0.5 of its memory: --batch 1 --seqlen 7 ")
+        "out of device memory although alone; about 0.5 of its memory: --batch 1 --seqlen 7 "
+    )
     assert by_name(run, 1)["twice-as-fast"].speedup.ratio == pytest.approx(2.0, rel=1e-4)
     assert read(tmp_path / "run.json") == run
 
@@ -106,7 +124,8 @@ def test_timers_that_disagree_are_flagged(card):
         assert record.time.timer == "simulated", "the one auto takes"
         assert set(record.timers) == {"simulated", "simulated-late", "wall"}
         assert record.timers["simulated-late"].median_ms == pytest.approx(
-            1.1 * record.time.median_ms, rel=2 * max(SWING))
+            1.1 * record.time.median_ms, rel=2 * max(SWING)
+        )
         assert record.timers["wall"].median_ms > 0
         note, neighbour = record.notes
         assert neighbour.startswith("another process was on the card holding 512 MiB"), "as the fake card has it"

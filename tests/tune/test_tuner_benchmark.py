@@ -31,8 +31,9 @@ def test_races_on_a_card_are_held_against_everyone_sampled_as_a_finalist(benchma
     from attnbench.machine import devices
 
     monkeypatch.setattr(devices, "resolve", lambda device: Device("cuda"))
-    found = benchmark.on_card("tunable", SHAPE, 2, files=(FILE,), patterns=("c1?", "c20", "c30"),
-                              rules=Rules(final_rounds=40, heat=8))
+    found = benchmark.on_card(
+        "tunable", SHAPE, 2, files=(FILE,), patterns=("c1?", "c20", "c30"), rules=Rules(final_rounds=40, heat=8)
+    )
     assert (found["configurations"], found["right"]) == (13, 12)
     assert list(found["failures"]) == ["tunable[c30]"]
     for name, ratio in found["ratios"].items():
@@ -55,10 +56,21 @@ def test_the_table_of_a_card_says_what_was_reached_and_wanted(benchmark, tmp_pat
 
     row = {"loss": 0.004, "share": 0.12, "wall_s": 3.2}
     path = tmp_path / "tuner-h200.json"
-    path.write_text(json.dumps({
-        "environment": {"gpu": "NVIDIA H200", "driver": "580", "torch": "2.11", "triton": "3.6"}, "case_id": "b4-s4096",
-        "backend": "flash-triton", "configurations": 160, "right": 150, "near": 7, "within": 20,
-        "seconds": {"compile": 80.0, "check": 9.0}, "trials": [row] * 20}))
+    path.write_text(
+        json.dumps(
+            {
+                "environment": {"gpu": "NVIDIA H200", "driver": "580", "torch": "2.11", "triton": "3.6"},
+                "case_id": "b4-s4096",
+                "backend": "flash-triton",
+                "configurations": 160,
+                "right": 150,
+                "near": 7,
+                "within": 20,
+                "seconds": {"compile": 80.0, "check": 9.0},
+                "trials": [row] * 20,
+            }
+        )
+    )
     text = tables.tuner_card(str, path)
     assert "| configurations, right, within 1 % of the best | 160, 150, 7 |  |" in text
     assert "| pick within 1 % of the exhaustive best | 20 of 20, worst 0.4 % | at least 19 of 20 |" in text

@@ -27,24 +27,39 @@ SHAPE = {"batch": 1, "seqlen": 15, "nheads": 1, "headdim": 8, "causal": True, "d
 
 @pytest.fixture
 def executing(card):
-    run = Run(id="0badcafe", suite="tune", command="attnbench tune tunable", started="2026-11-20T12:34:56Z",
-              settings=SETTINGS)
+    run = Run(
+        id="0badcafe", suite="tune", command="attnbench tune tunable", started="2026-11-20T12:34:56Z", settings=SETTINGS
+    )
     with Execution(run, files=[FILE]) as execution:
         yield execution
 
 
 def begun(environment, patterns=()):
     case = load_workload("attention").case(SHAPE)
-    return RaceFile(key={}, backend="tunable", workload="attention", case=case.to_dict(), case_id=case.id,
-                started="2026-11-20T12:34:56Z", environment=environment, settings=SETTINGS,
-                configs=space(known_backends([FILE])["tunable"], case, patterns, "attnbench tune"),
-                rules=dataclasses.asdict(Rules()))
+    return RaceFile(
+        key={},
+        backend="tunable",
+        workload="attention",
+        case=case.to_dict(),
+        case_id=case.id,
+        started="2026-11-20T12:34:56Z",
+        environment=environment,
+        settings=SETTINGS,
+        configs=space(known_backends([FILE])["tunable"], case, patterns, "attnbench tune"),
+        rules=dataclasses.asdict(Rules()),
+    )
 
 
 def test_a_space_is_compiled_ahead_checked_raced_and_every_fault_is_a_record(executing, log, tmp_path):
     path, news = tmp_path / "tuning" / "race.json", []
-    tuning = Tuning(kept=begun(executing.environment()), path=path, execution=executing, files=(FILE,), jobs=2,
-                    on_progress=news.append)
+    tuning = Tuning(
+        kept=begun(executing.environment()),
+        path=path,
+        execution=executing,
+        files=(FILE,),
+        jobs=2,
+        on_progress=news.append,
+    )
     kept = tuning.carry_out()
     outcome = kept.outcome()
     assert outcome.pick == f"tunable[{BEST}]"
@@ -53,8 +68,12 @@ def test_a_space_is_compiled_ahead_checked_raced_and_every_fault_is_a_record(exe
 
     found = {name.partition("[")[2].rstrip("]"): failure for name, failure in kept.failures.items()}
     assert {name: (one.status, one.step) for name, one in found.items()} == {
-        "c30": ("failed", "compile"), "c31": ("failed", "compile"), "c32": ("crashed", "compile"),
-        "c33": ("incorrect", "check"), "c34": ("oom", "check")}, "what had no room beside others is tried again alone"
+        "c30": ("failed", "compile"),
+        "c31": ("failed", "compile"),
+        "c32": ("crashed", "compile"),
+        "c33": ("incorrect", "check"),
+        "c34": ("oom", "check"),
+    }, "what had no room beside others is tried again alone"
     assert "out of resource: shared memory" in found["c30"].reason
     assert found["c32"].reason.startswith("killed by SIGSEGV during first call")
     assert found["c33"].reason.startswith("out: wrong values")
@@ -79,21 +98,33 @@ def test_a_space_is_compiled_ahead_checked_raced_and_every_fault_is_a_record(exe
     table = rows(kept, outcome)
     assert len(table) == COUNT + 1
     text = to_csv(table).splitlines()
-    assert text[0] == ("backend,config,case,seqlen,ended,stage,ratio_to_pick,ci_low,ci_high,median_ms,tflops,"
-                       "relative_performance,samples,reason,index,tile.m,tile.n")
+    assert text[0] == (
+        "backend,config,case,seqlen,ended,stage,ratio_to_pick,ci_low,ci_high,median_ms,tflops,"
+        "relative_performance,samples,reason,index,tile.m,tile.n"
+    )
     assert text[1].startswith(f"tunable,{BEST},{kept.case_id},15,picked,")
     assert text[1].endswith(",17,64,32")
     assert table[0]["tflops"] == pytest.approx(kept.flops / table[0]["median_ms"] / 1e9)
     default = next(row for row in table if row["config"] == "default")
     assert default["ratio_to_pick"] == pytest.approx(1.3, rel=0.02)
     assert {row["config"]: row["ended"] for row in table[-5:]} == {
-        "c30": "failed", "c31": "failed", "c32": "crashed", "c33": "incorrect", "c34": "oom"}
+        "c30": "failed",
+        "c31": "failed",
+        "c32": "crashed",
+        "c33": "incorrect",
+        "c34": "oom",
+    }
 
 
 def test_references_are_sampled_with_the_pick_and_have_rows(executing, log, tmp_path):
     names = ("tunable[c20]", "no-such-library")
-    tuning = Tuning(kept=begun(executing.environment(), patterns=["c1", "c17", "c4"]), path=tmp_path / "race.json",
-                    execution=executing, files=(FILE,), references=names[:1])
+    tuning = Tuning(
+        kept=begun(executing.environment(), patterns=["c1", "c17", "c4"]),
+        path=tmp_path / "race.json",
+        execution=executing,
+        files=(FILE,),
+        references=names[:1],
+    )
     kept = tuning.carry_out()
     races = len(kept.heats)
     other = kept.references["tunable[c20]"]
@@ -124,10 +155,16 @@ def test_a_race_that_was_stopped_goes_on_where_it_stopped(executing, log, tmp_pa
         def tell(news):
             if news.step == step and news.done == 1:
                 raise KeyboardInterrupt
+
         return tell
 
-    tuning = Tuning(kept=begun(executing.environment(), patterns=patterns), path=path, execution=executing,
-                    files=(FILE,), on_progress=stop_in("stage 1"))
+    tuning = Tuning(
+        kept=begun(executing.environment(), patterns=patterns),
+        path=path,
+        execution=executing,
+        files=(FILE,),
+        on_progress=stop_in("stage 1"),
+    )
     with pytest.raises(KeyboardInterrupt):
         tuning.carry_out()
     stopped = read(path)
@@ -139,7 +176,7 @@ def test_a_race_that_was_stopped_goes_on_where_it_stopped(executing, log, tmp_pa
     ended = Tuning(kept=stopped, path=path, execution=executing, files=(FILE,)).carry_out()
     assert ended.heats[:1] == stopped.heats
     assert ended.outcome().pick == f"tunable[{BEST}]"
-    after = log.read_text().split()[len(before):]
+    after = log.read_text().split()[len(before) :]
     first = set(stopped.heats[0]) - {"tunable"}
     some_dropped = next(name for name in first if len([one for one in ended.heats[1:] if name in one]) == 0)
     assert some_dropped.partition("[")[2].rstrip("]") not in after, "neither checked nor raced once more"
@@ -150,9 +187,15 @@ def test_a_file_that_is_cut_short_or_strange_is_one_line(tmp_path):
     assert read(path) is None
     write(begun(Environment(os="Linux", python="3.12")), path)
     text = path.read_text()
-    for broken in (text[:100], "[]", "{}", text.replace('"schema": 1', '"schema": 99'),
-                   text.replace('"heats": []', '"heats": [{"tunable": {"0": -1.0}}]').replace(
-                       '"checked": []', '"checked": ["tunable"]')):
+    for broken in (
+        text[:100],
+        "[]",
+        "{}",
+        text.replace('"schema": 1', '"schema": 99'),
+        text.replace('"heats": []', '"heats": [{"tunable": {"0": -1.0}}]').replace(
+            '"checked": []', '"checked": ["tunable"]'
+        ),
+    ):
         path.write_text(broken)
         with pytest.raises(RunFileError, match=r"^tuning: path=.*race\.json .*; ") as caught:
             read(path)

@@ -19,27 +19,76 @@ BACKENDS = {"base": 1.0, "other": 0.8, "third": 1.3, "fourth": 0.9, "mine": 0.7}
 def make_time(level, lots, *, samples=40, noise=0.003, drift=None, clocks=None, **changed):
     values = [level * lots.gauss(1.0, noise) * (drift[at] if drift else 1.0) for at in range(samples)]
     stats = dict.fromkeys(("median_ms", "mean_ms", "min_ms", "max_ms", "p95_ms", "p99_ms"), level)
-    return Time(**({"timer": "cupti", "l2": "cold", "regime": "burst", "stopped_by": "rel-ci", "num_samples": samples,
-                    "samples_ms": tuple(values), "rounds": tuple(range(samples)),
-                    "sm_mhz": tuple(clocks or ())} | stats | changed))
+    return Time(
+        **(
+            {
+                "timer": "cupti",
+                "l2": "cold",
+                "regime": "burst",
+                "stopped_by": "rel-ci",
+                "num_samples": samples,
+                "samples_ms": tuple(values),
+                "rounds": tuple(range(samples)),
+                "sm_mhz": tuple(clocks or ()),
+            }
+            | stats
+            | changed
+        )
+    )
 
 
 def make_record(case, backend, time, **changed):
-    return Record(**({"workload": "attention", "case": {"seqlen": case}, "case_id": f"s{case}", "group": f"s{case}",
-                      "backend": backend, "version": "1", "source_hash": "one", "environment": 0,
-                      "status": Status.PASSED, "time": time, "memory": Memory(peak_allocated_mb=64.0)} | changed))
+    return Record(
+        **(
+            {
+                "workload": "attention",
+                "case": {"seqlen": case},
+                "case_id": f"s{case}",
+                "group": f"s{case}",
+                "backend": backend,
+                "version": "1",
+                "source_hash": "one",
+                "environment": 0,
+                "status": Status.PASSED,
+                "time": time,
+                "memory": Memory(peak_allocated_mb=64.0),
+            }
+            | changed
+        )
+    )
 
 
 def make_yardsticks(factor, lots, drift, offset, *, samples=40, flops=7):
     """A matmul and a copy beside the rows of a case."""
-    return {name: Yardstick(flops=flops, bytes=9, rounds=tuple(range(samples)),
-                            samples_ms=make_time(level * factor * lots.gauss(1.0, offset), lots, drift=drift,
-                                                 samples=samples).samples_ms)
-            for name, level in (("matmul", 0.03), ("copy", 0.05))}
+    return {
+        name: Yardstick(
+            flops=flops,
+            bytes=9,
+            rounds=tuple(range(samples)),
+            samples_ms=make_time(
+                level * factor * lots.gauss(1.0, offset), lots, drift=drift, samples=samples
+            ).samples_ms,
+        )
+        for name, level in (("matmul", 0.03), ("copy", 0.05))
+    }
 
 
-def make_run(seed, *, cases=4, backends=BACKENDS, factors=None, machine=1.0, replicates=1, offset=0.002,
-             source="one", clock=None, change_time=None, code=1.0, yardsticks=None, **changed):
+def make_run(
+    seed,
+    *,
+    cases=4,
+    backends=BACKENDS,
+    factors=None,
+    machine=1.0,
+    replicates=1,
+    offset=0.002,
+    source="one",
+    clock=None,
+    change_time=None,
+    code=1.0,
+    yardsticks=None,
+    **changed,
+):
     """A run; `factors` by backend are what its code takes longer, and its source is then `source`.
 
     `machine` is what everything takes longer, `code` all rows of unchanged source, `yardsticks` what these do.
@@ -53,20 +102,41 @@ def make_run(seed, *, cases=4, backends=BACKENDS, factors=None, machine=1.0, rep
                 factor = code * (factors or {}).get(name, 1.0)
                 clocks = [clock * lots.gauss(1.0, 0.004) for _ in drift] if clock else None
                 moved = [one * 1700.0 / mhz for one, mhz in zip(drift, clocks, strict=True)] if clocks else drift
-                time = make_time(level * (1 + case) * factor * lots.gauss(1.0, offset), lots, drift=moved,
-                                 clocks=clocks, **(change_time or {}))
-                records.append(make_record(case, name, time, replicate=replicate, yardsticks=beside,
-                                           group=f"s{case}#{replicate}" if replicate else f"s{case}",
-                                           source_hash=source if factors and name in factors else "one"))
-    values = {"id": f"{seed:08x}", "suite": "quick", "command": "", "started": "2026-11-20T12:00:00Z",
-              "settings": Settings(device="cuda"), "environments": (CARD,), "records": tuple(records)}
+                time = make_time(
+                    level * (1 + case) * factor * lots.gauss(1.0, offset),
+                    lots,
+                    drift=moved,
+                    clocks=clocks,
+                    **(change_time or {}),
+                )
+                records.append(
+                    make_record(
+                        case,
+                        name,
+                        time,
+                        replicate=replicate,
+                        yardsticks=beside,
+                        group=f"s{case}#{replicate}" if replicate else f"s{case}",
+                        source_hash=source if factors and name in factors else "one",
+                    )
+                )
+    values = {
+        "id": f"{seed:08x}",
+        "suite": "quick",
+        "command": "",
+        "started": "2026-11-20T12:00:00Z",
+        "settings": Settings(device="cuda"),
+        "environments": (CARD,),
+        "records": tuple(records),
+    }
     return Run(**(values | changed))
 
 
 def edit(run, match, **changed):
     """The run with the records for which `match` holds changed."""
-    return dataclasses.replace(run, records=tuple(
-        dataclasses.replace(one, **changed) if match(one) else one for one in run.records))
+    return dataclasses.replace(
+        run, records=tuple(dataclasses.replace(one, **changed) if match(one) else one for one in run.records)
+    )
 
 
 def verdicts(found, backend=None):
@@ -90,8 +160,10 @@ def test_equal_code_on_a_machine_that_slowed_down_is_the_same():
 @pytest.mark.parametrize("replicates", [1, 3])
 @pytest.mark.parametrize(("factor", "verdict"), [(1.05, "slower"), (0.94, "faster")])
 def test_a_change_is_seen_against_what_stayed(replicates, factor, verdict):
-    a, b = make_run(3, replicates=replicates), make_run(4, replicates=replicates, machine=0.95,
-                                                       factors={"mine": factor}, source="two")
+    a, b = (
+        make_run(3, replicates=replicates),
+        make_run(4, replicates=replicates, machine=0.95, factors={"mine": factor}, source="two"),
+    )
     found = diff([a], [b])
     assert verdicts(found, "mine") == [verdict] * 4
     assert set(verdicts(found)) == {verdict, "same"}
@@ -102,8 +174,10 @@ def test_a_change_is_seen_against_what_stayed(replicates, factor, verdict):
 
 
 def test_files_are_processes_as_replicates_are():
-    a, b = ([make_run(seed + at, factors=factors, source="two") for at in range(3)]
-            for seed, factors in ((10, None), (20, {"mine": 1.03})))
+    a, b = (
+        [make_run(seed + at, factors=factors, source="two") for at in range(3)]
+        for seed, factors in ((10, None), (20, {"mine": 1.03}))
+    )
     found = diff(a, b)
     assert verdicts(found, "mine") == ["slower"] * 4
     assert found.changes[0].processes == (3, 3)
@@ -114,8 +188,10 @@ def test_files_are_processes_as_replicates_are():
 
 
 def test_one_reference_that_did_change_raises_no_alarm_of_others():
-    found = diff([make_run(5, replicates=3)], [edit(make_run(6, replicates=3, factors={"third": 1.2}),
-                                                    lambda one: True, source_hash="one")])
+    found = diff(
+        [make_run(5, replicates=3)],
+        [edit(make_run(6, replicates=3, factors={"third": 1.2}), lambda one: True, source_hash="one")],
+    )
     assert verdicts(found, "third") == ["slower"] * 4
     assert set(verdicts(found)) == {"slower", "same"}
     assert [one.key[2] for one in found.changes if one.verdict == "slower"] == ["third"] * 4
@@ -142,8 +218,15 @@ def test_references_can_be_named_or_done_without():
 
 def test_without_references_a_machine_may_be_a_percent_off():
     def one_backend(seed, machine):
-        return make_run(seed, backends={"mine": 1.0}, factors={"mine": 1.0}, machine=machine, cases=12, replicates=3,
-                        source=str(seed))
+        return make_run(
+            seed,
+            backends={"mine": 1.0},
+            factors={"mine": 1.0},
+            machine=machine,
+            cases=12,
+            replicates=3,
+            source=str(seed),
+        )
 
     assert not {"slower", "faster"} & set(verdicts(diff([one_backend(12, 1.0)], [one_backend(13, 1.02)])))
     assert set(verdicts(diff([one_backend(12, 1.0)], [one_backend(13, 1.15)]))) == {"slower"}
@@ -152,8 +235,13 @@ def test_without_references_a_machine_may_be_a_percent_off():
 def test_unchanged_rows_of_other_cases_stand_in():
     def lone(seed, **changed):
         run = make_run(seed, backends={"base": 1.0}, cases=8, **changed)
-        mine = make_run(seed + 100, backends={"mine": 1.0}, cases=1, **(changed | {"source": f"{seed}"}),
-                        factors={"mine": 1.06 if changed else 1.0})
+        mine = make_run(
+            seed + 100,
+            backends={"mine": 1.0},
+            cases=1,
+            **(changed | {"source": f"{seed}"}),
+            factors={"mine": 1.06 if changed else 1.0},
+        )
         records = tuple(dataclasses.replace(one, case_id="s99", group="s99") for one in mine.records)
         return dataclasses.replace(run, records=run.records + records)
 
@@ -166,14 +254,23 @@ def test_unchanged_rows_of_other_cases_stand_in():
 
 def test_processes_without_samples_are_compared():
     def imported(seed, count, factor=1.0):
-        runs = [make_run(seed + at, factors={"mine": factor}, change_time={"samples_ms": (), "rounds": ()})
-                for at in range(count)]
+        runs = [
+            make_run(seed + at, factors={"mine": factor}, change_time={"samples_ms": (), "rounds": ()})
+            for at in range(count)
+        ]
         lots = random.Random(seed)
         return [edit_medians(run, lots) for run in runs]
 
     def edit_medians(run, lots):
-        return dataclasses.replace(run, records=tuple(dataclasses.replace(one, time=dataclasses.replace(
-            one.time, median_ms=one.time.median_ms * lots.gauss(1.0, 0.001))) for one in run.records))
+        return dataclasses.replace(
+            run,
+            records=tuple(
+                dataclasses.replace(
+                    one, time=dataclasses.replace(one.time, median_ms=one.time.median_ms * lots.gauss(1.0, 0.001))
+                )
+                for one in run.records
+            ),
+        )
 
     alone = diff(imported(30, 1), imported(40, 1, 1.3))
     assert verdicts(alone, "mine") == ["slower"] * 4
@@ -219,8 +316,17 @@ ALONE = {"mine": 1.0}
 def test_all_rows_slower_beside_unmoved_yardsticks_are_the_code(replicates, backends, source):
     changed = dict.fromkeys(backends, 1.0)
     a = make_run(50, cases=12, backends=backends, factors=changed, yardsticks=1.0, replicates=replicates)
-    b = make_run(51, cases=12, backends=backends, factors=changed, yardsticks=1.0, replicates=replicates, code=1.03,
-                 source=source, machine=0.99)
+    b = make_run(
+        51,
+        cases=12,
+        backends=backends,
+        factors=changed,
+        yardsticks=1.0,
+        replicates=replicates,
+        code=1.03,
+        source=source,
+        machine=0.99,
+    )
     found = diff([a], [b])
     assert verdicts(found) == ["slower"] * 12 * len(backends)
     assert found.shift.cause == "code"
@@ -235,8 +341,19 @@ def test_all_rows_slower_beside_unmoved_yardsticks_are_the_code(replicates, back
 @pytest.mark.parametrize("backends", [ALONE, BACKENDS])
 def test_all_rows_slower_with_the_yardsticks_are_the_machine(backends):
     changed = dict.fromkeys(backends, 1.0)
-    runs = [make_run(52 + at, cases=12, backends=backends, factors=changed, yardsticks=1.0, replicates=3,
-                     machine=machine, source=f"{at}") for at, machine in enumerate((1.0, 1.035))]
+    runs = [
+        make_run(
+            52 + at,
+            cases=12,
+            backends=backends,
+            factors=changed,
+            yardsticks=1.0,
+            replicates=3,
+            machine=machine,
+            source=f"{at}",
+        )
+        for at, machine in enumerate((1.0, 1.035))
+    ]
     found = diff(runs[:1], runs[1:])
     assert not {"slower", "faster"} & set(verdicts(found))
     assert (found.shift.cause, found.shift.shown) == ("machine", True)
@@ -249,13 +366,29 @@ def test_all_rows_slower_with_the_yardsticks_are_the_machine(backends):
 
 def test_yardsticks_that_moved_apart_part_nothing():
     """A matmul 4 % slower and a copy that stayed: rows between the two may be either."""
-    a, b = (make_run(54 + at, cases=12, backends=ALONE, factors={"mine": 1.0}, code=code, yardsticks=1.0,
-                     replicates=3, source=f"{at}") for at, code in enumerate((1.0, 1.02)))
-    slower = {id(one): one.yardsticks | {"matmul": dataclasses.replace(
-        one.yardsticks["matmul"], samples_ms=tuple(1.04 * ms for ms in one.yardsticks["matmul"].samples_ms))}
-        for one in b.records}
-    b = dataclasses.replace(b, records=tuple(
-        dataclasses.replace(one, yardsticks=slower[id(one)]) for one in b.records))
+    a, b = (
+        make_run(
+            54 + at,
+            cases=12,
+            backends=ALONE,
+            factors={"mine": 1.0},
+            code=code,
+            yardsticks=1.0,
+            replicates=3,
+            source=f"{at}",
+        )
+        for at, code in enumerate((1.0, 1.02))
+    )
+    slower = {
+        id(one): one.yardsticks
+        | {
+            "matmul": dataclasses.replace(
+                one.yardsticks["matmul"], samples_ms=tuple(1.04 * ms for ms in one.yardsticks["matmul"].samples_ms)
+            )
+        }
+        for one in b.records
+    }
+    b = dataclasses.replace(b, records=tuple(dataclasses.replace(one, yardsticks=slower[id(one)]) for one in b.records))
     found = diff([a], [b])
     assert not {"slower", "faster"} & set(verdicts(found))
     assert found.shift is None or found.shift.cause == "unknown"
@@ -270,8 +403,10 @@ def test_a_run_slower_throughout_is_not_the_same_without_yardsticks_either():
 
 
 def test_one_backend_of_several_is_no_shift_of_all_rows():
-    found = diff([make_run(60, yardsticks=1.0, replicates=3)],
-                 [make_run(61, yardsticks=1.0, replicates=3, factors={"mine": 1.2}, source="two")])
+    found = diff(
+        [make_run(60, yardsticks=1.0, replicates=3)],
+        [make_run(61, yardsticks=1.0, replicates=3, factors={"mine": 1.2}, source="two")],
+    )
     assert found.shift is None
     assert verdicts(found, "mine") == ["slower"] * 4
     assert found.changes[0].references == ("other", "third", "fourth", "yardstick matmul", "yardstick copy")
@@ -287,7 +422,8 @@ def test_yardsticks_of_other_work_are_not_compared():
 def test_yardsticks_can_be_the_only_reference_or_none():
     a, b = (make_run(64 + at, yardsticks=1.0, replicates=3) for at in range(2))
     assert {one.references for one in diff([a], [b], references=["yardsticks"]).changes} == {
-        ("yardstick matmul", "yardstick copy")}
+        ("yardstick matmul", "yardstick copy")
+    }
     assert all("yardstick copy" not in one.references for one in diff([a], [b], references=["base"]).changes)
     assert all(not one.references for one in diff([a], [b], references=[]).changes)
     with pytest.raises(UsageError, match="--reference=yardsticks is not known"):
@@ -296,13 +432,17 @@ def test_yardsticks_can_be_the_only_reference_or_none():
 
 def test_yardsticks_of_a_group_in_parts_stand_beside_every_part():
     """Rounds of a later part go on counting, and each record has the yardsticks of its own rounds."""
+
     def parted(run):
-        later = {name: dataclasses.replace(one, rounds=tuple(40 + at for at in one.rounds))
-                 for name, one in run.records[0].yardsticks.items()}
+        later = {
+            name: dataclasses.replace(one, rounds=tuple(40 + at for at in one.rounds))
+            for name, one in run.records[0].yardsticks.items()
+        }
         return edit(run, lambda one: one.backend == "mine", yardsticks=later)
 
-    a, b = (parted(make_run(seed, cases=1, yardsticks=1.0, machine=machine))
-            for seed, machine in ((68, 1.0), (69, 1.1)))
+    a, b = (
+        parted(make_run(seed, cases=1, yardsticks=1.0, machine=machine)) for seed, machine in ((68, 1.0), (69, 1.1))
+    )
     found = diff([a], [b])
     assert found.shift.yardsticks == pytest.approx({"matmul": 0.1, "copy": 0.1}, abs=0.01)
 
@@ -316,15 +456,26 @@ def test_a_row_alone_may_be_luck_in_one_process_and_not_in_three():
         return edit_time(run, lambda one: one.backend == "mine" and one.case_id == "s2", factor)
 
     def edit_time(run, match, factor):
-        return dataclasses.replace(run, records=tuple(dataclasses.replace(one, time=dataclasses.replace(
-            one.time, samples_ms=tuple(factor * ms for ms in one.time.samples_ms))) if match(one) else one
-            for one in run.records))
+        return dataclasses.replace(
+            run,
+            records=tuple(
+                dataclasses.replace(
+                    one, time=dataclasses.replace(one.time, samples_ms=tuple(factor * ms for ms in one.time.samples_ms))
+                )
+                if match(one)
+                else one
+                for one in run.records
+            ),
+        )
 
     alone = {one.key[1:3]: one for one in diff([one_row(70, 1)], [one_row(71, 1, 1.035)]).changes}["s2", "mine"]
     assert alone.verdict == "unclear"
     assert alone.low > 0.0, "its samples show it"
-    assert re.fullmatch(r"\+3\.\d % in one process a side may be the difference of two processes; "
-                        "`--replicates 3`, .* tell", alone.remark)
+    assert re.fullmatch(
+        r"\+3\.\d % in one process a side may be the difference of two processes; "
+        "`--replicates 3`, .* tell",
+        alone.remark,
+    )
     assert alone.smallest > 0.04
     three = {one.key[1:3]: one.verdict for one in diff([one_row(72, 3)], [one_row(73, 3, 1.035)]).changes}
     assert three["s2", "mine"] == "slower"
@@ -332,28 +483,34 @@ def test_a_row_alone_may_be_luck_in_one_process_and_not_in_three():
 
 
 def test_many_rows_that_moved_together_are_no_luck():
-    a, b = (make_run(seed, cases=12, factors={"mine": factor}, source=f"{seed}")
-            for seed, factor in ((74, 1.0), (75, 1.03)))
+    a, b = (
+        make_run(seed, cases=12, factors={"mine": factor}, source=f"{seed}") for seed, factor in ((74, 1.0), (75, 1.03))
+    )
     found = diff([a], [b])
     assert verdicts(found, "mine") == ["slower"] * 12
     assert set(verdicts(found)) == {"slower", "same"}
     assert {one.remark for one in found.changes if one.key[2] == "mine"} == {
-        "one of the rows that moved together, by +3.0 % over 12 cases; alone it shows nothing"}
+        "one of the rows that moved together, by +3.0 % over 12 cases; alone it shows nothing"
+    }
 
 
 @pytest.mark.parametrize("replicates", [1, 3])
 def test_half_of_the_rows_do_not_carry_the_others_along(replicates):
     both = {name: BACKENDS[name] for name in ("base", "mine")}
-    found = diff([make_run(76, cases=12, backends=both, replicates=replicates)],
-                 [make_run(77, cases=12, backends=both, replicates=replicates, factors={"mine": 1.04}, source="two")])
+    found = diff(
+        [make_run(76, cases=12, backends=both, replicates=replicates)],
+        [make_run(77, cases=12, backends=both, replicates=replicates, factors={"mine": 1.04}, source="two")],
+    )
     assert verdicts(found, "mine") == ["slower"] * 12
     assert not {"slower", "faster"} & set(verdicts(found, "base"))
     assert found.shift is None
 
 
 def test_a_row_that_did_not_go_along_is_not_called():
-    a, b = (make_run(seed, cases=12, factors={"mine": factor}, source=f"{seed}", replicates=3)
-            for seed, factor in ((78, 1.0), (79, 1.03)))
+    a, b = (
+        make_run(seed, cases=12, factors={"mine": factor}, source=f"{seed}", replicates=3)
+        for seed, factor in ((78, 1.0), (79, 1.03))
+    )
     stayed = next(one for one in a.records if (one.backend, one.case_id) == ("mine", "s5"))
     b = edit(b, lambda one: (one.backend, one.case_id) == ("mine", "s5"), time=stayed.time)
     verdict = {one.key[1]: one.verdict for one in diff([a], [b]).changes if one.key[2] == "mine"}
@@ -388,8 +545,12 @@ def test_cycles_that_rise_with_the_clock_while_the_time_stays_are_no_alarm():
     a = make_run(23, clock=1650.0)
     b = make_run(24, clock=1650.0, factors={"mine": 1.0}, source="two")
     own = [one for one in b.records if one.backend == "mine"]
-    faster = {id(one): dataclasses.replace(one, time=dataclasses.replace(
-        one.time, sm_mhz=tuple(1.1 * mhz for mhz in one.time.sm_mhz))) for one in own}
+    faster = {
+        id(one): dataclasses.replace(
+            one, time=dataclasses.replace(one.time, sm_mhz=tuple(1.1 * mhz for mhz in one.time.sm_mhz))
+        )
+        for one in own
+    }
     found = diff([a], [dataclasses.replace(b, records=tuple(faster.get(id(one), one) for one in b.records))])
     assert not {"slower", "faster"} & set(verdicts(found, "mine"))
     (first, *_) = [one for one in found.changes if one.key[2] == "mine"]
@@ -411,13 +572,20 @@ def test_rows_of_one_side_and_rows_that_ended_otherwise_are_listed():
     a = dataclasses.replace(a, records=tuple(one for one in a.records if one.backend != "fourth"))
     b = dataclasses.replace(b, records=tuple(one for one in b.records if one.backend != "third"))
     b = edit(b, lambda one: one.backend == "mine", time=None, status=Status.OOM, reason="needs more")
-    b = edit(b, lambda one: one.backend == "other" and one.case_id == "s0", time=None, status=Status.SKIPPED,
-             reason="not installed")
+    b = edit(
+        b,
+        lambda one: one.backend == "other" and one.case_id == "s0",
+        time=None,
+        status=Status.SKIPPED,
+        reason="not installed",
+    )
     found = diff([a], [b])
     assert {one.backend for one in found.removed} == {"third"}
     assert {one.backend for one in found.added} == {"fourth"}
     assert [(one.a.backend, one.b.status, one.is_regression) for one in found.turned] == [
-        ("other", Status.SKIPPED, False), *[("mine", Status.OOM, True)] * 4]
+        ("other", Status.SKIPPED, False),
+        *[("mine", Status.OOM, True)] * 4,
+    ]
     assert len(found.regressions()) == 4
     mended = diff([b], [a])
     assert not mended.regressions()
@@ -425,8 +593,13 @@ def test_rows_of_one_side_and_rows_that_ended_otherwise_are_listed():
 
 
 def test_a_row_lost_in_one_process_is_lost_and_its_times_are_compared():
-    b = edit(make_run(32, replicates=3), lambda one: one.backend == "mine" and one.replicate == 1, time=None,
-             status=Status.CRASHED, reason="killed by SIGSEGV")
+    b = edit(
+        make_run(32, replicates=3),
+        lambda one: one.backend == "mine" and one.replicate == 1,
+        time=None,
+        status=Status.CRASHED,
+        reason="killed by SIGSEGV",
+    )
     found = diff([make_run(31, replicates=3)], [b])
     assert len(found.regressions()) == 4
     assert [one.processes for one in found.changes if one.key[2] == "mine"] == [(3, 2)] * 4
@@ -444,15 +617,24 @@ def test_memory_is_compared():
     b = edit(b, lambda one: one.backend == "base", memory=None)
     found = diff([make_run(35)], [b])
     assert {one.key[2]: one.memory_change_mb for one in found.changes} == {
-        "base": None, "other": 0.0, "third": 0.0, "fourth": 0.0, "mine": 16.0}
+        "base": None,
+        "other": 0.0,
+        "third": 0.0,
+        "fourth": 0.0,
+        "mine": 16.0,
+    }
 
 
-@pytest.mark.parametrize(("name", "changed"), [
-    ("timer", {"timer": "events"}), ("l2", {"l2": "warm"}), ("regime", {"regime": "sustained"})])
+@pytest.mark.parametrize(
+    ("name", "changed"), [("timer", {"timer": "events"}), ("l2", {"l2": "warm"}), ("regime", {"regime": "sustained"})]
+)
 def test_times_that_were_taken_otherwise_are_refused_unless_told(name, changed):
     a, b = [make_run(37)], [make_run(38, change_time=changed)]
-    with pytest.raises(UsageError, match=rf"^attnbench diff: {name}=\w+, {next(iter(changed.values()))} differ between "
-                                         rf"A and B \(s0 base\); times taken alike; or say --across {name}$"):
+    with pytest.raises(
+        UsageError,
+        match=rf"^attnbench diff: {name}=\w+, {next(iter(changed.values()))} differ between "
+        rf"A and B \(s0 base\); times taken alike; or say --across {name}$",
+    ):
         diff(a, b)
     assert diff(a, b, across=[name]).changes
     with pytest.raises(UsageError, match="differ within B"):
@@ -472,8 +654,11 @@ def test_cards_and_inputs_are_conditions_too():
 
 def test_runs_with_nothing_in_common_are_refused():
     a, b = make_run(41, backends={"old": 1.0}), make_run(42, backends={"new": 1.0})
-    with pytest.raises(UsageError, match=r"RUN=00000029 and 0000002a have no case and backend in common "
-                                         r"\(A has old, B has new\); two runs of one suite"):
+    with pytest.raises(
+        UsageError,
+        match=r"RUN=00000029 and 0000002a have no case and backend in common "
+        r"\(A has old, B has new\); two runs of one suite",
+    ):
         diff([a], [b])
     with pytest.raises(UsageError, match="A has no row"):
         diff([dataclasses.replace(a, records=())], [b])
@@ -489,11 +674,17 @@ def test_rows_that_never_had_a_time_leave_a_diff_of_outcomes():
 def test_a_sample_of_0_ms_and_rounds_in_parts_do_no_harm():
     def parts(seed, **changed):
         run = make_run(seed, cases=3, **changed)
-        times = {one: dataclasses.replace(one.time, samples_ms=(0.0, *one.time.samples_ms[1:]), rounds=tuple(
-            at + (100 if one.backend in ("third", "fourth") else 0) for at in one.time.rounds))
-            for one in map(_Held, run.records)}
-        return dataclasses.replace(run, records=tuple(dataclasses.replace(one.record, time=time)
-                                                      for one, time in times.items()))
+        times = {
+            one: dataclasses.replace(
+                one.time,
+                samples_ms=(0.0, *one.time.samples_ms[1:]),
+                rounds=tuple(at + (100 if one.backend in ("third", "fourth") else 0) for at in one.time.rounds),
+            )
+            for one in map(_Held, run.records)
+        }
+        return dataclasses.replace(
+            run, records=tuple(dataclasses.replace(one.record, time=time) for one, time in times.items())
+        )
 
     found = diff([parts(45)], [parts(46, factors={"mine": 1.08}, source="two")])
     assert verdicts(found, "mine") == ["slower"] * 3

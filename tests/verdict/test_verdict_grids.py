@@ -32,12 +32,22 @@ def benchmark():
 
 
 def setting(benchmark, name):
-    return next(one for one in (*benchmark.SETTINGS, *benchmark.EVERY_DISTRIBUTION, *benchmark.ONE_BACKEND,
-                                *benchmark.FEW) if one.name == name)
+    return next(
+        one
+        for one in (*benchmark.SETTINGS, *benchmark.EVERY_DISTRIBUTION, *benchmark.ONE_BACKEND, *benchmark.FEW)
+        if one.name == name
+    )
 
 
-@pytest.mark.parametrize(("name", "grids"), [("one process a side", 30), ("3 replicates a side", 15),
-                                             ("one process, power-limited", 15), ("one process, no reference", 30)])
+@pytest.mark.parametrize(
+    ("name", "grids"),
+    [
+        ("one process a side", 30),
+        ("3 replicates a side", 15),
+        ("one process, power-limited", 15),
+        ("one process, no reference", 30),
+    ],
+)
 def test_equal_code_raises_no_alarm(benchmark, name, grids):
     # At one alarm in twenty grids, more than this many come in one of 500 seeds; far fewer are wanted.
     allowed = {30: 5, 15: 4}[grids]
@@ -55,9 +65,15 @@ def test_processes_that_differ_unevenly_raise_no_alarm(benchmark, offsets):
     assert sum(benchmark.alarms(one, 12)["grids_with_alarm"] for one in both) <= 3
 
 
-@pytest.mark.parametrize(("name", "called"), [
-    ("one process, one backend, offsets N(0, .3 %)", 0.95), ("3 replicates, one backend, offsets N(0, 1 %)", 0.9),
-    ("3 replicates, one backend, 5 % of rows +3 %", 0.95), ("3 replicates, all rows, offsets N(0, .3 %)", 0.95)])
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("one process, one backend, offsets N(0, .3 %)", 0.95),
+        ("3 replicates, one backend, offsets N(0, 1 %)", 0.9),
+        ("3 replicates, one backend, 5 % of rows +3 %", 0.95),
+        ("3 replicates, all rows, offsets N(0, .3 %)", 0.95),
+    ],
+)
 def test_three_per_cent_of_all_rows_are_called_beside_yardsticks(benchmark, name, called):
     found = benchmark.alarms(setting(benchmark, name), 5, 0.03)
     assert found["changed"]["slower"] >= called * sum(found["changed"].values())
@@ -134,7 +150,8 @@ def test_the_committed_result_meets_what_was_asked_for():
         allowed = 0.05 * equal["grids"] + (equal["grids"] < 100)
         assert equal["grids_with_alarm"] <= allowed, equal["setting"]["name"]
     assert sum(one["grids_with_alarm"] for one in result["grids"][::2]) <= 0.05 / 2 * sum(
-        one["grids"] for one in result["grids"][::2])
+        one["grids"] for one in result["grids"][::2]
+    )
     changed = {(one["setting"]["name"], one["setting"]["yardsticks"]): one for one in result["grids"][1::2]}
     for (name, _), one in changed.items():
         whole, cases = sum(one["changed"].values()), "one backend" in name or "all rows" in name
@@ -143,8 +160,11 @@ def test_the_committed_result_meets_what_was_asked_for():
             assert one["causes"].get("code", 0) >= 0.95 * one["grids"], name
         if "the machine" in name:
             assert one["causes"].get("machine", 0) >= 0.8 * one["grids"], name
-    equal, changed = next((one, two) for one, two in zip(result["grids"][::2], result["grids"][1::2], strict=True)
-                          if one["setting"]["name"] == "3 replicates a side")
+    equal, changed = next(
+        (one, two)
+        for one, two in zip(result["grids"][::2], result["grids"][1::2], strict=True)
+        if one["setting"]["name"] == "3 replicates a side"
+    )
     assert equal["grids"] >= 200
     assert changed["changed"]["slower"] >= 0.95 * sum(changed["changed"].values())
     assert min(result["speed"]["wall_s"]) < 2.0

@@ -34,8 +34,10 @@ NEW_DATA = r"a call on data it has not seen takes .*, on data it has .*: its sam
 COMPUTES = r"{} computes: it calls .*, and is not timed"
 LATE = r"unfinished work: a call returns after .*, its outputs are there .* later"
 UNTIMED = r"{} takes .*, a copy of all inputs and outputs .*, a call .*: work is done outside the sample"
-WRONG = (r"(in a timed call on new data: |on fresh data: |cached answer: .*)?out: (wrong values|never written|NaN).*|"
-         r"right before and wrong after .*|cached answer: .*")
+WRONG = (
+    r"(in a timed call on new data: |on fresh data: |cached answer: .*)?out: (wrong values|never written|NaN).*|"
+    r"right before and wrong after .*|cached answer: .*"
+)
 
 EXPECTED = {
     "future": LATE,
@@ -70,8 +72,12 @@ def verdict(backend: Backend, values: dict, device: str = "cpu", **plan) -> str 
         launch = closing.enter_context(backend.session(case, first))
         if not (outcome := examine(launch, references, **terms)).ok:
             return outcome.reason
-        subject = Subject(name=name, call=launch.call(case.mode), reset=launch.reset,
-                          inspector=Inspection(launch, references, **terms))
+        subject = Subject(
+            name=name,
+            call=launch.call(case.mode),
+            reset=launch.reset,
+            inspector=Inspection(launch, references, **terms),
+        )
         try:
             sample([subject], device=Device.parse(device), plan=Plan(**({"max_seconds": 0.1} | plan)))
         except (Misleading, Unavailable) as why:
@@ -99,11 +105,21 @@ def test_a_backward_computed_by_the_forward():
 def carried_out(case: dict, names: tuple[str, ...], **settings) -> Run:
     workload = load_workload("attention")
     problem = workload.case(case)
-    group = PlannedGroup(group=problem.id, workload="attention", case=problem.to_dict(), case_id=problem.id,
-                         backends=names)
+    group = PlannedGroup(
+        group=problem.id, workload="attention", case=problem.to_dict(), case_id=problem.id, backends=names
+    )
     values = {"device": "cpu", "baseline": names[0], "max_seconds": 0.5, "timeout": 60.0} | settings
-    return execute(Run(id="0badcafe", suite="small", command="attnbench run small", started="2026-11-20T12:34:56Z",
-                       plan=(group,), settings=Settings(**values)), backend_files=[FILE])
+    return execute(
+        Run(
+            id="0badcafe",
+            suite="small",
+            command="attnbench run small",
+            started="2026-11-20T12:34:56Z",
+            plan=(group,),
+            settings=Settings(**values),
+        ),
+        backend_files=[FILE],
+    )
 
 
 def ended(run: Run) -> dict[str, tuple[str, str | None]]:

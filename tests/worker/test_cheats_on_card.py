@@ -34,8 +34,12 @@ EXPECTED = {
 }
 
 
-PLANS = {"cupti": {"timer": "cupti"}, "events": {"timer": "events"}, "wall": {"timer": "wall"},
-         "warm": {"timer": "cupti", "l2": "warm"}}
+PLANS = {
+    "cupti": {"timer": "cupti"},
+    "events": {"timer": "events"},
+    "wall": {"timer": "wall"},
+    "warm": {"timer": "cupti", "l2": "warm"},
+}
 
 
 @pytest.mark.parametrize("plan", PLANS)

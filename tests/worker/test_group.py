@@ -25,8 +25,15 @@ def carried_out():
         pages.append(BlamePage.create())
         records = []
         plan = run.plan[0]
-        one = GroupRun(plan, run.settings, files=[MISBEHAVING], device=CPU, machine=machine, page=pages[-1],
-                       on_record=records.append)
+        one = GroupRun(
+            plan,
+            run.settings,
+            files=[MISBEHAVING],
+            device=CPU,
+            machine=machine,
+            page=pages[-1],
+            on_record=records.append,
+        )
         if case:
             one.case = one.workload.case(plan.case | case)
         prepare(one)
@@ -42,6 +49,7 @@ def carried_out():
 def refuse(error):
     def refused(*args, **kwargs):
         raise error
+
     return refused
 
 
@@ -86,10 +94,13 @@ def test_an_oracle_that_fails_is_nobodys_fault_and_everybodys_reason(carried_out
     assert found["raises-in-probe"].reason.startswith("KeyError during probe")
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"l2": "cold"}, "cpu: l2=cold is for GPUs; warm or auto on a CPU"),
-    ({"timer": "events"}, "timer: timer=events does not work on cpu; for cuda"),
-])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"l2": "cold"}, "cpu: l2=cold is for GPUs; warm or auto on a CPU"),
+        ({"timer": "events"}, "timer: timer=events does not work on cpu; for cuda"),
+    ],
+)
 def test_what_the_harness_cannot_do_is_said_once_and_not_of_one_backend(carried_out, settings, words):
     found = carried_out("honest", "honest-too", **settings)
     assert [(record.status, record.reason) for record in found.values()] == [(Status.FAILED, words)] * 2
@@ -99,7 +110,8 @@ def test_a_mistake_of_the_sampler_is_not_the_last_backends(carried_out, monkeypa
     monkeypatch.setattr(group, "sample", refuse(ZeroDivisionError("no rounds")))
     found = carried_out("honest", "honest-too")
     assert [record.reason.split(" (")[0] for record in found.values()] == [
-        "ZeroDivisionError during sampling: no rounds"] * 2
+        "ZeroDivisionError during sampling: no rounds"
+    ] * 2
 
 
 def test_a_kernel_that_reports_no_number_has_no_time(carried_out):
@@ -111,7 +123,9 @@ def test_a_kernel_that_reports_no_number_has_no_time(carried_out):
 def test_what_the_timer_cannot_time_leaves_the_others_their_times(carried_out):
     found = carried_out("honest", "reports-a-millisecond", timer="reported")
     assert (found["honest"].status, found["honest"].reason) == (
-        Status.FAILED, "reported: subject=honest cannot be timed; the launch reports no time of its own")
+        Status.FAILED,
+        "reported: subject=honest cannot be timed; the launch reports no time of its own",
+    )
     assert found["reports-a-millisecond"].time.median_ms == 1.0
     assert found["reports-a-millisecond"].notes == ("no speed-up: measured without the baseline",)
 
@@ -119,19 +133,23 @@ def test_what_the_timer_cannot_time_leaves_the_others_their_times(carried_out):
 def test_another_kind_of_device_is_skipped(carried_out):
     found = carried_out("honest", machine=Machine("cuda", (9, 0), 2**37))
     assert (found["honest"].status, found["honest"].reason) == (
-        Status.SKIPPED, "honest: device=cuda is not supported; cpu")
+        Status.SKIPPED,
+        "honest: device=cuda is not supported; cpu",
+    )
 
 
 def test_a_backward_that_is_missing_is_skipped(carried_out):
     found = carried_out("honest", case={"mode": "bwd"})
-    assert (found["honest"].status, found["honest"].reason) == (
-        Status.SKIPPED, "launch: mode=bwd has no backward; fwd")
+    assert (found["honest"].status, found["honest"].reason) == (Status.SKIPPED, "launch: mode=bwd has no backward; fwd")
 
 
 def test_checking_only_times_nothing_and_keeps_the_errors(carried_out):
     found = carried_out("honest", "wrong-values", "raises-in-closing", measure=False)
     assert {name: record.status.value for name, record in found.items()} == {
-        "honest": "passed", "wrong-values": "incorrect", "raises-in-closing": "failed"}
+        "honest": "passed",
+        "wrong-values": "incorrect",
+        "raises-in-closing": "failed",
+    }
     assert found["honest"].time is None
     assert found["honest"].errors["out"].ok
 
@@ -156,7 +174,8 @@ def test_a_variant_nobody_knows_is_its_own_backends_failure(carried_out):
     assert [found[name].status for name in ("honest", "honest-too")] == [Status.PASSED] * 2
     assert found["of-a-variant-nobody-knows"].status is Status.FAILED
     assert found["of-a-variant-nobody-knows"].reason == (
-        "of-a-variant-nobody-knows: variant=sotfmax is not known; one of softmax; did you mean softmax?")
+        "of-a-variant-nobody-knows: variant=sotfmax is not known; one of softmax; did you mean softmax?"
+    )
 
 
 def test_peak_memory_holds_the_outputs_and_nothing_of_others(carried_out, monkeypatch):

@@ -25,8 +25,11 @@ def test_a_thread_that_crashes_while_the_next_backend_opens():
     assert {record.status for record in found.values()} == {Status.PASSED}
     assert found["opened-after-it"].speedup, "beside the baseline, in a process of their own"
     assert found["opened-after-it"].notes[0] == APART
-    assert found["opened-after-it"].notes[1].startswith(
-        "passes alone; in a process with others: crashed: killed by SIGSEGV during set-up")
+    assert (
+        found["opened-after-it"]
+        .notes[1]
+        .startswith("passes alone; in a process with others: crashed: killed by SIGSEGV during set-up")
+    )
 
 
 def test_a_write_past_a_tensor():

@@ -36,7 +36,8 @@ def measured(*bad: str, files: tuple[str, ...] = (), **settings) -> Run:
     """The run with its records, once it holds what every run holds."""
     run = execute(small_run(["honest", *bad, "honest-too"], HONEST, **settings), backend_files=[MISBEHAVING, *files])
     assert [(record.group, record.backend) for record in run.records] == [
-        (group.group, name) for group in run.plan for name in group.backends]
+        (group.group, name) for group in run.plan for name in group.backends
+    ]
     for record in run.records:
         assert record.repro, record.backend
         assert "/home" not in f"{record.reason} {record.notes}"
@@ -64,7 +65,8 @@ def in_one_worker(*bad: str, files: tuple[str, ...] = (MISBEHAVING,)) -> dict[st
         assert "/home" not in f"{record.reason} {record.notes}"
         assert str(FAKES) not in f"{record.reason} {record.notes}"
     assert [(record.backend, record.status, record.notes) for record in after] == [
-        (name, Status.PASSED, ()) for name in HONEST]
+        (name, Status.PASSED, ()) for name in HONEST
+    ]
     assert [found[name].status for name in HONEST] == [Status.PASSED] * 2
     return found
 
@@ -73,8 +75,11 @@ def differing(run: Run | dict[str, Record], expected: dict[str, tuple[str, str]]
     """Those whose status or words are not as expected, with what they are."""
     found = by_name(run) if isinstance(run, Run) else run
     assert set(expected) | set(HONEST) == set(found)
-    return {name: (found[name].status.value, found[name].reason) for name, (status, words) in expected.items()
-            if found[name].status != status or not re.fullmatch(words, found[name].reason or "", re.DOTALL)}
+    return {
+        name: (found[name].status.value, found[name].reason)
+        for name, (status, words) in expected.items()
+        if found[name].status != status or not re.fullmatch(words, found[name].reason or "", re.DOTALL)
+    }
 
 
 def notes(run: Run) -> dict[str, tuple[str, ...]]:
@@ -100,8 +105,10 @@ def test_exceptions_wrong_answers_and_memory_end_as_records_of_one_worker(log):
         "changes-inputs": ("incorrect", "changed inputs: k"),
         "changes-inputs-and-raises": ("failed", r"RuntimeError during set-up: not today \(misbehaving\.py:\d+\)"),
         "finishes-late": ("incorrect", "out: unfinished work: 32 of 480 elements changed after .*"),
-        "wrong-after-timing": ("incorrect", "(in a timed call on new data|right before and wrong after timing): "
-                                            "out: wrong values.*"),
+        "wrong-after-timing": (
+            "incorrect",
+            "(in a timed call on new data|right before and wrong after timing): out: wrong values.*",
+        ),
         "changes-globals": ("passed", ""),
         "too-large": ("oom", "out of device memory although alone; about 0.5 of its memory: --batch 1 --seqlen 7 .*"),
         "too-large-in-python": ("oom", "out of device memory although alone; about 0.5 of its memory: .*"),
@@ -115,8 +122,10 @@ def test_exceptions_wrong_answers_and_memory_end_as_records_of_one_worker(log):
     assert found["wrong-and-raises-in-closing"] == ("closing it raised RuntimeError",)
     assert found["changes-inputs-and-raises"] == ("changed inputs: q (put back)",)
     assert [note.split(" (")[0] for note in found["changes-globals"]] == [
-        "global left changed: grad mode", "global left changed: default dtype",
-        "global left changed: number of threads"]
+        "global left changed: grad mode",
+        "global left changed: default dtype",
+        "global left changed: number of threads",
+    ]
     assert [name for name in HONEST if found[name]] == []
     for name, record in records.items():
         assert (record.version is None) == (name == "raises-in-version"), name
@@ -213,8 +222,9 @@ def test_who_is_blamed_for_what_another_did_is_measured_apart(log):
 
 
 def test_a_harmful_baseline_is_left_out_beside_the_others(log):
-    run = execute(small_run(["harms-others", "harmed", "honest-too"], baseline="harms-others"),
-                  backend_files=[MISBEHAVING])
+    run = execute(
+        small_run(["harms-others", "harmed", "honest-too"], baseline="harms-others"), backend_files=[MISBEHAVING]
+    )
     found = by_name(run)
     assert {record.status for record in found.values()} == {Status.PASSED}
     assert found["honest-too"].speedup
@@ -222,14 +232,23 @@ def test_a_harmful_baseline_is_left_out_beside_the_others(log):
     assert "no speed-up: measured without the baseline" in found["harmed"].notes
 
 
-@pytest.mark.parametrize(("how", "status", "words"), [
-    ("raises", Status.FAILED, r"backends: file=breaks_in_worker\.py does not import: line \d+: ImportError: libso.*"),
-    ("dies", Status.CRASHED, "killed by SIGSEGV during probe"),
-])
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        (
+            "raises",
+            Status.FAILED,
+            r"backends: file=breaks_in_worker\.py does not import: line \d+: ImportError: libso.*",
+        ),
+        ("dies", Status.CRASHED, "killed by SIGSEGV during probe"),
+    ],
+)
 def test_a_file_that_breaks_in_the_worker_takes_nothing_but_its_own_backends(how, status, words, monkeypatch):
     monkeypatch.setenv("ATTNBENCH_TEST_IMPORT", how)
-    run = execute(small_run(["eager", "of-the-file", "sdpa-math"], baseline="eager"),
-                  backend_files=[str(FAKES / "breaks_in_worker.py")])
+    run = execute(
+        small_run(["eager", "of-the-file", "sdpa-math"], baseline="eager"),
+        backend_files=[str(FAKES / "breaks_in_worker.py")],
+    )
     found = by_name(run)
     assert [found[name].status for name in ("eager", "sdpa-math")] == [Status.PASSED] * 2
     assert found["sdpa-math"].speedup

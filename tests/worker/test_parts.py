@@ -13,21 +13,41 @@ from attnbench.worker.parts import SEVERAL, joined, moved, rounds_taken
 
 def time_of(samples, timer="simulated"):
     count, middle = len(samples), samples[len(samples) // 2]
-    return Time(timer=timer, l2="cold", regime="burst", stopped_by="rel-ci", num_samples=count, median_ms=middle,
-                mean_ms=middle, min_ms=min(samples), max_ms=max(samples), p95_ms=middle, p99_ms=middle,
-                samples_ms=tuple(samples), rounds=tuple(range(count)), at_s=tuple(0.5 * i for i in range(count)),
-                sm_mhz=(1980.0,) * count)
+    return Time(
+        timer=timer,
+        l2="cold",
+        regime="burst",
+        stopped_by="rel-ci",
+        num_samples=count,
+        median_ms=middle,
+        mean_ms=middle,
+        min_ms=min(samples),
+        max_ms=max(samples),
+        p95_ms=middle,
+        p99_ms=middle,
+        samples_ms=tuple(samples),
+        rounds=tuple(range(count)),
+        at_s=tuple(0.5 * i for i in range(count)),
+        sm_mhz=(1980.0,) * count,
+    )
 
 
 @pytest.fixture
 def record():
     group = small_run(["honest"]).plan[0]
-    return Record(workload="attention", case=group.case, case_id=group.case_id, group=group.group, backend="honest",
-                  status=Status.PASSED, time=time_of([1.0, 2.0, 3.0]), phases={"plan": time_of([9.0])},
-                  timers={"simulated": time_of([1.0, 2.0, 3.0]), "late": time_of([4.0] * 5, "late")},
-                  yardsticks={"copy": Yardstick(flops=0, bytes=64, samples_ms=(0.1, 0.2), rounds=(0, 2),
-                                                sm_mhz=(1980.0, None))},
-                  power_w=PowerSeries(at_s=(0.0, 1.0), watts=(100.0, 110.0), celsius=(40.0, 41.0)))
+    return Record(
+        workload="attention",
+        case=group.case,
+        case_id=group.case_id,
+        group=group.group,
+        backend="honest",
+        status=Status.PASSED,
+        time=time_of([1.0, 2.0, 3.0]),
+        phases={"plan": time_of([9.0])},
+        timers={"simulated": time_of([1.0, 2.0, 3.0]), "late": time_of([4.0] * 5, "late")},
+        yardsticks={"copy": Yardstick(flops=0, bytes=64, samples_ms=(0.1, 0.2), rounds=(0, 2), sm_mhz=(1980.0, None))},
+        power_w=PowerSeries(at_s=(0.0, 1.0), watts=(100.0, 110.0), celsius=(40.0, 41.0)),
+    )
 
 
 def test_the_first_part_stays_where_it_is(record):

@@ -17,21 +17,25 @@ from attnbench.worker import process
 from attnbench.worker.blame import HARNESS
 
 
-@pytest.mark.parametrize("data", [
-    json.dumps(record("a") | {"record": record("a")["record"] | {"group": "another"}}),
-    json.dumps(record("c")),
-    json.dumps(record("a") | {"record": record("a")["record"] | {"case": {"batch": 7}}}),
-    json.dumps(record("a") | {"record": record("a")["record"] | {"replicate": 1}}),
-    json.dumps(record("a")).replace('"rounds": [0, 1, 2]', '"rounds": [0]'),
-    json.dumps(record("a")).replace("1.5", "-1.5"),
-])
+@pytest.mark.parametrize(
+    "data",
+    [
+        json.dumps(record("a") | {"record": record("a")["record"] | {"group": "another"}}),
+        json.dumps(record("c")),
+        json.dumps(record("a") | {"record": record("a")["record"] | {"case": {"batch": 7}}}),
+        json.dumps(record("a") | {"record": record("a")["record"] | {"replicate": 1}}),
+        json.dumps(record("a")).replace('"rounds": [0, 1, 2]', '"rounds": [0]'),
+        json.dumps(record("a")).replace("1.5", "-1.5"),
+    ],
+)
 def test_a_record_that_is_not_of_this_group_or_of_no_use_ends_the_worker(monkeypatch, data):
     draw, ready = random.Random(0), json.dumps(READY).encode() + b"\n"
     workers = [worker_that_said(ready, data.encode() + b"\n", draw)]
     workers[0].page.say(HARNESS, "idle")
     good = b"".join(json.dumps(message).encode() + b"\n" for message in (*map(record, NAMES), DONE))
-    monkeypatch.setattr(device_worker, "Worker", lambda device: workers.pop() if workers else worker_that_said(
-        ready, good, draw))
+    monkeypatch.setattr(
+        device_worker, "Worker", lambda device: workers.pop() if workers else worker_that_said(ready, good, draw)
+    )
     run = execute(RUN)
     assert {one.status for one in run.records} == {Status.PASSED}
 

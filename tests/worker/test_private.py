@@ -43,9 +43,18 @@ FOLDERS = [
     ("git@box.org:/home/alice/r/x", "git@box.org:x"),
 ]
 SENTENCES = [
-    "GB/s and 1/2/3 and a / b", "see https://pytorch.org/docs/stable", "src/kernel.cu:12", "expected [4, 2]/[8, 2]",
-    "fwd/bwd 3 TFLOP/s at 5 ms/it; out/dq/dk, nan/inf/0", "about ~5 % of it", "ratio (a+b)/c/d", "/= */ // x",
-    "tcp://10.0.0.1:29500/x", "cmd /c dir", r"the pattern \d+\w is none", "x.so while computing dq/dk",
+    "GB/s and 1/2/3 and a / b",
+    "see https://pytorch.org/docs/stable",
+    "src/kernel.cu:12",
+    "expected [4, 2]/[8, 2]",
+    "fwd/bwd 3 TFLOP/s at 5 ms/it; out/dq/dk, nan/inf/0",
+    "about ~5 % of it",
+    "ratio (a+b)/c/d",
+    "/= */ // x",
+    "tcp://10.0.0.1:29500/x",
+    "cmd /c dir",
+    r"the pattern \d+\w is none",
+    "x.so while computing dq/dk",
 ]
 
 
@@ -60,13 +69,16 @@ def test_what_is_no_path_stays(text):
     assert without_paths(text) == text
 
 
-@pytest.mark.parametrize(("text", "plain"), [
-    ("in /usr/lib/x.so while computing dq/dk", "in x.so while computing dq/dk"),
-    ("/usr/lib while computing dq/dk", "lib while computing dq/dk"),
-    ("/tmp/x is a/b", "x is a/b"),
-    ("open /srv/a/x.py or src/y.py", "open x.py or src/y.py"),
-    ("/dev/nvidia0 and /dev/shm/x", "nvidia0 and x"),
-])
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("in /usr/lib/x.so while computing dq/dk", "in x.so while computing dq/dk"),
+        ("/usr/lib while computing dq/dk", "lib while computing dq/dk"),
+        ("/tmp/x is a/b", "x is a/b"),
+        ("open /srv/a/x.py or src/y.py", "open x.py or src/y.py"),
+        ("/dev/nvidia0 and /dev/shm/x", "nvidia0 and x"),
+    ],
+)
 def test_a_sentence_goes_on_after_a_path(text, plain):
     assert without_paths(text) == plain
 
@@ -74,9 +86,12 @@ def test_a_sentence_goes_on_after_a_path(text, plain):
 WORD = st.text("abcXYZ019_.-", min_size=1, max_size=6).filter(lambda word: word.strip("."))
 
 
-@given(st.sampled_from(["/", "//", "-I/", "a:/", "file:///", "~name/", "'/", "(/", "x=/", "@/", '"/', "cannot open /"]),
-       st.lists(st.from_regex(r"secret[a-z]{1,4}", fullmatch=True), min_size=1, max_size=4),
-       st.sampled_from(["/", "//"]), WORD)
+@given(
+    st.sampled_from(["/", "//", "-I/", "a:/", "file:///", "~name/", "'/", "(/", "x=/", "@/", '"/', "cannot open /"]),
+    st.lists(st.from_regex(r"secret[a-z]{1,4}", fullmatch=True), min_size=1, max_size=4),
+    st.sampled_from(["/", "//"]),
+    WORD,
+)
 def test_no_folder_survives_wherever_a_path_stands(lead, folders, slash, last):
     text = without_paths(lead + slash.join([*folders, last]) + {"'": "'", '"': '"', "(": ")"}.get(lead[0], ""))
     assert "secret" not in text
@@ -97,10 +112,13 @@ def test_user_and_host_are_not_named(monkeypatch):
     monkeypatch.setattr(private, "_account", lambda: ("alicia", "Alicia Example"))
     names = own_names({"USER": "ali", "HOME": "/home/alicia", "HOSTNAME": "gpu", "LOGNAME": "root"})
     monkeypatch.setattr(private, "_own_names", lambda: names)
-    text = ("alicia@bigbox7: BIGBOX7.lab.example.org refused Alicia Example (uid alicia, ali); root of the gpu, "
-            "alicia-flash")
-    assert without_paths(text) == ("<user>@<host>: <host> refused <user> (uid <user>, <user>); root of the gpu, "
-                                   "alicia-flash")
+    text = (
+        "alicia@bigbox7: BIGBOX7.lab.example.org refused Alicia Example (uid alicia, ali); root of the gpu, "
+        "alicia-flash"
+    )
+    assert without_paths(text) == (
+        "<user>@<host>: <host> refused <user> (uid <user>, <user>); root of the gpu, alicia-flash"
+    )
 
 
 @pytest.mark.parametrize("name", ["root", "gpu", "x", "", "42", "ubuntu"])
@@ -110,8 +128,18 @@ def test_a_name_that_tells_nothing_is_left(monkeypatch, name):
     assert own_names({"USER": name}) == ()
 
 
-@pytest.mark.parametrize("text", ["'" + "/a" * 200_000, "/" * 400_000, "/a b c d " * 50_000, "'/" * 100_000,
-                                  "x://a:" + "b" * 400_000, "/(" * 100_000, "$a" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'" + "/a" * 200_000,
+        "/" * 400_000,
+        "/a b c d " * 50_000,
+        "'/" * 100_000,
+        "x://a:" + "b" * 400_000,
+        "/(" * 100_000,
+        "$a" * 100_000,
+    ],
+)
 def test_megabytes_are_cut_before_they_are_looked_through(text):
     found = without_paths(text)
     assert len(found) < private.MOST + 60

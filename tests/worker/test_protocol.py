@@ -24,8 +24,15 @@ from waiting import Clock
 RUN = small_run(["honest", "honest-too"])
 GROUP, SETTINGS = RUN.plan[0], RUN.settings
 READY = {"say": "ready", "environment": {"os": "Linux", "python": "3.11"}}
-RECORD = {"workload": "attention", "case": {}, "case_id": "x", "group": "x", "backend": "honest", "status": "failed",
-          "reason": "it was made to"}
+RECORD = {
+    "workload": "attention",
+    "case": {},
+    "case_id": "x",
+    "group": "x",
+    "backend": "honest",
+    "status": "failed",
+    "reason": "it was made to",
+}
 
 SCRIPT = """
 import json, os, struct, sys, time, signal, mmap
@@ -79,24 +86,29 @@ def loss_of(worker: Worker, settings=SETTINGS) -> tuple[Status, int, str, str]:
 
 
 def test_a_record_and_done(worker):
-    result, records, _ = measure(worker(f"""
+    result, records, _ = measure(
+        worker(f"""
         say(say="done", number=7, sampling_s=9)
         say(say="record", record={RECORD})
         say(say="done", number=1, sampling_s=1.5)
         hang()
-    """))
+    """)
+    )
     assert result == 1.5, "and not what was said of another request"
     assert [record.reason for record in records] == ["it was made to"]
 
 
 def test_a_record_that_was_sent_holds_although_the_worker_dies_then(worker):
-    result, records, _ = measure(worker(f"""
+    result, records, _ = measure(
+        worker(f"""
         word(1, "first call")
         say(say="record", record={RECORD})
         os._exit(4)
-    """))
-    assert result == Loss(Status.CRASHED, Word(1, 1, "first call"),
-                          "ended the process with exit code 4 during first call")
+    """)
+    )
+    assert result == Loss(
+        Status.CRASHED, Word(1, 1, "first call"), "ended the process with exit code 4 during first call"
+    )
     assert len(records) == 1
 
 
@@ -107,12 +119,15 @@ def test_half_a_line_is_no_message(worker):
     assert result.word.index == 0
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("hello\n", r"a line of its protocol is not JSON (Expecting value: line 1 column 1 (char 0)): b'hello'"),
-    ("[1]\n", "a line of its protocol is not an object: b'[1]'"),
-    ('{"do": "group"}\n', "a line of its protocol says nothing"),
-    ('{"say": "record", "record": {"workload": 1}}\n', "record"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hello\n", r"a line of its protocol is not JSON (Expecting value: line 1 column 1 (char 0)): b'hello'"),
+        ("[1]\n", "a line of its protocol is not an object: b'[1]'"),
+        ('{"do": "group"}\n', "a line of its protocol says nothing"),
+        ('{"say": "record", "record": {"workload": 1}}\n', "record"),
+    ],
+)
 def test_garbage_in_the_pipe_ends_this_worker_only(worker, text, words):
     status, index, phase, reason = loss_of(worker(f"word(1, 'set-up')\nraw({text!r})\nhang()"))
     assert (status, index, phase) == (Status.CRASHED, 1, "set-up")
@@ -121,11 +136,13 @@ def test_garbage_in_the_pipe_ends_this_worker_only(worker, text, words):
 
 
 def test_a_lost_context_names_the_backend(worker):
-    assert loss_of(worker("""
+    assert loss_of(
+        worker("""
         word(-1, "idle")
         say(say="lost", index=1, phase="sample", reason="AcceleratorError during sample: illegal address")
         hang()
-    """)) == (Status.FAILED, 1, "sample", "AcceleratorError during sample: illegal address")
+    """)
+    ) == (Status.FAILED, 1, "sample", "AcceleratorError during sample: illegal address")
 
 
 @pytest.mark.parametrize("reason", ["", " ", "/home/", "C:\\\\"])
@@ -144,7 +161,8 @@ def test_the_last_line_of_the_log_is_of_the_turn_and_names_no_folder(worker):
     end = "word(0, 'first call')\nos._exit(1)"
     assert loss_of(worker(noise + turn + end))[3] == (
         "ended the process with exit code 1 during first call; "
-        "it printed 200038 bytes, of which the last 65536 are kept")
+        "it printed 200038 bytes, of which the last 65536 are kept"
+    )
     cause = "sys.stderr.write('/home/me/src/kernel.cu:12: no memory at /tmp/me/x.so' + chr(10))\n"
     assert loss_of(worker(turn + cause + end))[3].endswith("; its last line was: kernel.cu:12: no memory at x.so")
 
@@ -200,7 +218,9 @@ def test_progress_is_a_new_word(worker, monkeypatch, tmp_path):
 def test_a_worker_that_does_not_start(worker, monkeypatch):
     loss = worker(before="sys.exit('no CUDA device')").start()
     assert (loss.status, loss.reason) == (
-        Status.CRASHED, "ended the process with exit code 1 during start; its last line was: no CUDA device")
+        Status.CRASHED,
+        "ended the process with exit code 1 during start; its last line was: no CUDA device",
+    )
     monkeypatch.setattr(process, "START_S", 0.2)
     loss = worker(before="hang()").start()
     assert (loss.status, loss.reason) == (Status.TIMEOUT, "the worker did not start within 0 s")
@@ -248,8 +268,11 @@ def test_without_either_the_answer_is_one_line(monkeypatch):
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
     monkeypatch.setenv("TMPDIR", "/nowhere/at/all")
-    with pytest.raises(NothingToRun, match=r"^worker: TMPDIR=/nowhere/at/all gives no folder for temporary files \(No "
-                                           r"such file or directory\); a folder you may write to$"):
+    with pytest.raises(
+        NothingToRun,
+        match=r"^worker: TMPDIR=/nowhere/at/all gives no folder for temporary files \(No "
+        r"such file or directory\); a folder you may write to$",
+    ):
         shared_memory(1)
 
 
@@ -263,7 +286,7 @@ def test_the_page_cannot_be_cut_which_would_end_the_parent():
 
 def test_what_a_backend_scribbles_on_the_page_is_not_shown():
     page = BlamePage.create()
-    page._page[: 60] = b"\xff" * 60
+    page._page[:60] = b"\xff" * 60
     assert page.read() == Word(2**64 - 1, -1, "")
     page.say(7, "a\x1b[31m\nb\0c")
     assert page.read() == Word(2, 7, "a[31mb")

@@ -23,9 +23,16 @@ class Mine(Backend):
 def mine(tmp_path):
     """A backend of somebody's own with a kernel beside it."""
     (tmp_path / "parts").mkdir()
-    files = {"mine.py": ADAPTER, "mine_kernel.py": "from os import path\nROWS = 64\n", "mine_kernel.toml": "rows = 1\n",
-             "parts/__init__.py": "", "parts/tiles.py": "from . import deep\n", "parts/deep.py": "import mine\n",
-             "other.py": "", "broken.py": "def"}
+    files = {
+        "mine.py": ADAPTER,
+        "mine_kernel.py": "from os import path\nROWS = 64\n",
+        "mine_kernel.toml": "rows = 1\n",
+        "parts/__init__.py": "",
+        "parts/tiles.py": "from . import deep\n",
+        "parts/deep.py": "import mine\n",
+        "other.py": "",
+        "broken.py": "def",
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     return tmp_path / "mine.py"
@@ -33,12 +40,25 @@ def mine(tmp_path):
 
 def test_a_backend_is_its_file_and_what_that_imports_beside_it(mine):
     assert [file.relative_to(mine.parent).as_posix() for file in sources(mine)] == [
-        "mine.py", "mine_kernel.py", "mine_kernel.toml", "parts/__init__.py", "parts/deep.py", "parts/tiles.py"]
+        "mine.py",
+        "mine_kernel.py",
+        "mine_kernel.toml",
+        "parts/__init__.py",
+        "parts/deep.py",
+        "parts/tiles.py",
+    ]
 
 
-@pytest.mark.parametrize(("name", "changes"), [
-    ("mine.py", True), ("mine_kernel.py", True), ("mine_kernel.toml", True), ("parts/deep.py", True),
-    ("other.py", False)])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mine.py", True),
+        ("mine_kernel.py", True),
+        ("mine_kernel.toml", True),
+        ("parts/deep.py", True),
+        ("other.py", False),
+    ],
+)
 def test_an_edited_kernel_is_another_source(mine, name, changes):
     before = hash_of(mine)
     with (mine.parent / name).open("a") as file:

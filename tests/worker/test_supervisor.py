@@ -118,8 +118,12 @@ def test_daemons_end_when_the_parent_is_killed(log, tmp_path, victim):
     plan = small_run(["leaves-a-daemon", "honest"], iterations=None, warmup=None, rel_ci=1e-9, max_seconds=60.0)
     path = tmp_path / "run.json"
     write(plan, path.with_suffix(".plan"))
-    parent = subprocess.Popen([sys.executable, str(FAKES / "parent.py"), str(path), "never said", "1"],
-                              stdout=subprocess.DEVNULL, env=child.environment(), start_new_session=True)
+    parent = subprocess.Popen(
+        [sys.executable, str(FAKES / "parent.py"), str(path), "never said", "1"],
+        stdout=subprocess.DEVNULL,
+        env=child.environment(),
+        start_new_session=True,
+    )
     try:
         daemons = pids(log, 1)
         [supervisor] = children(parent.pid)
@@ -151,8 +155,14 @@ def test_drafts_of_killed_processes_go_and_no_others(tmp_path):
     ended.wait()
     path = tmp_path / ("r" * 210 + ".json")
     mine = f".{path.name[:200]}"
-    names = [f"{mine}.{ended.pid}.tmp", f"{mine}.{10**30}.tmp", f"{mine}.{os.getppid()}.tmp", f"{mine}.x.tmp",
-             f".other.json.{ended.pid}.tmp", path.name]
+    names = [
+        f"{mine}.{ended.pid}.tmp",
+        f"{mine}.{10**30}.tmp",
+        f"{mine}.{os.getppid()}.tmp",
+        f"{mine}.x.tmp",
+        f".other.json.{ended.pid}.tmp",
+        path.name,
+    ]
     for name in names:
         (tmp_path / name).touch()
     remove_drafts(path)

@@ -54,8 +54,14 @@ LEFT = {
     "honest-too": [],
     "honest": [],
 }
-MAY_FAIL_ITSELF = {"leaves-a-default-device", "leaves-another-product", "leaves-an-old-tensor-type",
-                   "leaves-a-low-recursion-limit", "leaves-few-open-files", "inference-mode-around-the-yield"}
+MAY_FAIL_ITSELF = {
+    "leaves-a-default-device",
+    "leaves-another-product",
+    "leaves-an-old-tensor-type",
+    "leaves-a-low-recursion-limit",
+    "leaves-few-open-files",
+    "inference-mode-around-the-yield",
+}
 """Under what they set they may be wrong themselves."""
 
 
@@ -94,8 +100,12 @@ def test_inference_mode_around_a_yield_fails_nobody_with_a_backward():
     found = {}
     with Worker(CPU) as worker:
         assert worker.start() is None
-        worker.measure(replace(group, case=case.to_dict(), case_id=case.id, backends=names), run.settings, FILES,
-                       on_record=lambda one: found.update({one.backend: one}))
+        worker.measure(
+            replace(group, case=case.to_dict(), case_id=case.id, backends=names),
+            run.settings,
+            FILES,
+            on_record=lambda one: found.update({one.backend: one}),
+        )
     record = found["with-gradients"]
     assert record.status is Status.PASSED, record.reason
 
@@ -104,13 +114,14 @@ def test_what_cannot_be_put_back_has_a_process_of_its_own(tmp_path, monkeypatch)
     log = tmp_path / "log"
     log.touch()
     monkeypatch.setenv("ATTNBENCH_TEST_LOG", str(log))
-    run = execute(small_run(["honest", "a-mode-around-the-yield", "noting"], ["honest", "noting"]),
-                  backend_files=FILES)
+    run = execute(small_run(["honest", "a-mode-around-the-yield", "noting"], ["honest", "noting"]), backend_files=FILES)
     found = by_name(run)
     assert {record.status for record in run.records} == {Status.PASSED}
     assert found["a-mode-around-the-yield"].notes == (
         "global left changed: active modes of torch functions (() -> ('CountsCalls',)), which cannot be put back",
-        "no speed-up: measured without the baseline", BY_ITSELF)
+        "no speed-up: measured without the baseline",
+        BY_ITSELF,
+    )
     assert not found["a-mode-around-the-yield"].speedup
     assert found["noting"].speedup
     lines = [line.split() for line in Path(log).read_text().splitlines()]

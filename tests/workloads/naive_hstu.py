@@ -52,10 +52,10 @@ def blocks_of(case, shape, q_row, k, head):
     heads = range(case.nheads) if case.selection == "shared" else [head]
 
     def score(block):
-        return sum(float(q[h] @ k[block * size:(block + 1) * size, h].mean(0)) * case.alpha for h in heads)
+        return sum(float(q[h] @ k[block * size : (block + 1) * size, h].mean(0)) * case.alpha for h in heads)
 
     ranked = sorted(range(local), key=lambda block: (-score(block), block))
-    return sorted([local, *ranked[:case.block_counts - 1]])
+    return sorted([local, *ranked[: case.block_counts - 1]])
 
 
 def ranker(case, shape, i, row):
@@ -69,18 +69,23 @@ def sparse(case, q, k, v, gates):
     out, row, base = [], 0, 0
     size = case.block_size
     for shape in case.sequences:
-        ks, vs = k[base:base + shape.length], v[base:base + shape.length]
+        ks, vs = k[base : base + shape.length], v[base : base + shape.length]
         history = shape.length - shape.targets
         for i in range(shape.length - shape.queries, shape.length):
             heads = []
             for h in range(case.nheads):
+
                 def term(key, value, h=h, row=row):
                     return silu(case.alpha * (q[row, h] @ key)) * value / case.scaling_seqlen
 
                 nothing = torch.zeros_like(vs[0, h])
                 whole = [range(b * size, (b + 1) * size) for b in range(history // size) if (b + 1) * size - 1 <= i]
-                branches = [sum((size * term(ks[list(block), h].mean(0), vs[list(block), h].mean(0))
-                                 for block in whole), nothing)]
+                branches = [
+                    sum(
+                        (size * term(ks[list(block), h].mean(0), vs[list(block), h].mean(0)) for block in whole),
+                        nothing,
+                    )
+                ]
                 chosen = blocks_of(case, shape, (i, q[ranker(case, shape, i, row)].detach()), ks.detach(), h)
                 picked = [j for j in range(history) if j <= i and j // size in chosen]
                 branches.append(sum((term(ks[j, h], vs[j, h]) for j in picked + [i] * (i >= history)), nothing))
@@ -101,6 +106,7 @@ def gradients(function, case, inputs):
     leaves = {name: getattr(inputs, name).double().requires_grad_() for name in names}
     out = function(case, *(leaves.get(name) for name in (("q", "k", "v", "gates") if function is sparse else names)))
     # An empty or unused tensor has a gradient of zeros.
-    found = torch.autograd.grad((out * inputs.dout.double()).sum() + sum(0 * leaf.sum() for leaf in leaves.values()),
-                                list(leaves.values()))
+    found = torch.autograd.grad(
+        (out * inputs.dout.double()).sum() + sum(0 * leaf.sum() for leaf in leaves.values()), list(leaves.values())
+    )
     return {"out": out.detach()} | {f"d{name}": tensor for name, tensor in zip(names, found, strict=True)}

@@ -9,7 +9,7 @@ def visible(case, blocks):
     seen = torch.zeros(case.batch, case.nheads, case.seqlen, case.seqlen_k, dtype=torch.bool)
     for i in range(blocks.shape[2]):
         for j in range(blocks.shape[3]):
-            seen[:, :, i * rows:(i + 1) * rows, j * columns:(j + 1) * columns] = blocks[:, :, i, j, None, None]
+            seen[:, :, i * rows : (i + 1) * rows, j * columns : (j + 1) * columns] = blocks[:, :, i, j, None, None]
     if case.causal:
         own = torch.arange(case.seqlen)[:, None] + case.seqlen_k - case.seqlen
         seen &= torch.arange(case.seqlen_k)[None, :] <= own

@@ -67,8 +67,10 @@ def test_fields_follow_their_partner():
     ("values", "name"),
     [
         ({"causal": True}, "b2-s1024-h8-d64-fp16-causal-fwd"),
-        ({"seqlen": 1, "seqlen_k": 4096, "nheads_kv": 2, "headdim_v": 128, "dtype": "bf16"},
-         "b2-s1-k4096-h8-kv2-d64-dv128-bf16-fwd"),
+        (
+            {"seqlen": 1, "seqlen_k": 4096, "nheads_kv": 2, "headdim_v": 128, "dtype": "bf16"},
+            "b2-s1-k4096-h8-kv2-d64-dv128-bf16-fwd",
+        ),
         ({"window": (256, 0), "mode": "fwd-bwd"}, "b2-s1024-h8-d64-fp16-w256_0-fwd-bwd"),
         ({"window": (-1, 3)}, "b2-s1024-h8-d64-fp16-winf_3-fwd"),
         ({"lengths": "zipf", "mode": "bwd"}, "b2-s1024-h8-d64-fp16-zipf-bwd"),
@@ -82,10 +84,18 @@ def test_id(values, name):
 
 def test_ids_of_a_grid_are_unique_and_fit_a_file_name():
     grid = {
-        "batch": [1, 3], "seqlen": [127, 128], "seqlen_k": [None, 129], "nheads": [4], "nheads_kv": [None, 1, 2],
-        "headdim": [64], "headdim_v": [None, 63], "causal": [False, True],
-        "window": [None, (5, 0), (5, 7), (-1, 7), (0, -1)], "dtype": ["fp32", "fp16", "bf16"],
-        "mode": ["fwd", "bwd", "fwd-bwd"], "lengths": ["full", "uniform", "zipf"],
+        "batch": [1, 3],
+        "seqlen": [127, 128],
+        "seqlen_k": [None, 129],
+        "nheads": [4],
+        "nheads_kv": [None, 1, 2],
+        "headdim": [64],
+        "headdim_v": [None, 63],
+        "causal": [False, True],
+        "window": [None, (5, 0), (5, 7), (-1, 7), (0, -1)],
+        "dtype": ["fp32", "fp16", "bf16"],
+        "mode": ["fwd", "bwd", "fwd-bwd"],
+        "lengths": ["full", "uniform", "zipf"],
     }
     cases = {WORKLOAD.case(dict(zip(grid, values, strict=True))) for values in product(*grid.values())}
     ids = {made.id for made in cases}
@@ -104,11 +114,17 @@ def test_many_explicit_lengths_keep_the_name_short_and_unique():
     st.fixed_dictionaries(
         {},
         optional={
-            "batch": st.integers(1, 4), "seqlen": st.integers(1, 300), "seqlen_k": st.none() | st.integers(1, 300),
-            "nheads": st.just(6), "nheads_kv": st.sampled_from([None, 1, 2, 3, 6]), "headdim": st.integers(1, 300),
-            "headdim_v": st.none() | st.integers(1, 300), "causal": st.booleans(),
+            "batch": st.integers(1, 4),
+            "seqlen": st.integers(1, 300),
+            "seqlen_k": st.none() | st.integers(1, 300),
+            "nheads": st.just(6),
+            "nheads_kv": st.sampled_from([None, 1, 2, 3, 6]),
+            "headdim": st.integers(1, 300),
+            "headdim_v": st.none() | st.integers(1, 300),
+            "causal": st.booleans(),
             "window": st.none() | st.integers(-1, 400) | st.tuples(st.integers(-1, 400), st.integers(-1, 400)),
-            "dtype": st.sampled_from(["fp32", "fp16", "bf16"]), "mode": st.sampled_from(["fwd", "bwd", "fwd-bwd"]),
+            "dtype": st.sampled_from(["fp32", "fp16", "bf16"]),
+            "mode": st.sampled_from(["fwd", "bwd", "fwd-bwd"]),
             "lengths": st.sampled_from(["full", "uniform", "zipf"]),
         },
     )
@@ -168,8 +184,10 @@ def test_window_has_one_spelling(causal, given_window, window, reach):
         ({"lengths": "5"}, "attention: lengths=5 names 1 sequences, batch=2; a length for each sequence"),
         ({"lengths": "5:0"}, "attention: lengths=5:0 has 0/0 out of range; queries from 1 to seqlen=1024"),
         ({"lengths": "5:1025"}, "attention: lengths=5:1025 has 1025/1025 out of range; queries from 1 to seqlen=1024"),
-        ({"lengths": "5:6", "seqlen_k": 9},
-         "attention: lengths=5:6 names no keys where seqlen_k=9 differs from seqlen=1024; queries/keys of each"),
+        (
+            {"lengths": "5:6", "seqlen_k": 9},
+            "attention: lengths=5:6 names no keys where seqlen_k=9 differs from seqlen=1024; queries/keys of each",
+        ),
         ({"sequence": 5}, "attention: axis=sequence is not known; one of batch, causal,"),
     ],
 )
@@ -183,10 +201,19 @@ def test_refusals_name_field_value_and_what_is_accepted(values, message):
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("batch", "16", 16), ("seqlen_k", "4096", 4096), ("causal", "true", True), ("causal", "false", False),
-        ("window", "none", None), ("window", "256", 256), ("window", "256:0", (256, 0)), ("window", "-1:9", (-1, 9)),
-        ("dtype", "bf16", "bf16"), ("mode", "fwd-bwd", "fwd-bwd"), ("lengths", "zipf", "zipf"),
-        ("lengths", "100:200:7", "100:200:7"), ("lengths", "1/2:3/4", "1/2:3/4"),
+        ("batch", "16", 16),
+        ("seqlen_k", "4096", 4096),
+        ("causal", "true", True),
+        ("causal", "false", False),
+        ("window", "none", None),
+        ("window", "256", 256),
+        ("window", "256:0", (256, 0)),
+        ("window", "-1:9", (-1, 9)),
+        ("dtype", "bf16", "bf16"),
+        ("mode", "fwd-bwd", "fwd-bwd"),
+        ("lengths", "zipf", "zipf"),
+        ("lengths", "100:200:7", "100:200:7"),
+        ("lengths", "1/2:3/4", "1/2:3/4"),
     ],
 )
 def test_axis_reads(name, text, value):
@@ -196,13 +223,20 @@ def test_axis_reads(name, text, value):
 @pytest.mark.parametrize(
     ("name", "text", "accepted"),
     [
-        ("batch", "0", "a whole number from 1 to 16777216"), ("batch", "-3", "a whole number from 1 to 16777216"),
-        ("seqlen", "1k", "a whole number from 1 to 16777216"), ("seqlen", "9" * 5000, "a whole number from 1 to"),
-        ("headdim", "", "a whole number from 1"), ("causal", "1", "true or false"),
-        ("window", "1:2:3", "none, LEFT or LEFT:RIGHT"), ("window", "-2", "none, LEFT or LEFT:RIGHT"),
-        ("window", "", "none, LEFT or LEFT:RIGHT"), ("dtype", "float8", "one of fp32, fp16, bf16"),
-        ("mode", "forward", "one of fwd, bwd, fwd-bwd"), ("lengths", "100,200", "full, uniform, zipf, or a length"),
-        ("lengths", "100:", "full, uniform, zipf"), ("lengths", "9" * 5000, "full, uniform, zipf"),
+        ("batch", "0", "a whole number from 1 to 16777216"),
+        ("batch", "-3", "a whole number from 1 to 16777216"),
+        ("seqlen", "1k", "a whole number from 1 to 16777216"),
+        ("seqlen", "9" * 5000, "a whole number from 1 to"),
+        ("headdim", "", "a whole number from 1"),
+        ("causal", "1", "true or false"),
+        ("window", "1:2:3", "none, LEFT or LEFT:RIGHT"),
+        ("window", "-2", "none, LEFT or LEFT:RIGHT"),
+        ("window", "", "none, LEFT or LEFT:RIGHT"),
+        ("dtype", "float8", "one of fp32, fp16, bf16"),
+        ("mode", "forward", "one of fwd, bwd, fwd-bwd"),
+        ("lengths", "100,200", "full, uniform, zipf, or a length"),
+        ("lengths", "100:", "full, uniform, zipf"),
+        ("lengths", "9" * 5000, "full, uniform, zipf"),
     ],
 )
 def test_axis_says_what_it_accepts(name, text, accepted):
@@ -285,14 +319,22 @@ def test_case_is_frozen_and_hashable():
 
 
 @given(
-    st.fixed_dictionaries({}, optional={
-        "batch": st.sampled_from([1, 3]), "seqlen": st.sampled_from([1, 200]),
-        "seqlen_k": st.sampled_from([1, 200, 300]), "nheads": st.sampled_from([4, 16]),
-        "nheads_kv": st.sampled_from([2, 4]), "headdim_v": st.sampled_from([32, 64]),
-        "causal": st.booleans(), "window": st.sampled_from([None, [30, 0], [30, -1], [-1, 3]]),
-        "dtype": st.sampled_from(["fp32", "bf16"]), "mode": st.sampled_from(["fwd", "fwd-bwd"]),
-        "lengths": st.sampled_from(["full", "zipf"]),
-    })
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "batch": st.sampled_from([1, 3]),
+            "seqlen": st.sampled_from([1, 200]),
+            "seqlen_k": st.sampled_from([1, 200, 300]),
+            "nheads": st.sampled_from([4, 16]),
+            "nheads_kv": st.sampled_from([2, 4]),
+            "headdim_v": st.sampled_from([32, 64]),
+            "causal": st.booleans(),
+            "window": st.sampled_from([None, [30, 0], [30, -1], [-1, 3]]),
+            "dtype": st.sampled_from(["fp32", "bf16"]),
+            "mode": st.sampled_from(["fwd", "fwd-bwd"]),
+            "lengths": st.sampled_from(["full", "zipf"]),
+        },
+    )
 )
 def test_flags_name_the_case_whatever_the_defaults_are(values):
     made = WORKLOAD.case(values)

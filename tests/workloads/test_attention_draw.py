@@ -33,8 +33,9 @@ def test_corners_are_always_in(name):
     for seed in range(5):
         draw = WORKLOAD.draw(case, seed=seed, max_bytes=0)
         lengths_q, lengths_k = zip(*case.sequences, strict=True)
-        corners = {0, 4} | {lengths.index(extreme(lengths)) for lengths in (lengths_q, lengths_k)
-                            for extreme in (min, max)}
+        corners = {0, 4} | {
+            lengths.index(extreme(lengths)) for lengths in (lengths_q, lengths_k) for extreme in (min, max)
+        }
         assert set(draw.parts) == {(s, g) for s in corners for g in (0, 2)}
         assert draw.parts == tuple(sorted(draw.parts))
 

@@ -28,8 +28,14 @@ def test_dense_layout():
 def test_packed_layout():
     made = make(mode="fwd-bwd", lengths="9/100:63/1:5/7")
     shapes = {name: tuple(tensor.shape) for name, tensor in made.tensors().items()}
-    assert shapes == {"q": (77, 6, 48), "k": (108, 2, 48), "v": (108, 2, 40), "dout": (77, 6, 40),
-                      "cu_seqlens_q": (4,), "cu_seqlens_k": (4,)}
+    assert shapes == {
+        "q": (77, 6, 48),
+        "k": (108, 2, 48),
+        "v": (108, 2, 40),
+        "dout": (77, 6, 40),
+        "cu_seqlens_q": (4,),
+        "cu_seqlens_k": (4,),
+    }
     assert made.cu_seqlens_q.tolist() == [0, 9, 72, 77]
     assert made.cu_seqlens_k.tolist() == [0, 100, 101, 108]
     assert made.cu_seqlens_q.dtype == made.cu_seqlens_k.dtype == torch.int32
@@ -68,8 +74,10 @@ def test_distributions(dtype):
 
 
 def test_unknown_kind_lists_the_kinds():
-    words = (r"^attention: input=norml is not known; one of channel-bias, normal, outliers, uniform, video, zeros; did "
-             r"you mean normal\?$")
+    words = (
+        r"^attention: input=norml is not known; one of channel-bias, normal, outliers, uniform, video, zeros; did "
+        r"you mean normal\?$"
+    )
     with pytest.raises(UsageError, match=words):
         make(kind="norml")
 

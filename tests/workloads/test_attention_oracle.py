@@ -40,8 +40,9 @@ SHAPES = {
 
 
 def of(name, **values):
-    return WORKLOAD.case({"batch": 2, "nheads": 2, "headdim": 16, "dtype": "fp32", "mode": "bwd"}
-                         | SHAPES[name] | values)
+    return WORKLOAD.case(
+        {"batch": 2, "nheads": 2, "headdim": 16, "dtype": "fp32", "mode": "bwd"} | SHAPES[name] | values
+    )
 
 
 def literal_mask(case, queries, keys):
@@ -50,8 +51,12 @@ def literal_mask(case, queries, keys):
     rows = []
     for i in range(queries):
         own = i + keys - queries
-        rows.append([(not case.causal or j <= own) and (left < 0 or j >= own - left) and (right < 0 or j <= own + right)
-                     for j in range(keys)])
+        rows.append(
+            [
+                (not case.causal or j <= own) and (left < 0 or j >= own - left) and (right < 0 or j <= own + right)
+                for j in range(keys)
+            ]
+        )
     return torch.tensor(rows)
 
 
@@ -184,8 +189,13 @@ def test_unknown_variant_is_refused():
 def test_the_card_agrees_with_the_cpu(name):
     case = of(name)
     inputs = make_inputs(case, seed=1, kind="normal", device="cpu")
-    moved = type(inputs)(**{field: value.cuda() if isinstance(value, torch.Tensor) else value
-                            for field in inputs.__dataclass_fields__ for value in [getattr(inputs, field)]})
+    moved = type(inputs)(
+        **{
+            field: value.cuda() if isinstance(value, torch.Tensor) else value
+            for field in inputs.__dataclass_fields__
+            for value in [getattr(inputs, field)]
+        }
+    )
     here, there = (evaluate(case, held, dtype=torch.float64, draw=Draw()) for held in (inputs, moved))
     for which, tensor in here.items():
         torch.testing.assert_close(there[which].cpu(), tensor, rtol=1e-11, atol=1e-12)

@@ -27,14 +27,19 @@ def mask_of(case, queries, keys):
 def test_closed_form_is_counting_pair_by_pair(queries, keys, left, right):
     counted = sum(
         (left is None or j >= i + keys - queries - left) and (right is None or j <= i + keys - queries + right)
-        for i in range(queries) for j in range(keys)
+        for i in range(queries)
+        for j in range(keys)
     )
     assert visible_in_sequence(queries, keys, left, right) == counted
 
 
 @given(
-    st.integers(1, 5), st.integers(1, 40), st.integers(1, 40), st.booleans(),
-    st.none() | st.tuples(st.integers(-1, 45), st.integers(-1, 45)), st.sampled_from(["full", "uniform", "zipf"]),
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.booleans(),
+    st.none() | st.tuples(st.integers(-1, 45), st.integers(-1, 45)),
+    st.sampled_from(["full", "uniform", "zipf"]),
 )
 def test_work_counts_the_mask_of_the_oracle(batch, seqlen, seqlen_k, causal, window, lengths):
     case = of(batch=batch, seqlen=seqlen, seqlen_k=seqlen_k, causal=causal, window=window, lengths=lengths)

@@ -34,7 +34,7 @@ def test_a_part_too_large_leaves_room_for_smaller_ones():
     sizes = {part: 10 if part[0] % 2 else 10**6 for part in USERS}
     draw = drawn(corners=((1,),), size=sizes.__getitem__, max_bytes=300)
     assert len(draw.parts) == 30
-    assert all(user % 2 for user, in draw.parts)
+    assert all(user % 2 for (user,) in draw.parts)
 
 
 def test_the_key_decides_and_nothing_else():
@@ -50,7 +50,8 @@ def test_corners_that_are_everything_are_the_whole():
 @pytest.mark.parametrize("parts", [((3, 1, 4), (1, 5, 9)), ((2,), (6,))])
 def test_the_record_says_how_many_of_what(parts):
     assert Draw(parts, "blocks of frames").note(7) == (
-        "checked in part: 2 blocks of frames drawn with seed 7, the corners among them")
+        "checked in part: 2 blocks of frames drawn with seed 7, the corners among them"
+    )
     assert Draw().note(7) is None
 
 

@@ -75,12 +75,18 @@ def test_fields_follow_their_partner():
     ("values", "name"),
     [
         ({}, "b2-s1024-h4-d32-dv64-fp16-causal-bs32x4-gates-fwd"),
-        ({"alpha": 0.5, "scaling_seqlen": 7, "causal": False, "max_attn_len": 9, "contextual_len": 6},
-         "b2-s1024-h4-d32-dv64-a0_5-n7-fp16-w9-c6-bs32x4-gates-fwd"),
-        ({"num_targets": "1-20", "delta_q": 5, "lengths": "kuairand", "mode": "bwd"},
-         "b2-s1024-h4-d32-dv64-fp16-causal-t1to20-dq5-kuairand-bs32x4-gates-bwd"),
-        ({"num_targets": "3:0", "lengths": "3:7", "local_window": 8, "selection": "shared", "gates": False},
-         "b2-s1024-h4-d32-dv64-fp16-causal-t3_0-len3_7-bs32x4-lw8-shared-fwd"),
+        (
+            {"alpha": 0.5, "scaling_seqlen": 7, "causal": False, "max_attn_len": 9, "contextual_len": 6},
+            "b2-s1024-h4-d32-dv64-a0_5-n7-fp16-w9-c6-bs32x4-gates-fwd",
+        ),
+        (
+            {"num_targets": "1-20", "delta_q": 5, "lengths": "kuairand", "mode": "bwd"},
+            "b2-s1024-h4-d32-dv64-fp16-causal-t1to20-dq5-kuairand-bs32x4-gates-bwd",
+        ),
+        (
+            {"num_targets": "3:0", "lengths": "3:7", "local_window": 8, "selection": "shared", "gates": False},
+            "b2-s1024-h4-d32-dv64-fp16-causal-t3_0-len3_7-bs32x4-lw8-shared-fwd",
+        ),
         ({"pairs": True}, "b2-s1024-h4-d32-dv64-fp16-causal-bs32x4-pairs-gates-fwd"),
     ],
 )
@@ -90,10 +96,18 @@ def test_id(values, name):
 
 def test_ids_of_a_grid_are_unique_and_fit_a_file_name():
     grid = {
-        "alpha": [None, 0.1, 1e-5], "scaling_seqlen": [None, 64], "causal": [False, True], "max_attn_len": [None, 5],
-        "contextual_len": [0, 3], "num_targets": ["0", "1-3", "1:3"], "delta_q": [None, 7],
-        "lengths": ["full", "kuairand", "9:8"], "local_window": [None, 4], "selection": ["head", "shared"],
-        "pairs": [True, False], "gates": [True, False],
+        "alpha": [None, 0.1, 1e-5],
+        "scaling_seqlen": [None, 64],
+        "causal": [False, True],
+        "max_attn_len": [None, 5],
+        "contextual_len": [0, 3],
+        "num_targets": ["0", "1-3", "1:3"],
+        "delta_q": [None, 7],
+        "lengths": ["full", "kuairand", "9:8"],
+        "local_window": [None, 4],
+        "selection": ["head", "shared"],
+        "pairs": [True, False],
+        "gates": [True, False],
     }
     cases = {case(**dict(zip(grid, values, strict=True))) for values in product(*grid.values())}
     ids = {made.id for made in cases}
@@ -104,19 +118,34 @@ def test_ids_of_a_grid_are_unique_and_fit_a_file_name():
 
 @st.composite
 def values(draw):
-    return draw(st.fixed_dictionaries({}, optional={
-        "batch": st.integers(1, 4), "seqlen": st.integers(100, 300), "nheads": st.integers(1, 3),
-        "attn_dim": st.integers(1, 99), "linear_dim": st.none() | st.integers(1, 99),
-        "alpha": st.none() | st.floats(1e-6, 1e3), "scaling_seqlen": st.none() | st.integers(1, 10**6),
-        "causal": st.booleans(), "max_attn_len": st.none() | st.integers(1, 400),
-        "contextual_len": st.integers(0, 30), "num_targets": st.sampled_from(["0", "20", "1-20", 7]),
-        "delta_q": st.none() | st.integers(1, 100), "dtype": st.sampled_from(["fp32", "bf16"]),
-        "mode": st.sampled_from(["fwd", "bwd", "fwd-bwd"]),
-        "lengths": st.sampled_from(["full", "uniform", "zipf", "kuairand"]),
-        "block_size": st.sampled_from([1, 16, 32]), "block_counts": st.none() | st.integers(1, 4),
-        "local_window": st.none() | st.integers(1, 50), "selection": st.sampled_from(["head", "shared"]),
-        "pairs": st.booleans(), "gates": st.booleans(),
-    }).filter(lambda some: not some.get("pairs") or some.get("block_size") != 1))
+    return draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "batch": st.integers(1, 4),
+                "seqlen": st.integers(100, 300),
+                "nheads": st.integers(1, 3),
+                "attn_dim": st.integers(1, 99),
+                "linear_dim": st.none() | st.integers(1, 99),
+                "alpha": st.none() | st.floats(1e-6, 1e3),
+                "scaling_seqlen": st.none() | st.integers(1, 10**6),
+                "causal": st.booleans(),
+                "max_attn_len": st.none() | st.integers(1, 400),
+                "contextual_len": st.integers(0, 30),
+                "num_targets": st.sampled_from(["0", "20", "1-20", 7]),
+                "delta_q": st.none() | st.integers(1, 100),
+                "dtype": st.sampled_from(["fp32", "bf16"]),
+                "mode": st.sampled_from(["fwd", "bwd", "fwd-bwd"]),
+                "lengths": st.sampled_from(["full", "uniform", "zipf", "kuairand"]),
+                "block_size": st.sampled_from([1, 16, 32]),
+                "block_counts": st.none() | st.integers(1, 4),
+                "local_window": st.none() | st.integers(1, 50),
+                "selection": st.sampled_from(["head", "shared"]),
+                "pairs": st.booleans(),
+                "gates": st.booleans(),
+            },
+        ).filter(lambda some: not some.get("pairs") or some.get("block_size") != 1)
+    )
 
 
 @given(values())
@@ -174,8 +203,10 @@ def test_sequences_are_possible(some):
         ({"num_targets": "5-3"}, "hstu: num_targets=5-3 is not known; a number for every sequence"),
         ({"num_targets": "1:2:3"}, "hstu: num_targets=1:2:3 names 3 sequences, batch=2"),
         ({"num_targets": 1020, "contextual_len": 6}, "hstu: num_targets=1020 is over the 1018 rows that seqlen=1024"),
-        ({"num_targets": "0:4", "lengths": "9:3"},
-         "hstu: num_targets=0:4 gives sequence 1 4 targets and a length of 3; at most as many targets"),
+        (
+            {"num_targets": "0:4", "lengths": "9:3"},
+            "hstu: num_targets=0:4 gives sequence 1 4 targets and a length of 3; at most as many targets",
+        ),
         ({"lengths": "gauss"}, "hstu: lengths=gauss is not known; full, uniform, zipf, kuairand, or a length"),
         ({"lengths": None}, "hstu: lengths=None is not known; full, uniform"),
         ({"lengths": "5"}, "hstu: lengths=5 names 1 sequences, batch=2; a length for each sequence"),
@@ -193,9 +224,12 @@ def test_refusals_name_field_value_and_what_is_accepted(some, message):
 @pytest.mark.parametrize(
     ("name", "text", "accepted"),
     [
-        ("alpha", "inf", "a finite number above 0"), ("alpha", "x", "a finite number above 0"),
-        ("contextual_len", "-1", "a whole number from 0 to 16777216"), ("delta_q", "0", "none, or a whole number"),
-        ("num_targets", "1:", "a number for every sequence"), ("lengths", "1/2", "full, uniform, zipf, kuairand"),
+        ("alpha", "inf", "a finite number above 0"),
+        ("alpha", "x", "a finite number above 0"),
+        ("contextual_len", "-1", "a whole number from 0 to 16777216"),
+        ("delta_q", "0", "none, or a whole number"),
+        ("num_targets", "1:", "a number for every sequence"),
+        ("lengths", "1/2", "full, uniform, zipf, kuairand"),
         ("selection", "all", "one of head, shared"),
     ],
 )
@@ -221,8 +255,10 @@ def test_drawn_lengths_depend_on_the_shape_alone(kind):
 
 
 def test_drawn_lengths_are_the_same_on_every_machine():
-    drawn = {kind: tuple(shape.length for shape in case(batch=4, seqlen=20000, lengths=kind).sequences)
-             for kind in ("uniform", "zipf", "kuairand")}
+    drawn = {
+        kind: tuple(shape.length for shape in case(batch=4, seqlen=20000, lengths=kind).sequences)
+        for kind in ("uniform", "zipf", "kuairand")
+    }
     assert drawn == DRAWN
 
 
@@ -255,12 +291,21 @@ def test_shrink_gives_nothing_where_nothing_smaller_is_left(some):
 
 def test_inputs_are_jagged_and_seeded():
     made = case(seqlen=9, num_targets="2:0", delta_q=3, lengths="9:1", local_window=2, mode="bwd", dtype="bf16")
-    one, same, other, forward = (make_inputs(made if mode == "bwd" else replace(made, mode=mode), seed=seed,
-                                             kind="normal", device="cpu")
-                                 for seed, mode in ((1, "bwd"), (1, "bwd"), (2, "bwd"), (1, "fwd")))
+    one, same, other, forward = (
+        make_inputs(made if mode == "bwd" else replace(made, mode=mode), seed=seed, kind="normal", device="cpu")
+        for seed, mode in ((1, "bwd"), (1, "bwd"), (2, "bwd"), (1, "fwd"))
+    )
     shapes = {name: tuple(tensor.shape) for name, tensor in one.tensors().items()}
-    assert shapes == {"q": (4, 4, 32), "k": (10, 4, 32), "v": (10, 4, 64), "gates": (4, 4, 3), "dout": (4, 4, 64),
-                      "seq_offsets": (3,), "seq_offsets_q": (3,), "num_targets": (2,)}
+    assert shapes == {
+        "q": (4, 4, 32),
+        "k": (10, 4, 32),
+        "v": (10, 4, 64),
+        "gates": (4, 4, 3),
+        "dout": (4, 4, 64),
+        "seq_offsets": (3,),
+        "seq_offsets_q": (3,),
+        "num_targets": (2,),
+    }
     assert one.seq_offsets.tolist() == [0, 9, 10]
     assert one.seq_offsets_q.tolist() == [0, 3, 4]
     assert one.num_targets.tolist() == [2, 0]

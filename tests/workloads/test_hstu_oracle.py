@@ -39,8 +39,14 @@ SPARSE = {
     "cached": {"batch": 3, "lengths": "22:3:6", "delta_q": 5, "num_targets": "2:0:6"},
     "sliding": {"seqlen": 19, "local_window": 6, "alpha": 0.9, "scaling_seqlen": 5},
     "shared": {"seqlen": 29, "selection": "shared", "num_targets": 3},
-    "pairs": {"batch": 3, "lengths": "26:9:17", "pairs": True, "num_targets": "3:0:2",
-              "delta_q": 16, "block_counts": 2},
+    "pairs": {
+        "batch": 3,
+        "lengths": "26:9:17",
+        "pairs": True,
+        "num_targets": "3:0:2",
+        "delta_q": 16,
+        "block_counts": 2,
+    },
     "no-gates": {"seqlen": 18, "gates": False, "local_window": 2},
     "block-1": {"seqlen": 13, "block_size": 1, "block_counts": 4},
 }
@@ -48,8 +54,17 @@ ALL = [("hstu", name) for name in DENSE] + [("hstu-bsa", name) for name in SPARS
 
 
 def of(variant, name=None, **values):
-    base = {"batch": 2, "seqlen": 40, "nheads": 2, "attn_dim": 5, "linear_dim": 3, "dtype": "fp32", "mode": "bwd",
-            "block_size": 4, "block_counts": None}
+    base = {
+        "batch": 2,
+        "seqlen": 40,
+        "nheads": 2,
+        "attn_dim": 5,
+        "linear_dim": 3,
+        "dtype": "fp32",
+        "mode": "bwd",
+        "block_size": 4,
+        "block_counts": None,
+    }
     return WORKLOAD.case(base | ((DENSE if variant == "hstu" else SPARSE)[name] if name else {}) | values)
 
 
@@ -69,8 +84,9 @@ def changed(inputs, **tensors):
 def close(got, expected):
     assert list(got) == list(expected)
     for name, tensor in got.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-11,
-                                   msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            tensor, expected[name], rtol=1e-10, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize(("variant", "name"), ALL)
@@ -84,13 +100,24 @@ def test_agrees_with_the_naive_loop_forward_and_backward(variant, name):
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(0, 14), min_size=1, max_size=3), st.integers(0, 3), st.none() | st.integers(1, 9),
-       st.sampled_from([None, 3]), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 14), min_size=1, max_size=3),
+    st.integers(0, 3),
+    st.none() | st.integers(1, 9),
+    st.sampled_from([None, 3]),
+    st.integers(0, 9),
+)
 def test_agrees_with_the_naive_loop_on_any_lengths(lengths, targets, delta_q, window, seed):
-    shape = {"batch": len(lengths), "num_targets": targets, "delta_q": delta_q,
-             "lengths": ":".join(str(n + targets) for n in lengths)}
-    for variant, function, own in (("hstu", naive_hstu.dense, "max_attn_len"),
-                                   ("hstu-bsa", naive_hstu.sparse, "local_window")):
+    shape = {
+        "batch": len(lengths),
+        "num_targets": targets,
+        "delta_q": delta_q,
+        "lengths": ":".join(str(n + targets) for n in lengths),
+    }
+    for variant, function, own in (
+        ("hstu", naive_hstu.dense, "max_attn_len"),
+        ("hstu-bsa", naive_hstu.sparse, "local_window"),
+    ):
         case = of(variant, block_size=2, **shape, **{own: window})
         inputs = make(case, seed)
         close(truth(variant, case, inputs), naive_hstu.gradients(function, case, inputs))
@@ -101,8 +128,13 @@ def test_sequences_do_not_affect_one_another(variant):
     case = of(variant, batch=3, lengths="17:0:23", num_targets="2:0:3")
     inputs = make(case)
     before = truth(variant, case, inputs)
-    other = changed(inputs, **{name: torch.cat([getattr(inputs, name)[:17], torch.full_like(
-        getattr(inputs, name)[17:], 0.3)]) for name in ("q", "k", "v", "dout", "gates")})
+    other = changed(
+        inputs,
+        **{
+            name: torch.cat([getattr(inputs, name)[:17], torch.full_like(getattr(inputs, name)[17:], 0.3)])
+            for name in ("q", "k", "v", "dout", "gates")
+        },
+    )
     after = truth(variant, case, other)
     assert all(torch.equal(before[name][:17], after[name][:17]) for name in before)
     assert not any(torch.equal(before[name][17:], after[name][17:]) for name in before)
@@ -195,8 +227,9 @@ def test_a_cached_step_is_the_end_of_the_whole(variant):
         torch.testing.assert_close(after[name], before[name][last], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize(("variant", "name"), [("hstu", "window"), ("hstu", "cached"), ("hstu-bsa", "targets"),
-                                               ("hstu-bsa", "shared")])
+@pytest.mark.parametrize(
+    ("variant", "name"), [("hstu", "window"), ("hstu", "cached"), ("hstu-bsa", "targets"), ("hstu-bsa", "shared")]
+)
 @pytest.mark.parametrize("workspace", [1, 20_000])
 def test_chunks_change_nothing(variant, name, workspace):
     case = of(variant, name)
@@ -233,8 +266,9 @@ def test_own_precision_is_off_by_rounding_alone(variant, dtype):
         assert 0.05 * step < error < 4 * step, name
 
 
-@pytest.mark.parametrize(("variant", "name"), [("hstu", "cached"), ("hstu", "prefix"), ("hstu-bsa", "targets"),
-                                               ("hstu-bsa", "shared")])
+@pytest.mark.parametrize(
+    ("variant", "name"), [("hstu", "cached"), ("hstu", "prefix"), ("hstu-bsa", "targets"), ("hstu-bsa", "shared")]
+)
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])
 def test_drawn_oracle_is_the_selected_part_of_the_whole(variant, name, mode):
     case = of(variant, name, mode=mode, nheads=3)
@@ -266,11 +300,17 @@ def test_another_layout_and_variant_are_refused():
         truth("bsa", case, make(case))
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"causal": False}, "hstu-bsa: causal=False is not defined; causal=true only"),
-    ({"contextual_len": 2}, "hstu-bsa: contextual_len=2 is not defined; contextual_len=0 only"),
-    ({"max_attn_len": 9}, "hstu-bsa: max_attn_len=9 is not defined; max_attn_len=none only; --local-window is its own"),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"causal": False}, "hstu-bsa: causal=False is not defined; causal=true only"),
+        ({"contextual_len": 2}, "hstu-bsa: contextual_len=2 is not defined; contextual_len=0 only"),
+        (
+            {"max_attn_len": 9},
+            "hstu-bsa: max_attn_len=9 is not defined; max_attn_len=none only; --local-window is its own",
+        ),
+    ],
+)
 def test_the_sparse_variant_says_what_it_is_not_defined_for(values, message):
     case = of("hstu-bsa", "full", **values)
     assert case.sparse_refusal.startswith(message)
@@ -279,16 +319,19 @@ def test_the_sparse_variant_says_what_it_is_not_defined_for(values, message):
     assert truth("hstu", case, make(case))["out"].shape == (66, 2, 3)
 
 
-@pytest.mark.parametrize(("variant", "values", "words"), [
-    ("hstu", {"num_targets": 5}, {"targets that see each other"}),
-    ("hstu", {"contextual_len": 4}, {"contextual prefix treated as history"}),
-    ("hstu", {"max_attn_len": 4}, {"window (max_attn_len) ignored"}),
-    ("hstu", {"causal": False}, set()),
-    ("hstu", {"lengths": "7:40"}, {"divided by each sequence's own length instead of one length for all"}),
-    ("hstu-bsa", {"num_targets": 5}, {"targets that see each other"}),
-    ("hstu-bsa", {"selection": "shared", "block_counts": 2}, set()),
-    ("hstu-bsa", {"pairs": True, "block_counts": 2}, {"actions that select for themselves"}),
-])
+@pytest.mark.parametrize(
+    ("variant", "values", "words"),
+    [
+        ("hstu", {"num_targets": 5}, {"targets that see each other"}),
+        ("hstu", {"contextual_len": 4}, {"contextual prefix treated as history"}),
+        ("hstu", {"max_attn_len": 4}, {"window (max_attn_len) ignored"}),
+        ("hstu", {"causal": False}, set()),
+        ("hstu", {"lengths": "7:40"}, {"divided by each sequence's own length instead of one length for all"}),
+        ("hstu-bsa", {"num_targets": 5}, {"targets that see each other"}),
+        ("hstu-bsa", {"selection": "shared", "block_counts": 2}, set()),
+        ("hstu-bsa", {"pairs": True, "block_counts": 2}, {"actions that select for themselves"}),
+    ],
+)
 def test_suspects_are_wrong_answers_that_apply(variant, values, words):
     case = of(variant, lengths=values.pop("lengths", "full"), **values)
     inputs = make(case)

@@ -16,20 +16,42 @@ from attnbench.workloads.hstu.oracle_bsa import evaluate, scores_of, select_bloc
 
 
 def of(**values):
-    return WORKLOAD.case({"batch": 1, "seqlen": 29, "nheads": 2, "attn_dim": 5, "linear_dim": 3, "dtype": "fp32",
-                          "mode": "bwd", "block_size": 4, "block_counts": 3} | values)
+    return WORKLOAD.case(
+        {
+            "batch": 1,
+            "seqlen": 29,
+            "nheads": 2,
+            "attn_dim": 5,
+            "linear_dim": 3,
+            "dtype": "fp32",
+            "mode": "bwd",
+            "block_size": 4,
+            "block_counts": 3,
+        }
+        | values
+    )
 
 
 def make(case, kind="normal"):
     return make_inputs(case, seed=3, kind=kind, device="cpu")
 
 
-@pytest.mark.parametrize("values", [
-    {}, {"selection": "shared"}, {"num_targets": 3}, {"batch": 4, "lengths": "29:0:1:9"}, {"delta_q": 3},
-    {"batch": 2, "lengths": "6:5", "num_targets": "6:1"}, {"block_counts": 1}, {"block_size": 1, "block_counts": 29},
-    {"pairs": True}, {"pairs": True, "selection": "shared", "num_targets": 3},
-    {"pairs": True, "batch": 4, "lengths": "29:2:1:12", "delta_q": 7, "num_targets": "0:1:1:3", "block_size": 2},
-])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"selection": "shared"},
+        {"num_targets": 3},
+        {"batch": 4, "lengths": "29:0:1:9"},
+        {"delta_q": 3},
+        {"batch": 2, "lengths": "6:5", "num_targets": "6:1"},
+        {"block_counts": 1},
+        {"block_size": 1, "block_counts": 29},
+        {"pairs": True},
+        {"pairs": True, "selection": "shared", "num_targets": 3},
+        {"pairs": True, "batch": 4, "lengths": "29:2:1:12", "delta_q": 7, "num_targets": "0:1:1:3", "block_size": 2},
+    ],
+)
 def test_selects_what_a_loop_selects(values):
     case = of(**values)
     inputs = make(case)
@@ -39,7 +61,7 @@ def test_selects_what_a_loop_selects(values):
     assert torch.equal(select_blocks(case, inputs, workspace=1), chosen)
     row = base = 0
     for shape in case.sequences:
-        keys = inputs.k[base:base + shape.length].double()
+        keys = inputs.k[base : base + shape.length].double()
         for position in range(shape.length - shape.queries, shape.length):
             for head in range(chosen.shape[1]):
                 ranking = inputs.q[naive_hstu.ranker(case, shape, position, row)].double()
@@ -68,9 +90,9 @@ def tied(case, kind, seed):
         inputs.q.zero_()
     else:
         blocks = inputs.k.shape[0] // case.block_size
-        few = inputs.k[:3 * case.block_size].unflatten(0, (3, case.block_size)).clone()
+        few = inputs.k[: 3 * case.block_size].unflatten(0, (3, case.block_size)).clone()
         order = torch.randint(3, (blocks,), generator=random)
-        inputs.k[:blocks * case.block_size] = few[order].flatten(0, 1)
+        inputs.k[: blocks * case.block_size] = few[order].flatten(0, 1)
     return inputs
 
 
@@ -85,21 +107,27 @@ def by_hand(case, inputs):
     """The rule in exact numbers, whole multiples of 2**-160: of equal means the lower block first."""
     heads = 1 if case.selection == "shared" else case.nheads
     chosen = torch.full((inputs.q.shape[0], heads, case.block_counts), -1, dtype=torch.int32)
-    q, k = ([[[whole(x) for x in head] for head in row] for row in given.double().tolist()]
-            for given in (inputs.q, inputs.k))
+    q, k = (
+        [[[whole(x) for x in head] for head in row] for row in given.double().tolist()]
+        for given in (inputs.q, inputs.k)
+    )
     size = case.block_size
-    means = [[[sum(k[b * size + i][h][d] for i in range(size)) for d in range(case.attn_dim)]
-              for b in range(len(k) // size)] for h in range(case.nheads)]
+    means = [
+        [[sum(k[b * size + i][h][d] for i in range(size)) for d in range(case.attn_dim)] for b in range(len(k) // size)]
+        for h in range(case.nheads)
+    ]
     for row in range(len(q)):
         local = row // size
-        scores = [[sum(x * y for x, y in zip(q[row][h], means[h][b], strict=True)) for b in range(local)]
-                  for h in range(case.nheads)]
+        scores = [
+            [sum(x * y for x, y in zip(q[row][h], means[h][b], strict=True)) for b in range(local)]
+            for h in range(case.nheads)
+        ]
         if heads == 1:
             scores = [[sum(column) for column in zip(*scores, strict=True)]]
         for head in range(heads):
-            best = sorted(range(local), key=lambda b, of=scores[head]: (-of[b], b))[:case.block_counts - 1]
+            best = sorted(range(local), key=lambda b, of=scores[head]: (-of[b], b))[: case.block_counts - 1]
             found = [*sorted(best), local]
-            chosen[row, head, :len(found)] = torch.tensor(found)
+            chosen[row, head, : len(found)] = torch.tensor(found)
     return chosen
 
 
@@ -108,8 +136,9 @@ def by_hand(case, inputs):
 @pytest.mark.parametrize("selection", ["head", "shared"])
 def test_ties_go_to_the_lower_block_whatever_the_size_of_a_chunk(kind, dtype, selection):
     for seed, (seqlen, dim, size) in enumerate([(53, 7, 2), (61, 24, 4), (90, 64, 8)]):
-        case = of(seqlen=seqlen, attn_dim=dim, dtype=dtype, selection=selection, nheads=3, block_size=size,
-                  block_counts=4)
+        case = of(
+            seqlen=seqlen, attn_dim=dim, dtype=dtype, selection=selection, nheads=3, block_size=size, block_counts=4
+        )
         inputs = tied(case, kind, seed)
         right = by_hand(case, inputs)
         for workspace in (None, 1, 3000, 20000, 77777):
@@ -121,8 +150,11 @@ def test_ties_go_to_the_lower_block_whatever_the_size_of_a_chunk(kind, dtype, se
 @pytest.mark.parametrize("dim", [1, 2, 5, 64, 100, 256])
 def test_scores_are_those_of_their_vectors_alone(dim):
     random = torch.Generator().manual_seed(dim)
-    q, means = (torch.randn(2, rows, dim, generator=random, dtype=torch.float64)
-                * 10**torch.randint(-8, 9, (2, rows, 1), generator=random).double() for rows in (37, 41))
+    q, means = (
+        torch.randn(2, rows, dim, generator=random, dtype=torch.float64)
+        * 10 ** torch.randint(-8, 9, (2, rows, 1), generator=random).double()
+        for rows in (37, 41)
+    )
     means[:, 20:] = means[:, :21]
     scores = scores_of(q, means)
     assert torch.equal(scores[:, :, 20:], scores[:, :, :21])
@@ -151,21 +183,25 @@ def test_another_block_of_the_same_score_is_no_fault_and_has_an_answer(tie):
     other[8:, 0, 0] = 1 - chosen[8:, 0, 0]
     assert not selection_faults(case, inputs, other)
     assert not selection_faults(case, inputs, other.flip(2))
-    right, followed = (evaluate(case, inputs, dtype=torch.float64, draw=Draw(), blocks=blocks)["out"]
-                       for blocks in (chosen, other))
+    right, followed = (
+        evaluate(case, inputs, dtype=torch.float64, draw=Draw(), blocks=blocks)["out"] for blocks in (chosen, other)
+    )
     assert torch.equal(right[:8], followed[:8])
     assert not torch.equal(right[8:], followed[8:])
     assert torch.equal(right, evaluate(case, inputs, dtype=torch.float64, draw=Draw())["out"])
 
 
-@pytest.mark.parametrize(("row", "blocks", "words"), [
-    (28, [0, 0, 7], "a block twice"),
-    (28, [0, 1, 2], "the local block left out"),
-    (28, [1, 7, -1], "not as many blocks as there are to choose"),
-    (5, [0, 1, 2], "a block that is not there or lies in the future"),
-    (28, [0, 7, 8], "a block that is not there or lies in the future"),
-    (28, None, "a block chosen over one that scores higher"),
-])
+@pytest.mark.parametrize(
+    ("row", "blocks", "words"),
+    [
+        (28, [0, 0, 7], "a block twice"),
+        (28, [0, 1, 2], "the local block left out"),
+        (28, [1, 7, -1], "not as many blocks as there are to choose"),
+        (5, [0, 1, 2], "a block that is not there or lies in the future"),
+        (28, [0, 7, 8], "a block that is not there or lies in the future"),
+        (28, None, "a block chosen over one that scores higher"),
+    ],
+)
 def test_faults_have_words(row, blocks, words):
     case = of()
     inputs = make(case)
@@ -245,4 +281,5 @@ def test_a_ranking_that_is_off_by_more_than_rounding_does_not(dtype, off):
     case = of(seqlen=512, attn_dim=64, dtype=dtype, block_size=16, block_counts=4, batch=2)
     inputs = make(case)
     assert "sequence 0: a block chosen over one that scores higher" in selection_faults(
-        case, inputs, ranked(case, inputs, off))
+        case, inputs, ranked(case, inputs, off)
+    )

@@ -25,7 +25,8 @@ BAD = {
     "num_candidates=0 cannot be used; a whole number from 1": {"num_candidates": 0},
     "num_candidates=21 is over what model=tiny scores; at most 20": {"num_candidates": 21},
     "cached=63 is no history of model=tiny; 2 tokens of context and 2 (an item and its action each) an item": {
-        "cached": 63},
+        "cached": 63
+    },
     "cached=1 is no history of model=tiny": {"cached": 1},
     "cached + new_tokens=65 is no history of model=tiny": {"new_tokens": 3},
     "cached + new_tokens=212 is over the history of model=tiny; at most 202": {"new_tokens": 150},
@@ -33,7 +34,8 @@ BAD = {
     "cache=ssd-hit is not known; one of gpu-hit, host-hit, partial": {"cache": "ssd-hit"},
     "pool_share=0.5 does not go with cache=gpu-hit": {"pool_share": 0.5},
     "on_host_hit=recompute does not go with cache=gpu-hit, which has nothing in host memory; cache=host-hit": {
-        "on_host_hit": "recompute"},
+        "on_host_hit": "recompute"
+    },
     "on_host_hit=both is not known; one of auto, recompute, reload": {"on_host_hit": "both", "cache": "host-hit"},
     "pool_share=1.5 cannot be used": {"pool_share": 1.5, "cache": "partial"},
     "pool_share=nan cannot be used": {"pool_share": float("nan"), "cache": "partial"},
@@ -56,14 +58,26 @@ def test_what_cannot_be_is_refused_in_one_line(said):
 
 
 @pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize("values", [{}, {"cache": "host-hit"}, {"cache": "host-hit", "on_host_hit": "auto"},
-                                    {"cache": "partial", "pool_share": 0.3},
-                                    {"cached": 0}, {"page_size": 128, "dtype": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"cache": "host-hit"},
+        {"cache": "host-hit", "on_host_hit": "auto"},
+        {"cache": "partial", "pool_share": 0.3},
+        {"cached": 0},
+        {"page_size": 128, "dtype": "bf16"},
+    ],
+    ids=str,
+)
 def test_a_case_is_read_back_from_its_data_and_from_its_flags(model, values):
     context = len(CONFIGS[model].context)
     even = context % 2
-    one = WORKLOAD.case({"model": model, "cached": 64 + even, "new_tokens": 8 + even * (values.get("cached") == 0)}
-                        | values | {"num_candidates": 3})
+    one = WORKLOAD.case(
+        {"model": model, "cached": 64 + even, "new_tokens": 8 + even * (values.get("cached") == 0)}
+        | values
+        | {"num_candidates": 3}
+    )
     assert WORKLOAD.case(one.to_dict()) == one
     words = WORKLOAD.flags(one)
     axes = {axis.name: axis for axis in WORKLOAD.axes}
@@ -98,8 +112,18 @@ def test_work_is_what_the_products_of_a_step_take(model, monkeypatch):
 
     from attnbench.models.hstu_ranking import config as configs
 
-    small = replace(CONFIGS[model], layers=2, hidden=32, heads=2, dim=16, items=50, actions=8, max_history=100,
-                    max_candidates=20, context=tuple(min(size, 9) for size in CONFIGS[model].context))
+    small = replace(
+        CONFIGS[model],
+        layers=2,
+        hidden=32,
+        heads=2,
+        dim=16,
+        items=50,
+        actions=8,
+        max_history=100,
+        max_candidates=20,
+        context=tuple(min(size, 9) for size in CONFIGS[model].context),
+    )
     monkeypatch.setitem(configs.CONFIGS, model, small)
     one = case(model=model, batch=1, cached=0, new_tokens=21 if model == "dlrm-v3" else 20)
     inputs = WORKLOAD.inputs(one, seed=1, kind="normal", device="cpu")
@@ -140,8 +164,10 @@ def test_inputs_follow_the_seed_and_share_the_weights(kind):
 def test_expected_errors_are_about_those_that_are_seen(dtype, candidates):
     one = case(dtype=dtype, num_candidates=candidates, batch=4)
     inputs = WORKLOAD.inputs(one, seed=2, kind="normal", device="cpu")
-    truth, plain = (WORKLOAD.oracle("logits", one, inputs, dtype=precision, draw=Draw())["out"]
-                    for precision in (torch.float64, inputs.model.dtype))
+    truth, plain = (
+        WORKLOAD.oracle("logits", one, inputs, dtype=precision, draw=Draw())["out"]
+        for precision in (torch.float64, inputs.model.dtype)
+    )
     expected = WORKLOAD.expected_errors("logits", one, inputs, draw=Draw())["out"]
     assert truth.shape == plain.shape == expected.shape == (4 * candidates, 4)
     ratio = ((plain.double() - truth).square().mean().sqrt() / expected.square().mean().sqrt()).item()
@@ -171,7 +197,7 @@ def test_a_cache_that_is_not_read_is_another_answer():
     one = case()
     inputs = WORKLOAD.inputs(one, seed=2, kind="normal", device="cpu")
     truth = WORKLOAD.oracle("logits", one, inputs, dtype=torch.float64, draw=Draw())["out"]
-    (words, blind), = WORKLOAD.suspects("logits", one, inputs, draw=Draw())
+    ((words, blind),) = WORKLOAD.suspects("logits", one, inputs, draw=Draw())
     assert words == "cached tokens that are not read"
     assert (blind["out"] - truth).abs().max() > 1e-3
     assert not list(WORKLOAD.suspects("logits", case(cached=0, new_tokens=70), inputs, draw=Draw()))

@@ -26,16 +26,24 @@ def jagged(draw, *, dense):
     targets = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
     lengths = [count + draw(st.integers(0, 35)) for count in targets]
     values = {
-        "batch": len(targets), "seqlen": 60, "num_targets": ":".join(map(str, targets)),
-        "lengths": ":".join(map(str, lengths)), "delta_q": draw(st.none() | st.integers(1, 45)),
+        "batch": len(targets),
+        "seqlen": 60,
+        "num_targets": ":".join(map(str, targets)),
+        "lengths": ":".join(map(str, lengths)),
+        "delta_q": draw(st.none() | st.integers(1, 45)),
     }
     if dense:
-        return values | {"contextual_len": draw(st.integers(0, 6)), "causal": draw(st.booleans()),
-                         "max_attn_len": draw(st.none() | st.integers(1, 40))}
+        return values | {
+            "contextual_len": draw(st.integers(0, 6)),
+            "causal": draw(st.booleans()),
+            "max_attn_len": draw(st.none() | st.integers(1, 40)),
+        }
     return values | {
         "block_size": (size := draw(st.sampled_from([1, 2, 4, 8]))),
-        "block_counts": draw(st.integers(1, -(-60 // size))), "local_window": draw(st.none() | st.integers(1, 12)),
-        "selection": draw(st.sampled_from(["head", "shared"])), "pairs": size > 1 and draw(st.booleans()),
+        "block_counts": draw(st.integers(1, -(-60 // size))),
+        "local_window": draw(st.none() | st.integers(1, 12)),
+        "selection": draw(st.sampled_from(["head", "shared"])),
+        "pairs": size > 1 and draw(st.booleans()),
     }
 
 
@@ -45,8 +53,10 @@ def test_closed_form_and_mask_are_the_words_pair_by_pair(values):
     total = 0
     for shape in case.sequences:
         mask = visible(case, shape, range(shape.queries), CPU)
-        words = [[sees(case, shape, i, j) for j in range(shape.length)]
-                 for i in range(shape.length - shape.queries, shape.length)]
+        words = [
+            [sees(case, shape, i, j) for j in range(shape.length)]
+            for i in range(shape.length - shape.queries, shape.length)
+        ]
         assert mask.tolist() == words
         total += int(mask.sum())
     assert visible_pairs(case) == total
@@ -97,13 +107,17 @@ def test_average_keys_of_a_query_are_those_of_the_literature():
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_flops_and_bytes_by_mode(dtype):
     shape = {"nheads": 3, "dtype": dtype, "delta_q": 5, "batch": 2, "lengths": "7:3"}
-    works = {mode: (WORKLOAD.work(of(mode=mode, **shape)), sparse_work(of(mode=mode, **shape)))
-             for mode in ("fwd", "bwd", "fwd-bwd")}
+    works = {
+        mode: (WORKLOAD.work(of(mode=mode, **shape)), sparse_work(of(mode=mode, **shape)))
+        for mode in ("fwd", "bwd", "fwd-bwd")
+    }
     pairs = 3 * (3 + 4 + 5 + 6 + 7 + 6)
     assert works["fwd"][0].flops == 2 * (4 + 2) * pairs
     assert works["bwd"][0].flops == 2 * (3 * 4 + 2 * 2) * pairs
-    sizes = {name: tensor.nbytes for name, tensor in make_inputs(
-        of(mode="bwd", **shape), seed=0, kind="zeros", device="cpu").tensors().items()}
+    sizes = {
+        name: tensor.nbytes
+        for name, tensor in make_inputs(of(mode="bwd", **shape), seed=0, kind="zeros", device="cpu").tensors().items()
+    }
     qkv, out, gates = sizes["q"] + sizes["k"] + sizes["v"], sizes["dout"], sizes["gates"]
     assert [works["fwd"][i].bytes for i in (0, 1)] == [qkv + out, qkv + out + gates]
     assert [works["bwd"][i].bytes for i in (0, 1)] == [2 * qkv + out, 2 * qkv + out + 2 * gates]

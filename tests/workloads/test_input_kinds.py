@@ -63,8 +63,10 @@ def test_a_video_has_tokens_that_attend_to_their_neighbours_and_text_that_does_n
     assert near > far + 1.0
     assert scores[:30].mean().abs() < 0.2
     assert positions(40, (1, 5, 7), torch.device("cpu"))[:5].isnan().all()
-    assert torch.equal(field("q", torch.zeros(8, 2, 4), positions(8, (2, 2, 2), torch.device("cpu")))[:, 0],
-                       field("k", torch.zeros(8, 2, 4), positions(8, (2, 2, 2), torch.device("cpu")))[:, 1])
+    assert torch.equal(
+        field("q", torch.zeros(8, 2, 4), positions(8, (2, 2, 2), torch.device("cpu")))[:, 0],
+        field("k", torch.zeros(8, 2, 4), positions(8, (2, 2, 2), torch.device("cpu")))[:, 1],
+    )
 
 
 def test_a_sparse_case_has_the_video_of_its_grid():
@@ -83,6 +85,7 @@ def test_variable_length_takes_every_kind():
 
 # ── captured ───────────────────────────────────────────────────────────────────────────────────────
 
+
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNBENCH_GIVEN_FILES", "")
@@ -90,8 +93,10 @@ def saved(tmp_path, monkeypatch):
     tensors = {name: torch.randn(2, 1024, 2, 32) for name in "qkv"}
 
     def write(**changed):
-        save({name: x.contiguous() for name, x in (tensors | changed).items() if x is not None},
-             tmp_path / "captured.safetensors")
+        save(
+            {name: x.contiguous() for name, x in (tensors | changed).items() if x is not None},
+            tmp_path / "captured.safetensors",
+        )
         return parse_input(str(tmp_path / "captured.safetensors"))
 
     write.tensors = tensors
@@ -117,15 +122,18 @@ def spoiled(value):
     return tensor
 
 
-@pytest.mark.parametrize(("changed", "words"), [
-    ({"q": None}, "has no tensor q; tensors q, k, v"),
-    ({"k": torch.randn(2, 1023, 2, 32)}, r"has k of shape \[2, 1023, 2, 32\]; \[2, 1024, 2, 32\]"),
-    ({"v": torch.ones(2, 1024, 2, 32, dtype=torch.int32)}, "has v of dtype int32; a floating dtype"),
-    ({"q": spoiled(float("nan"))}, "has 32 elements of q that are NaN or infinite"),
-    ({"k": spoiled(float("inf"))}, "has 32 elements of k that are NaN or infinite"),
-    ({"v": spoiled(1e6)}, "has 32 elements of v that are NaN or infinite in the case's precision; finite values"),
-    ({"v": spoiled(0.0)}, "has 1 rows of v that are all 0; rows with a value other than 0"),
-])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"q": None}, "has no tensor q; tensors q, k, v"),
+        ({"k": torch.randn(2, 1023, 2, 32)}, r"has k of shape \[2, 1023, 2, 32\]; \[2, 1024, 2, 32\]"),
+        ({"v": torch.ones(2, 1024, 2, 32, dtype=torch.int32)}, "has v of dtype int32; a floating dtype"),
+        ({"q": spoiled(float("nan"))}, "has 32 elements of q that are NaN or infinite"),
+        ({"k": spoiled(float("inf"))}, "has 32 elements of k that are NaN or infinite"),
+        ({"v": spoiled(1e6)}, "has 32 elements of v that are NaN or infinite in the case's precision; finite values"),
+        ({"v": spoiled(0.0)}, "has 1 rows of v that are all 0; rows with a value other than 0"),
+    ],
+)
 def test_captured_tensors_that_do_not_fit_are_refused_in_one_line(changed, words, saved):
     name = saved(**changed)
     with pytest.raises(UsageError, match="attention: input=captured.safetensors@.* " + words):

@@ -36,8 +36,10 @@ def made(name, dtype="fp32", scale=1.0):
 def test_the_plain_evaluation_is_off_by_about_as_much(name, dtype):
     """In 16 bits it rounds wherever errors are counted; in fp32 torch's sums are of many short pieces."""
     workload, variant, case, inputs = made(name, dtype)
-    right, plain = (workload.oracle(variant, case, inputs, dtype=precision, draw=Draw())
-                    for precision in (torch.float64, DTYPES[dtype]))
+    right, plain = (
+        workload.oracle(variant, case, inputs, dtype=precision, draw=Draw())
+        for precision in (torch.float64, DTYPES[dtype])
+    )
     expected = workload.expected_errors(variant, case, inputs, draw=Draw())
     assert expected.keys() == right.keys()
     for output, errors in expected.items():
@@ -49,8 +51,11 @@ def test_the_plain_evaluation_is_off_by_about_as_much(name, dtype):
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_and_draws_change_nothing(name):
     workload, variant, case, inputs = made(name, "bf16")
-    compute = {"softmax": expected_errors, "hstu": hstu_rounding.expected_errors,
-               "hstu-bsa": hstu_rounding.expected_errors_bsa}[variant]
+    compute = {
+        "softmax": expected_errors,
+        "hstu": hstu_rounding.expected_errors,
+        "hstu-bsa": hstu_rounding.expected_errors_bsa,
+    }[variant]
     whole = compute(case, inputs, draw=Draw())
     for output, errors in compute(case, inputs, draw=Draw(), workspace=30_000).items():
         torch.testing.assert_close(errors, whole[output], rtol=1e-4, atol=0)
@@ -62,12 +67,14 @@ def test_chunks_and_draws_change_nothing(name):
 
 def test_where_nothing_is_computed_nothing_is_off():
     case = WORKLOAD.case(SOFTMAX | {"seqlen": 90, "seqlen_k": 20, "causal": True, "dtype": "fp16"})
-    errors = WORKLOAD.expected_errors("softmax", case, WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu"),
-                                      draw=Draw())
+    errors = WORKLOAD.expected_errors(
+        "softmax", case, WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu"), draw=Draw()
+    )
     assert not errors["out"][:, :70].any()
     assert errors["out"][:, 70:].all()
-    zeros = WORKLOAD.expected_errors("softmax", case, WORKLOAD.inputs(case, seed=0, kind="zeros", device="cpu"),
-                                     draw=Draw())
+    zeros = WORKLOAD.expected_errors(
+        "softmax", case, WORKLOAD.inputs(case, seed=0, kind="zeros", device="cpu"), draw=Draw()
+    )
     # Half of the smallest number of fp16: a sum of nothing but zeros is not known to be one.
     assert zeros["out"].max() < 2**-24
 

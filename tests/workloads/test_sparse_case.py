@@ -35,29 +35,32 @@ def test_the_workload_is_found_by_its_name_and_a_case_reads_its_own_data_and_fla
         assert case.id.endswith("-fwd")
 
 
-@pytest.mark.parametrize(("values", "words"), [
-    ({"block": "96x128"}, "sparse: block=96x128 is not supported; queries x keys, one of 128x128"),
-    ({"pattern": "randon"}, "sparse: pattern=randon is not known; one of full, random"),
-    ({"density": 0.0}, "sparse: density=0.0 is out of range; a number above 0, at most 1"),
-    ({"density": 1.5}, "sparse: density=1.5 is out of range; a number above 0, at most 1"),
-    ({"density": float("nan")}, "sparse: density=nan is out of range; a number above 0, at most 1"),
-    ({"density": True}, "sparse: density=True is out of range"),
-    ({"density": 0.1}, "sparse: density=0.1 leaves less than one of the 8 blocks of a row; at least 0.125"),
-    ({"density": 0.5, "pattern": "full"}, "sparse: density=0.5 does not go with pattern=full; 1"),
-    ({"pattern": "radial"}, "sparse: grid=none does not go with pattern=radial; frames:height:width"),
-    ({"grid": "10:10"}, "sparse: grid=10:10 is not a grid; frames:height:width"),
-    ({"grid": "10:10:11"}, "sparse: grid=10:10:11 has 1100 tokens, seqlen=1000 and seqlen_k=1000"),
-    ({"grid": "1:8:8", "seqlen_k": 64}, "sparse: grid=1:8:8 has 64 tokens, seqlen=1000 and seqlen_k=64"),
-    ({"grid": "10:10:10", "pattern": "sta"}, "sparse: grid=10:10:10 does not go with pattern=sta, seqlen=1000"),
-    ({"nheads_kv": 2}, "sparse: nheads_kv=2 does not divide nheads=3"),
-    ({"seqlen": 0}, "sparse: seqlen=0 is out of range"),
-    ({"dtype": "int8"}, "sparse: dtype=int8 is not known"),
-    ({"causal": 1}, "sparse: causal=1 is not a boolean"),
-    ({"widen": "yes"}, "sparse: widen=yes is not a boolean; true or false"),
-    ({"map_seed": -1}, "sparse: map_seed=-1 cannot be used; a whole number from 0"),
-    ({"pattern": "m.npy@0123abcd", "density": 0.5}, "sparse: density=0.5 is said by the file m.npy@0123abcd; none"),
-    ({"window": (3, 3)}, "sparse: axis=window is not known"),
-])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"block": "96x128"}, "sparse: block=96x128 is not supported; queries x keys, one of 128x128"),
+        ({"pattern": "randon"}, "sparse: pattern=randon is not known; one of full, random"),
+        ({"density": 0.0}, "sparse: density=0.0 is out of range; a number above 0, at most 1"),
+        ({"density": 1.5}, "sparse: density=1.5 is out of range; a number above 0, at most 1"),
+        ({"density": float("nan")}, "sparse: density=nan is out of range; a number above 0, at most 1"),
+        ({"density": True}, "sparse: density=True is out of range"),
+        ({"density": 0.1}, "sparse: density=0.1 leaves less than one of the 8 blocks of a row; at least 0.125"),
+        ({"density": 0.5, "pattern": "full"}, "sparse: density=0.5 does not go with pattern=full; 1"),
+        ({"pattern": "radial"}, "sparse: grid=none does not go with pattern=radial; frames:height:width"),
+        ({"grid": "10:10"}, "sparse: grid=10:10 is not a grid; frames:height:width"),
+        ({"grid": "10:10:11"}, "sparse: grid=10:10:11 has 1100 tokens, seqlen=1000 and seqlen_k=1000"),
+        ({"grid": "1:8:8", "seqlen_k": 64}, "sparse: grid=1:8:8 has 64 tokens, seqlen=1000 and seqlen_k=64"),
+        ({"grid": "10:10:10", "pattern": "sta"}, "sparse: grid=10:10:10 does not go with pattern=sta, seqlen=1000"),
+        ({"nheads_kv": 2}, "sparse: nheads_kv=2 does not divide nheads=3"),
+        ({"seqlen": 0}, "sparse: seqlen=0 is out of range"),
+        ({"dtype": "int8"}, "sparse: dtype=int8 is not known"),
+        ({"causal": 1}, "sparse: causal=1 is not a boolean"),
+        ({"widen": "yes"}, "sparse: widen=yes is not a boolean; true or false"),
+        ({"map_seed": -1}, "sparse: map_seed=-1 cannot be used; a whole number from 0"),
+        ({"pattern": "m.npy@0123abcd", "density": 0.5}, "sparse: density=0.5 is said by the file m.npy@0123abcd; none"),
+        ({"window": (3, 3)}, "sparse: axis=window is not known"),
+    ],
+)
 def test_wrong_values_are_refused_in_one_line(values, words):
     with pytest.raises(UsageError) as caught:
         case_of(**values)
@@ -107,7 +110,8 @@ def test_more_density_keeps_what_less_keeps():
 
 def test_patterns_keep_what_their_names_say():
     window, sink, frame, radial = (
-        block_map(of_pattern(name, block="64x64", density=0.5))[0, 0] for name in ("window", "sink", "frame", "radial"))
+        block_map(of_pattern(name, block="64x64", density=0.5))[0, 0] for name in ("window", "sink", "frame", "radial")
+    )
     assert window.diagonal().all()
     assert not window[0, -1]
     assert sink[:, 0].all()
@@ -151,13 +155,16 @@ def test_a_map_from_a_file_is_the_map_and_its_name_has_no_path(tmp_path, monkeyp
         block_map(case)
 
 
-@pytest.mark.parametrize(("array", "words"), [
-    (np.zeros((2, 3, 8, 7), bool), r"has shape=\[2, 3, 8, 7\]; \[2, 3, 8, 8\]: batch, query heads"),
-    (np.zeros((2, 3, 8, 8), np.float32), "has dtype=float32; bool, or whole numbers 0 and 1"),
-    (np.full((2, 3, 8, 8), 2, np.uint8), "has values other than 0 and 1; 0 and 1"),
-    (np.full((2, 3, 8, 8), -1, np.int64), "has values other than 0 and 1; 0 and 1"),
-    (np.array({"a": 1}, dtype=object), r"cannot be read \(ValueError\); a .npy or .safetensors file"),
-])
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((2, 3, 8, 7), bool), r"has shape=\[2, 3, 8, 7\]; \[2, 3, 8, 8\]: batch, query heads"),
+        (np.zeros((2, 3, 8, 8), np.float32), "has dtype=float32; bool, or whole numbers 0 and 1"),
+        (np.full((2, 3, 8, 8), 2, np.uint8), "has values other than 0 and 1; 0 and 1"),
+        (np.full((2, 3, 8, 8), -1, np.int64), "has values other than 0 and 1; 0 and 1"),
+        (np.array({"a": 1}, dtype=object), r"cannot be read \(ValueError\); a .npy or .safetensors file"),
+    ],
+)
 def test_a_file_that_is_no_map_of_the_case_is_refused(array, words, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNBENCH_GIVEN_FILES", "")
     np.save(tmp_path / "bad.npy", array, allow_pickle=True)

@@ -20,11 +20,22 @@ def drawn_case(seed):
     rng = random.Random(seed)
     group = rng.choice((1, 2, 3))
     seqlen, seqlen_k = rng.choice(SIZES), rng.choice(SIZES)
-    return WORKLOAD.case({
-        "batch": rng.choice((1, 2)), "seqlen": seqlen, "seqlen_k": rng.choice((seqlen, seqlen_k)),
-        "nheads": 2 * group, "nheads_kv": 2, "headdim": rng.choice((8, 16)), "causal": rng.random() < 0.5,
-        "block": rng.choice(BLOCKS), "dtype": "fp32", "pattern": rng.choice(("random", "random-uneven", "window")),
-        "density": 1.0 if seqlen_k < 129 or seqlen < 129 else 0.5, "map_seed": seed})
+    return WORKLOAD.case(
+        {
+            "batch": rng.choice((1, 2)),
+            "seqlen": seqlen,
+            "seqlen_k": rng.choice((seqlen, seqlen_k)),
+            "nheads": 2 * group,
+            "nheads_kv": 2,
+            "headdim": rng.choice((8, 16)),
+            "causal": rng.random() < 0.5,
+            "block": rng.choice(BLOCKS),
+            "dtype": "fp32",
+            "pattern": rng.choice(("random", "random-uneven", "window")),
+            "density": 1.0 if seqlen_k < 129 or seqlen < 129 else 0.5,
+            "map_seed": seed,
+        }
+    )
 
 
 def with_holes(case, inputs, seed):
@@ -97,8 +108,18 @@ def shifted(case, inputs, order):
 
 def test_what_must_not_change_the_answer_does_not():
     """Density 1 is dense; key blocks in another order with their map; values of cleared blocks; other heads."""
-    case = WORKLOAD.case({"batch": 2, "seqlen": 256, "nheads": 4, "nheads_kv": 2, "headdim": 16, "block": "64x64",
-                          "density": 0.5, "dtype": "fp32"})
+    case = WORKLOAD.case(
+        {
+            "batch": 2,
+            "seqlen": 256,
+            "nheads": 4,
+            "nheads_kv": 2,
+            "headdim": 16,
+            "block": "64x64",
+            "density": 0.5,
+            "dtype": "fp32",
+        }
+    )
     inputs = WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu")
 
     def out(inputs, variant="given"):
@@ -123,8 +144,18 @@ def test_what_must_not_change_the_answer_does_not():
 
 
 def test_known_mistakes_are_told_apart():
-    case = WORKLOAD.case({"batch": 2, "seqlen": 200, "nheads": 2, "headdim": 8, "block": "64x64", "causal": True,
-                          "density": 0.5, "dtype": "fp32"})
+    case = WORKLOAD.case(
+        {
+            "batch": 2,
+            "seqlen": 200,
+            "nheads": 2,
+            "headdim": 8,
+            "block": "64x64",
+            "causal": True,
+            "density": 0.5,
+            "dtype": "fp32",
+        }
+    )
     inputs = WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu")
     truth = attention(case, inputs)[0]
     words = {}
@@ -132,14 +163,19 @@ def test_known_mistakes_are_told_apart():
         assert (outputs["out"] - truth).abs().max() > 0.1, name
         words[name] = outputs["out"]
     assert len(words) == 7
-    torch.testing.assert_close(words["the block map ignored: dense attention"].double(),
-                               attention(case, inputs, torch.ones_like(inputs.block_map))[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        words["the block map ignored: dense attention"].double(),
+        attention(case, inputs, torch.ones_like(inputs.block_map))[0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
     assert list(WORKLOAD.suspects("dense", case, inputs, draw=Draw())) == []
 
 
 def test_a_chosen_map_is_judged_as_a_map_followed_and_measured():
-    case = WORKLOAD.case({"batch": 1, "seqlen": 200, "nheads": 2, "headdim": 8, "block": "64x64", "density": 0.5,
-                          "dtype": "fp32"})
+    case = WORKLOAD.case(
+        {"batch": 1, "seqlen": 200, "nheads": 2, "headdim": 8, "block": "64x64", "density": 0.5, "dtype": "fp32"}
+    )
     inputs = WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu")
     judge = WORKLOAD.choice("chosen")
     assert judge is not None
@@ -149,8 +185,9 @@ def test_a_chosen_map_is_judged_as_a_map_followed_and_measured():
     assert judge.faults(case, inputs, chosen[:, :1]) == ["shape=[1, 1, 4, 4] is wrong; [1, 2, 4, 4]"]
     assert judge.faults(case, inputs, chosen.int()) == ["dtype=torch.int32 is wrong; torch.bool"]
     wide = WORKLOAD.case(case.to_dict() | {"widen": True})
-    assert judge.faults(wide, inputs, torch.zeros_like(chosen)) == ["leaves out 16 of the 16 blocks that the case's "
-                                                                   "map keeps"]
+    assert judge.faults(wide, inputs, torch.zeros_like(chosen)) == [
+        "leaves out 16 of the 16 blocks that the case's map keeps"
+    ]
     assert judge.is_oracles(case, inputs, torch.ones_like(chosen))
     follows = judge.follow(case, inputs, chosen, dtype=torch.float64, draw=Draw())["out"]
     torch.testing.assert_close(follows, attention(case, inputs)[0])

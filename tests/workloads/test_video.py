@@ -41,25 +41,28 @@ def test_a_case_is_read_back_from_its_data_and_named_by_every_field():
     assert WORKLOAD.flags(case())[:2] == ["--model", "tiny"]
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ({"height": 40}, "video: height=40 cannot be used: 16 does not divide it; a multiple of 16"),
-    ({"width": 24}, "video: width=24 cannot be used: 16 does not divide it"),
-    ({"width": 0}, "video: width=0 cannot be used; a whole number from 16 to 8192"),
-    ({"height": 1_000_000}, "video: height=1000000 cannot be used; a whole number from 16 to 8192"),
-    ({"frames": 10}, "video: frames=10 is not of the form 4k + 1; 1, 5, 9, …; the nearest is 9"),
-    ({"frames": 0}, "video: frames=0 cannot be used; a whole number from 1 to 1025"),
-    ({"frames": 9.0}, "video: frames=9.0 cannot be used"),
-    ({"steps": 0}, "video: steps=0 cannot be used; a whole number from 1 to 1000"),
-    ({"steps": -5}, "video: steps=-5 cannot be used; a whole number from 1 to 1000"),
-    ({"guidance": -1}, "video: guidance=-1 cannot be used; a finite number from 0"),
-    ({"guidance": float("nan")}, "video: guidance=nan cannot be used"),
-    ({"guidance": "6"}, "video: guidance=6 cannot be used"),
-    ({"dtype": "fp8"}, "video: dtype=fp8"),
-    ({"compile": "fast"}, "video: compile=fast"),
-    ({"model": "sora"}, "video: model=sora"),
-    ({"generations": -1}, "video: generations=-1 cannot be used"),
-    ({"weights": ""}, "video: weights= is no name"),
-])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"height": 40}, "video: height=40 cannot be used: 16 does not divide it; a multiple of 16"),
+        ({"width": 24}, "video: width=24 cannot be used: 16 does not divide it"),
+        ({"width": 0}, "video: width=0 cannot be used; a whole number from 16 to 8192"),
+        ({"height": 1_000_000}, "video: height=1000000 cannot be used; a whole number from 16 to 8192"),
+        ({"frames": 10}, "video: frames=10 is not of the form 4k + 1; 1, 5, 9, …; the nearest is 9"),
+        ({"frames": 0}, "video: frames=0 cannot be used; a whole number from 1 to 1025"),
+        ({"frames": 9.0}, "video: frames=9.0 cannot be used"),
+        ({"steps": 0}, "video: steps=0 cannot be used; a whole number from 1 to 1000"),
+        ({"steps": -5}, "video: steps=-5 cannot be used; a whole number from 1 to 1000"),
+        ({"guidance": -1}, "video: guidance=-1 cannot be used; a finite number from 0"),
+        ({"guidance": float("nan")}, "video: guidance=nan cannot be used"),
+        ({"guidance": "6"}, "video: guidance=6 cannot be used"),
+        ({"dtype": "fp8"}, "video: dtype=fp8"),
+        ({"compile": "fast"}, "video: compile=fast"),
+        ({"model": "sora"}, "video: model=sora"),
+        ({"generations": -1}, "video: generations=-1 cannot be used"),
+        ({"weights": ""}, "video: weights= is no name"),
+    ],
+)
 def test_what_is_not_possible_is_refused_by_its_field(values, said):
     with pytest.raises(UsageError) as refused:
         case(**values)

@@ -35,15 +35,18 @@ def test_the_tensors_are_those_of_the_layers_and_steps_asked_for(tmp_path):
     denoiser, attention = inputs.denoiser(attend)
     assert captured(inputs, denoiser, attention, Wanted(tmp_path, (1,), (1, 3))) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"{one.id}-layer1-step{step}.safetensors" for step in (1, 3)]
+        f"{one.id}-layer1-step{step}.safetensors" for step in (1, 3)
+    ]
     for step in (1, 3):
         found = load_file(tmp_path / f"{one.id}-layer1-step{step}.safetensors")
         for name, right in zip("qkv", seen[2 * (step - 1) + 1], strict=True):
             assert torch.equal(found[name], right)
             assert found[name].shape == (2, one.tokens, 4, 16)
     assert attention.look is None
-    for layers, steps, said in (((2,), (1,), "--capture-layers=2 is not there in .*; at most 1"),
-                                ((0,), (4,), "--capture-steps=4 is not there in .*; at most 3")):
+    for layers, steps, said in (
+        ((2,), (1,), "--capture-layers=2 is not there in .*; at most 1"),
+        ((0,), (4,), "--capture-steps=4 is not there in .*; at most 3"),
+    ):
         with pytest.raises(UsageError, match=said):
             captured(inputs, denoiser, attention, Wanted(tmp_path, layers, steps))
 
@@ -67,16 +70,23 @@ def test_a_folder_that_cannot_be_made(tmp_path, nothing_asked, capsys):
     assert "--capture=" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["quick", "--capture", "there"], "--capture=there is not for the workload attention; a suite of the workload"),
-    (["video", "--capture-layers", "1"], "--capture-layers=1 says what to capture, and nothing is; beside --capture"),
-    (["video", "--capture-steps", "1"], "--capture-steps=1 says what to capture"),
-    (["video", "--capture", "there", "--capture-layers", "0,9"], "--capture-layers=9 is not there in tiny-"),
-    (["video", "--capture", "there", "--capture-steps", "5"], "--capture-steps=5 is not there in tiny-"),
-    (["video", "--capture", "there", "--generations", "0"], "--capture=there needs a generation to look at"),
-    (["video", "--capture", "there", "--resume", "1a2b"], "--capture=there does not go with --resume; a new run")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["quick", "--capture", "there"], "--capture=there is not for the workload attention; a suite of the workload"),
+        (
+            ["video", "--capture-layers", "1"],
+            "--capture-layers=1 says what to capture, and nothing is; beside --capture",
+        ),
+        (["video", "--capture-steps", "1"], "--capture-steps=1 says what to capture"),
+        (["video", "--capture", "there", "--capture-layers", "0,9"], "--capture-layers=9 is not there in tiny-"),
+        (["video", "--capture", "there", "--capture-steps", "5"], "--capture-steps=5 is not there in tiny-"),
+        (["video", "--capture", "there", "--generations", "0"], "--capture=there needs a generation to look at"),
+        (["video", "--capture", "there", "--resume", "1a2b"], "--capture=there does not go with --resume; a new run"),
+    ],
+)
 def test_what_cannot_be_captured_is_refused_before_anything_is_measured(
-    words, said, tmp_path, nothing_asked, monkeypatch, capsys,
+    words, said, tmp_path, nothing_asked, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     assert main(["run", *words, "--device", "cpu"]) == 2

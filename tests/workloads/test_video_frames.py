@@ -46,8 +46,9 @@ def test_the_first_steps_of_a_sparse_generation_are_dense():
     from attnbench.models.video.attention import Exchanged, plain
     from attnbench.workloads.video.generation import generate_all
 
-    one = WORKLOAD.case({"model": "tiny", "height": 16, "width": 32, "dtype": "fp32", "steps": 3, "warm_ups": 0,
-                         "dense_steps": 2})
+    one = WORKLOAD.case(
+        {"model": "tiny", "height": 16, "width": 32, "dtype": "fp32", "steps": 3, "warm_ups": 0, "dense_steps": 2}
+    )
     inputs = WORKLOAD.inputs(one, seed=1, kind="normal", device="cpu")
     dense: list[None] = []
 

@@ -112,10 +112,15 @@ class Comparison(Mapping[str, Timing]):
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        rows = [[name, _figures(timing), _speedup(self.speedups[name]) if name in self.speedups else "baseline"]
-                for name, timing in self.timings.items()]
-        return _html_table(f"measured in turn ({_circumstances(self.timings[self.baseline])})",
-                           ["function", "median", f"speed-up against {self.baseline}"], rows)
+        rows = [
+            [name, _figures(timing), _speedup(self.speedups[name]) if name in self.speedups else "baseline"]
+            for name, timing in self.timings.items()
+        ]
+        return _html_table(
+            f"measured in turn ({_circumstances(self.timings[self.baseline])})",
+            ["function", "median", f"speed-up against {self.baseline}"],
+            rows,
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -155,8 +160,10 @@ class Result:
         counts = Counter(record.status.value for record in self.run.records)
         rows = ", ".join(f"{counts[status.value]} {status.value}" for status in Status if counts[status.value])
         cases = len({record.case_id for record in self.run.records})
-        return (f"<Result of {self.run.suite}: {cases} case{'s' * (cases != 1)}, {rows or 'no record'}; "
-                "print() shows the tables, .run is the data, .to_pandas() a frame>")
+        return (
+            f"<Result of {self.run.suite}: {cases} case{'s' * (cases != 1)}, {rows or 'no record'}; "
+            "print() shows the tables, .run is the data, .to_pandas() a frame>"
+        )
 
     def _repr_html_(self) -> str:
         """For a notebook: the tables of the terminal."""
@@ -164,8 +171,10 @@ class Result:
 
 
 def _html_table(caption: str, heads: list[str], rows: list[list[str]]) -> str:
-    lines = ["".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
-             for tag, cells in [("th", heads), *(("td", row) for row in rows)]]
+    lines = [
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+        for tag, cells in [("th", heads), *(("td", row) for row in rows)]
+    ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><caption>{escape(caption)}</caption>{body}</table>"
 

@@ -22,9 +22,18 @@ if TYPE_CHECKING:
 
 
 def bench(
-    fn: Callable[..., Any], *args: Any, name: str | None = None, device: str = "auto",
-    reset: Callable[[], None] | None = None, timer: str = "auto", l2: str = "auto", regime: str = "burst",
-    warmup: int | None = None, iterations: int | None = None, rel_ci: float = 0.01, max_seconds: float = 1.0,
+    fn: Callable[..., Any],
+    *args: Any,
+    name: str | None = None,
+    device: str = "auto",
+    reset: Callable[[], None] | None = None,
+    timer: str = "auto",
+    l2: str = "auto",
+    regime: str = "burst",
+    warmup: int | None = None,
+    iterations: int | None = None,
+    rel_ci: float = 0.01,
+    max_seconds: float = 1.0,
 ) -> Timing:
     """Time one function.
 
@@ -47,17 +56,31 @@ def bench(
         Unavailable: the timer or device asked for is not there.
     """
     name = name or _name_of(fn)
-    plan = {"timer": timer, "l2": l2, "regime": regime, "warmup": warmup, "iterations": iterations, "rel_ci": rel_ci,
-            "max_seconds": max_seconds}
+    plan = {
+        "timer": timer,
+        "l2": l2,
+        "regime": regime,
+        "warmup": warmup,
+        "iterations": iterations,
+        "rel_ci": rel_ci,
+        "max_seconds": max_seconds,
+    }
     group, seconds = _sample({name: _ready("bench", name, fn, args)}, device, reset, plan)
     return _timing(group, 0, seconds)
 
 
 def compare(
     functions: Mapping[str, Callable[[], Any]] | Sequence[Callable[[], Any]] | Callable[[], Any],
-    *more: Callable[[], Any], baseline: str | None = None, device: str = "auto",
-    timer: str = "auto", l2: str = "auto", regime: str = "burst", warmup: int | None = None,
-    iterations: int | None = None, rel_ci: float = 0.01, max_seconds: float = 2.0,
+    *more: Callable[[], Any],
+    baseline: str | None = None,
+    device: str = "auto",
+    timer: str = "auto",
+    l2: str = "auto",
+    regime: str = "burst",
+    warmup: int | None = None,
+    iterations: int | None = None,
+    rel_ci: float = 0.01,
+    max_seconds: float = 2.0,
 ) -> Comparison:
     """Time several functions in turn, round by round, and compare them within rounds.
 
@@ -81,8 +104,15 @@ def compare(
     if first not in named:
         raise unknown("compare", "baseline", first, named)
     ordered = {first: named[first], **named}  # the sampler compares with its first
-    plan = {"timer": timer, "l2": l2, "regime": regime, "warmup": warmup, "iterations": iterations, "rel_ci": rel_ci,
-            "max_seconds": max_seconds}
+    plan = {
+        "timer": timer,
+        "l2": l2,
+        "regime": regime,
+        "warmup": warmup,
+        "iterations": iterations,
+        "rel_ci": rel_ci,
+        "max_seconds": max_seconds,
+    }
     group, seconds = _sample(ordered, device, None, plan)
     by_name = {timing.name: _timing(group, index, seconds) for index, timing in enumerate(group.timings)}
     tick = all_timers()[group.timings[0].timer].tick_ms
@@ -91,10 +121,16 @@ def compare(
     for name in named:
         if name != first:
             found = paired_ratio(rounds[first], rounds[name], tick=tick)
-            wild = any(is_wild(by_name[one].median_ms, *(by_name[one].interval_ms or (None, None)))
-                       for one in (first, name))
-            speedups[name] = Speedup(baseline=first, ratio=found.ratio, ci_low=found.ci_low, ci_high=found.ci_high,
-                                     verdict="unclear" if wild else found.verdict)
+            wild = any(
+                is_wild(by_name[one].median_ms, *(by_name[one].interval_ms or (None, None))) for one in (first, name)
+            )
+            speedups[name] = Speedup(
+                baseline=first,
+                ratio=found.ratio,
+                ci_low=found.ci_low,
+                ci_high=found.ci_high,
+                verdict="unclear" if wild else found.verdict,
+            )
     return Comparison({name: by_name[name] for name in named}, first, speedups)
 
 
@@ -111,8 +147,16 @@ def _by_name(functions: Any, more: Sequence[Any]) -> dict[str, Callable[[], Any]
         for fn in several:
             if not callable(fn):
                 _discard(fn)
-                raise UsageError(refusal("compare", "functions", type(fn).__name__, "is not a function", right,
-                                         'give arguments by compare({"f": lambda: f(x), "g": lambda: g(x)})'))
+                raise UsageError(
+                    refusal(
+                        "compare",
+                        "functions",
+                        type(fn).__name__,
+                        "is not a function",
+                        right,
+                        'give arguments by compare({"f": lambda: f(x), "g": lambda: g(x)})',
+                    )
+                )
             name, count = _name_of(fn), 1 + sum(_name_of(other) == _name_of(fn) for other in named.values())
             named[name if count == 1 else f"{name}-{count}"] = fn
     if len(named) < 2:
@@ -147,15 +191,23 @@ def _ready(who: str, name: str, fn: Any, args: Sequence[Any]) -> Callable[[], An
 
 
 LONGEST_REPR = 60
-KINDS = {"an async generator": inspect.isasyncgenfunction, "a coroutine": inspect.iscoroutinefunction,
-         "a generator": inspect.isgeneratorfunction}
+KINDS = {
+    "an async generator": inspect.isasyncgenfunction,
+    "a coroutine": inspect.iscoroutinefunction,
+    "a generator": inspect.isgeneratorfunction,
+}
 
 
 def _check_result(who: str, name: str, result: Any) -> None:
     """Refuse a call that has left its work to be done later."""
-    lazy = {"an async generator": inspect.isasyncgen(result), "a generator": inspect.isgenerator(result),
-            "a coroutine": inspect.iscoroutine(result), "a future": isinstance(result, concurrent.futures.Future),
-            "an awaitable": inspect.isawaitable(result), "an iterator": isinstance(result, map | filter)}
+    lazy = {
+        "an async generator": inspect.isasyncgen(result),
+        "a generator": inspect.isgenerator(result),
+        "a coroutine": inspect.iscoroutine(result),
+        "a future": isinstance(result, concurrent.futures.Future),
+        "an awaitable": inspect.isawaitable(result),
+        "an iterator": isinstance(result, map | filter),
+    }
     for kind, found in lazy.items():
         if found:
             _discard(result)
@@ -163,8 +215,11 @@ def _check_result(who: str, name: str, result: Any) -> None:
 
 
 def _lazy(who: str, name: str, kind: str) -> UsageError:
-    todo = {"coroutine": f"{who}(lambda: asyncio.run(f()))", "future": f"{who}(lambda: f().result())",
-            "awaitable": f"{who}(lambda: asyncio.run(f()))"}.get(kind.split()[-1], f"{who}(lambda: list(f()))")
+    todo = {
+        "coroutine": f"{who}(lambda: asyncio.run(f()))",
+        "future": f"{who}(lambda: f().result())",
+        "awaitable": f"{who}(lambda: asyncio.run(f()))",
+    }.get(kind.split()[-1], f"{who}(lambda: list(f()))")
     wrong = "is the answer of a call, so the work itself would not be timed"
     return UsageError(refusal(who, name, kind, wrong, "a function that does its work in the call", todo))
 
@@ -227,5 +282,12 @@ def _timing(group: GroupTiming, index: int, first_calls: Sequence[float]) -> Tim
     sampled: Sampled = group.timings[index]
     first_ms = 1e3 * first_calls[index]
     timers = {name: to_time(timings[index], None, first_ms) for name, timings in group.by_timer.items()}
-    return Timing(sampled.name, to_time(sampled, None, first_ms), sampled.kernels, sampled.kernel_ms, group.power,
-                  sampled.notes, timers or None)
+    return Timing(
+        sampled.name,
+        to_time(sampled, None, first_ms),
+        sampled.kernels,
+        sampled.kernel_ms,
+        group.power,
+        sampled.notes,
+        timers or None,
+    )

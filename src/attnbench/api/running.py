@@ -23,9 +23,15 @@ def load(path: str | Path) -> Result:
 
 
 def run(
-    suite: str | Path = "quick", *, device: str = "auto", backends: str | Sequence[str] = (),
-    baseline: str | None = None, files: str | Path | Sequence[str | Path] = (), save: str | Path | None = None,
-    axes: Mapping[str, Any] | None = None, **settings: Any,
+    suite: str | Path = "quick",
+    *,
+    device: str = "auto",
+    backends: str | Sequence[str] = (),
+    baseline: str | None = None,
+    files: str | Path | Sequence[str | Path] = (),
+    save: str | Path | None = None,
+    axes: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Result:
     """Run a suite in worker processes, as `attnbench run` does.
 
@@ -60,13 +66,25 @@ def run(
     loaded = load_suite(suite, place.kind)
     values = _axis_values(loaded.workload, axes or {})
     request = Request(
-        suite=loaded, device=str(place), backends=_several(backends), baseline=baseline,
-        files=paths, axes=values, settings=_settings(asked),
+        suite=loaded,
+        device=str(place),
+        backends=_several(backends),
+        baseline=baseline,
+        files=paths,
+        axes=values,
+        settings=_settings(asked),
     )
-    words = {"device": device if device != "auto" else None, "backends": list(request.backends), "baseline": baseline,
-             "files": [Path(path).name for path in paths], "axes": values, **asked}
-    shown = ", ".join([repr(Path(suite).name), *(f"{name}={word!r}" for name, word in words.items()
-                                                 if word not in (None, [], {}))])
+    words = {
+        "device": device if device != "auto" else None,
+        "backends": list(request.backends),
+        "baseline": baseline,
+        "files": [Path(path).name for path in paths],
+        "axes": values,
+        **asked,
+    }
+    shown = ", ".join(
+        [repr(Path(suite).name), *(f"{name}={word!r}" for name, word in words.items() if word not in (None, [], {}))]
+    )
     planned = build(request, run_id=new_id(), command=f"attnbench.run({shown})", started=now())
     check_settings(planned.settings)
     check_layout(planned)

@@ -19,15 +19,19 @@ def name_checkouts(folders: Iterable[str], who: str) -> None:
     """
     from attnbench.backends.registry import all_backends
 
-    wanted = [(name, backend.checkout, backend.module) for name, backend in all_backends().items()
-              if backend.checkout and backend.module]
+    wanted = [
+        (name, backend.checkout, backend.module)
+        for name, backend in all_backends().items()
+        if backend.checkout and backend.module
+    ]
     for text in folders:
         folder = Path(text).expanduser().resolve()
         found = [variable for _, variable, module in wanted if _file(folder, module).is_file()]
         if not found:
             files = ", ".join(f"{_file(Path(), module)} ({name})" for name, _, module in wanted)
-            raise UsageError(refusal(who, "--path", text, "is no checkout that a backend looks for",
-                                     f"a folder that holds {files}"))
+            raise UsageError(
+                refusal(who, "--path", text, "is no checkout that a backend looks for", f"a folder that holds {files}")
+            )
         os.environ.update(dict.fromkeys(found, str(folder)))
 
 

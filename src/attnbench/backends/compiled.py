@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same function with a code object of its own, by which torch.compile keeps what it compiled."""
     assert isinstance(function, types.FunctionType)
-    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None,
-                              function.__closure__)
+    return types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
+    )
 
 
 def compiled_alone(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -51,14 +51,23 @@ class CudnnBsa(SparseBackend):
         """
         super().check(case, machine)
         if self.quantised and self.predictor:
-            raise Unsupported(refusal(self.name, "config", self.config and self.config.short, "gives rows different "
-                                      "numbers of blocks", "fp8 with a given map, or a predictor without fp8"))
+            raise Unsupported(
+                refusal(
+                    self.name,
+                    "config",
+                    self.config and self.config.short,
+                    "gives rows different numbers of blocks",
+                    "fp8 with a given map, or a predictor without fp8",
+                )
+            )
         if self.quantised:
-            replace(self.limits, dtypes=("bf16",), headdims=(128,), gqa=False, whole_blocks=True,
-                    equal_counts=True).check(self.name, case, machine)
+            replace(
+                self.limits, dtypes=("bf16",), headdims=(128,), gqa=False, whole_blocks=True, equal_counts=True
+            ).check(self.name, case, machine)
         elif native_block(case, self.limits.blocks) == (64, 64) and case.seqlen % 64:
-            raise Unsupported(refusal(self.name, "seqlen", case.seqlen, "is cut by blocks of 64 queries",
-                                      "a multiple of 64"))
+            raise Unsupported(
+                refusal(self.name, "seqlen", case.seqlen, "is cut by blocks of 64 queries", "a multiple of 64")
+            )
 
     def budget(self, case: SparseCase) -> Budget:
         """Of the Sage recipe: e4m3 with 3 bits of mantissa for Q, K and P.

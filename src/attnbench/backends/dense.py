@@ -66,19 +66,37 @@ class Limits:
             (case.dtype in self.dtypes, "dtype", case.dtype, "is not supported", f"one of {', '.join(self.dtypes)}"),
             (self.backward or case.mode == "fwd", "mode", case.mode, "has no backward", "fwd"),
             (self.varlen or not case.packed, "lengths", case.lengths, "is not supported", "full"),
-            (self.headdim_v or case.headdim == case.headdim_v, "headdim_v", case.headdim_v, "differs from headdim",
-             f"the headdim, {case.headdim}"),
-            (self.gqa or case.nheads == case.nheads_kv, "nheads_kv", case.nheads_kv, "differs from nheads",
-             f"the nheads, {case.nheads}"),
+            (
+                self.headdim_v or case.headdim == case.headdim_v,
+                "headdim_v",
+                case.headdim_v,
+                "differs from headdim",
+                f"the headdim, {case.headdim}",
+            ),
+            (
+                self.gqa or case.nheads == case.nheads_kv,
+                "nheads_kv",
+                case.nheads_kv,
+                "differs from nheads",
+                f"the nheads, {case.nheads}",
+            ),
         ]
         for field, dim in (("headdim", case.headdim), ("headdim_v", case.headdim_v)):
             if self.headdims:
-                rows.append((dim in self.headdims, field, dim, "is not supported",
-                             f"one of {', '.join(map(str, self.headdims))}"))
+                rows.append(
+                    (
+                        dim in self.headdims,
+                        field,
+                        dim,
+                        "is not supported",
+                        f"one of {', '.join(map(str, self.headdims))}",
+                    )
+                )
             if self.max_headdim is not None:
                 rows.append((dim <= self.max_headdim, field, dim, "is too large", f"at most {self.max_headdim}"))
-            rows.append((dim % self.headdim_multiple == 0, field, dim, "does not fit",
-                         f"a multiple of {self.headdim_multiple}"))
+            rows.append(
+                (dim % self.headdim_multiple == 0, field, dim, "does not fit", f"a multiple of {self.headdim_multiple}")
+            )
         return rows
 
     def _masks(self, case: AttentionCase) -> list[Check]:
@@ -86,10 +104,20 @@ class Limits:
         aligned = self.bottom_right or not mask.causal or mask.square
         return [
             (self.window or not mask.window, "window", case.window, "is not supported", "none"),
-            (aligned, "causal", f"{case.causal} with seqlen={case.seqlen}, seqlen_k={case.seqlen_k}",
-             "would be aligned to the top left", "equal lengths, or seqlen=1"),
-            (self.empty_rows or not mask.empty_rows, "seqlen_k", case.seqlen_k,
-             f"leaves {mask.empty_rows} rows without a visible key", f"at least seqlen={case.seqlen}"),
+            (
+                aligned,
+                "causal",
+                f"{case.causal} with seqlen={case.seqlen}, seqlen_k={case.seqlen_k}",
+                "would be aligned to the top left",
+                "equal lengths, or seqlen=1",
+            ),
+            (
+                self.empty_rows or not mask.empty_rows,
+                "seqlen_k",
+                case.seqlen_k,
+                f"leaves {mask.empty_rows} rows without a visible key",
+                f"at least seqlen={case.seqlen}",
+            ),
         ]
 
 
@@ -107,6 +135,7 @@ class DenseBackend(Backend[AttentionCase, "AttentionInputs"]):
             Unsupported: naming the field, its value and what is accepted.
         """
         if machine.device not in self.devices:
-            raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
-                                      f"one of {', '.join(self.devices)}"))
+            raise Unsupported(
+                refusal(self.name, "device", machine.device, "is not supported", f"one of {', '.join(self.devices)}")
+            )
         self.limits.check(self.name, case, machine)

@@ -62,8 +62,9 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
         """
         inner = self.inner
         if machine.device not in inner.devices:
-            raise Unsupported(refusal(inner.name, "device", machine.device, "is not supported",
-                                      " and ".join(inner.devices)))
+            raise Unsupported(
+                refusal(inner.name, "device", machine.device, "is not supported", " and ".join(inner.devices))
+            )
         inner.check(case.dense, machine)
 
     def budget(self, case: SparseCase) -> Budget:

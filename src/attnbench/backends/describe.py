@@ -109,16 +109,23 @@ def _description(backend: Backend, file: str) -> dict[str, Any]:
     for field in TEXTS:
         need(isinstance(getattr(backend, field, None), str), field, "a text")
     devices = backend.devices
-    need(isinstance(devices, tuple) and bool(devices) and set(devices) <= set(KINDS), "devices",
-         'a tuple of "cpu" and "cuda"')
+    need(
+        isinstance(devices, tuple) and bool(devices) and set(devices) <= set(KINDS),
+        "devices",
+        'a tuple of "cpu" and "cuda"',
+    )
     missing = None
     try:
         backend.probe()
     except Unavailable as why:
         missing = str(why)
     return {
-        "name": name, **{field: getattr(backend, field) for field in TEXTS}, "devices": list(devices),
-        "tested": backend.tested and str(backend.tested), "compiles": bool(backend.compiles), "missing": missing,
+        "name": name,
+        **{field: getattr(backend, field) for field in TEXTS},
+        "devices": list(devices),
+        "tested": backend.tested and str(backend.tested),
+        "compiles": bool(backend.compiles),
+        "missing": missing,
         "version": backend.version() if missing is None else None,
         "configs": _plain_configs(_configs(backend)),
     }

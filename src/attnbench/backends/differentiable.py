@@ -26,6 +26,7 @@ Attention = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 
 def rows_first(fn: Attention) -> Attention:
     """A function of [B, H, S, D] as one of [B, S, H, D], by views alone."""
+
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return fn(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
@@ -33,9 +34,15 @@ def rows_first(fn: Attention) -> Attention:
 
 
 def launch(
-    call: Callable[[], Tensor], leaves: Mapping[str, Tensor], dout: Tensor | None, *, mode: str,
-    load: Callable[[Any], None], canonical: Callable[[Tensor], Tensor] = lambda x: x,
-    choices: Callable[[], Mapping[str, Tensor]] = dict, **options: Any,
+    call: Callable[[], Tensor],
+    leaves: Mapping[str, Tensor],
+    dout: Tensor | None,
+    *,
+    mode: str,
+    load: Callable[[Any], None],
+    canonical: Callable[[Tensor], Tensor] = lambda x: x,
+    choices: Callable[[], Mapping[str, Tensor]] = dict,
+    **options: Any,
 ) -> Launch:
     """Wrap a call that returns the output and is differentiable in a mode with a backward.
 
@@ -90,8 +97,13 @@ def launch(
 
     # A backward captured alone would run on the stream its forward ran on, outside the graph.
     options.setdefault("capturable", mode != "bwd")
-    return Launch(forward=train if trains else infer, backward=backward if trains else None, outputs=outputs,
-                  reload=reload, **options)
+    return Launch(
+        forward=train if trains else infer,
+        backward=backward if trains else None,
+        outputs=outputs,
+        reload=reload,
+        **options,
+    )
 
 
 class Operands:
@@ -117,8 +129,15 @@ class Operands:
             options: further fields of `Launch`.
         """
         q, k, v = self.q, self.k, self.v
-        return launch(lambda: fn(q, k, v), {"dq": q, "dk": k, "dv": v}, self.dout, mode=self.mode, load=self.load,
-                      canonical=self._canonical, **options)
+        return launch(
+            lambda: fn(q, k, v),
+            {"dq": q, "dk": k, "dv": v},
+            self.dout,
+            mode=self.mode,
+            load=self.load,
+            canonical=self._canonical,
+            **options,
+        )
 
     def load(self, inputs: AttentionInputs) -> None:
         """Copy new values of the same shapes in place."""

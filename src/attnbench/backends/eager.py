@@ -31,8 +31,9 @@ class Eager(DenseBackend):
     tested = "NVIDIA H200, torch 2.11"
     install = "part of torch"
     devices = ("cpu", "cuda")
-    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
-                    backward=True)
+    limits = Limits(
+        dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True, backward=True
+    )
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
         """As of `Backend`."""

@@ -26,8 +26,17 @@ class Fa3Fwd(FlashBackend):
     modules = ("fa3_fwd_interface",)
     module = modules[0]
     distribution = "fa3-fwd"
-    limits = Limits(dtypes=("bf16",), headdim_multiple=8, headdim_v=True, gqa=True, bottom_right=True,
-                    empty_rows=True, varlen=True, capability=(8, 0), capability_below=(10, 0))
+    limits = Limits(
+        dtypes=("bf16",),
+        headdim_multiple=8,
+        headdim_v=True,
+        gqa=True,
+        bottom_right=True,
+        empty_rows=True,
+        varlen=True,
+        capability=(8, 0),
+        capability_below=(10, 0),
+    )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the wheel was built without.

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.case import SparseCase
     from attnbench.workloads.sparse.inputs import SparseInputs
 
-INSTALL = ("pip install --no-deps fastvideo-kernel==0.3.2, then put a link to the system's libcuda.so.1 in the place "
-           "of fastvideo_kernel.libs/libcuda-*")
+INSTALL = (
+    "pip install --no-deps fastvideo-kernel==0.3.2, then put a link to the system's libcuda.so.1 in the place "
+    "of fastvideo_kernel.libs/libcuda-*"
+)
 COMPILED = "fastvideo_kernel._C.fastvideo_kernel_ops"
 
 

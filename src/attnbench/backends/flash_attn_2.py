@@ -21,5 +21,13 @@ class FlashAttn2(FlashBackend):
     modules = ("flash_attn.flash_attn_interface",)
     module = modules[0]
     distribution = "flash-attn"
-    limits = Limits(max_headdim=256, gqa=True, window=True, bottom_right=True, empty_rows=True, varlen=True,
-                    backward=True, capability=(8, 0))
+    limits = Limits(
+        max_headdim=256,
+        gqa=True,
+        window=True,
+        bottom_right=True,
+        empty_rows=True,
+        varlen=True,
+        backward=True,
+        capability=(8, 0),
+    )

@@ -29,9 +29,15 @@ def check_headdims(who: str, case: AttentionCase) -> None:
         large = 128 < case.headdim <= 192 and 96 < case.headdim_v <= 128
         small = case.headdim <= 64 and case.headdim_v <= 512
         if case.has_backward or not (large or small):
-            raise Unsupported(refusal(
-                who, "headdim_v", case.headdim_v, f"does not go with headdim={case.headdim}, mode={case.mode}",
-                "the headdim; in mode fwd also 97 to 128 with headdim 129 to 192, or up to 512 with headdim up to 64"))
+            raise Unsupported(
+                refusal(
+                    who,
+                    "headdim_v",
+                    case.headdim_v,
+                    f"does not go with headdim={case.headdim}, mode={case.mode}",
+                    "the headdim; in mode fwd also 97 to 128 with headdim 129 to 192, or up to 512 with headdim up to 64",
+                )
+            )
 
 
 class FlashAttn3(FlashBackend):
@@ -39,13 +45,25 @@ class FlashAttn3(FlashBackend):
 
     name = "flash-attn-3"
     title = "FlashAttention 3"
-    install = ("MAX_JOBS={max_jobs} pip install --no-build-isolation "
-               "'git+https://github.com/Dao-AILab/flash-attention.git@v2.8.3#subdirectory=hopper'")
+    install = (
+        "MAX_JOBS={max_jobs} pip install --no-build-isolation "
+        "'git+https://github.com/Dao-AILab/flash-attention.git@v2.8.3#subdirectory=hopper'"
+    )
     modules = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
     module = modules[0]
     distribution = "flash-attn-3"
-    limits = Limits(headdim_multiple=8, headdim_v=True, gqa=True, window=True, bottom_right=True,
-                    empty_rows=True, varlen=True, backward=True, capability=(8, 0), capability_below=(10, 0))
+    limits = Limits(
+        headdim_multiple=8,
+        headdim_v=True,
+        gqa=True,
+        window=True,
+        bottom_right=True,
+        empty_rows=True,
+        varlen=True,
+        backward=True,
+        capability=(8, 0),
+        capability_below=(10, 0),
+    )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the library cannot take.

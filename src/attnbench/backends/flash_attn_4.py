@@ -25,8 +25,19 @@ class FlashAttn4(FlashBackend):
     distribution = "flash-attn-4"
     compiles = True
     unbounded = None
-    limits = Limits(max_headdim=256, headdim_multiple=8, headdim_v=True, gqa=True, window=True, bottom_right=True,
-                    empty_rows=True, varlen=True, backward=True, capability=(8, 0), capability_below=(13, 0))
+    limits = Limits(
+        max_headdim=256,
+        headdim_multiple=8,
+        headdim_v=True,
+        gqa=True,
+        window=True,
+        bottom_right=True,
+        empty_rows=True,
+        varlen=True,
+        backward=True,
+        capability=(8, 0),
+        capability_below=(13, 0),
+    )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the library has no kernel for on this card.
@@ -40,6 +51,12 @@ class FlashAttn4(FlashBackend):
             raise Unsupported(refusal(self.name, "mode", case.mode, "has no backward on compute capability 8", "fwd"))
         pair = (case.headdim, case.headdim_v)
         if major in (10, 11) and max(pair) > 128 and pair not in ((192, 128), (256, 256)):
-            raise Unsupported(refusal(self.name, "headdim, headdim_v", f"{pair[0]}, {pair[1]}",
-                                      f"are too large on compute capability {major}",
-                                      "at most 128, or 192 with 128, or 256 with 256"))
+            raise Unsupported(
+                refusal(
+                    self.name,
+                    "headdim, headdim_v",
+                    f"{pair[0]}, {pair[1]}",
+                    f"are too large on compute capability {major}",
+                    "at most 128, or 192 with 128, or 256 with 256",
+                )
+            )

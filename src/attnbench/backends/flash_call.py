@@ -60,11 +60,13 @@ class FlashBackend(DenseBackend):
         function = module.flash_attn_varlen_func if case.packed else module.flash_attn_func
         arguments: dict[str, Any] = {"softmax_scale": case.scale, "causal": mask.causal}
         if case.packed:
-            arguments |= {name: getattr(inputs, name) for name in
-                          ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")}
+            arguments |= {
+                name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+            }
         if mask.window:
-            arguments["window_size"] = tuple(self.unbounded if bound == -1 else bound
-                                             for bound in (mask.left, mask.right))
+            arguments["window_size"] = tuple(
+                self.unbounded if bound == -1 else bound for bound in (mask.left, mask.right)
+            )
             _check_argument(self.name, function, "window_size", case.window)
         return _first(function, arguments)
 

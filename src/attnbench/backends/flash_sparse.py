@@ -31,8 +31,7 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
     title = "Block-sparse attention, ours (Triton)"
     tested = "NVIDIA H200, torch 2.11"
     heads_first = False
-    limits = SparseLimits(max_headdim=128, gqa=True, causal=True, bottom_right=True, empty_rows=True,
-                          capability=(8, 0))
+    limits = SparseLimits(max_headdim=128, gqa=True, causal=True, bottom_right=True, empty_rows=True, capability=(8, 0))
 
     def family(self) -> Family[Shape]:
         """Names of its configurations."""
@@ -62,11 +61,17 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with torch.cuda.device_of(q):  # Triton launches on the current device
                 if not made:
-                    problem = api.sparse_problem_of(q, k, v, block=case.block_shape, causal=case.causal,
-                                                    scale=case.scale)
+                    problem = api.sparse_problem_of(
+                        q, k, v, block=case.block_shape, causal=case.causal, scale=case.scale
+                    )
                     config = api.config_for(self.own or None, q, k, v, problem)
-                    made.append((api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal,
-                                                config=config), problem, config))
+                    made.append(
+                        (
+                            api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal, config=config),
+                            problem,
+                            config,
+                        )
+                    )
                 out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
                 lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=q.device)
                 api.launch_sparse(q, k, v, out, lse, *made[0])
@@ -89,8 +94,9 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         made: dict[str, api.BlockLists] = {}
 
         def convert(blocks: Tensor) -> None:
-            made["lists"] = api.make_lists(blocks, inputs.q, inputs.k, block=case.block_shape, causal=case.causal,
-                                           config=config)
+            made["lists"] = api.make_lists(
+                blocks, inputs.q, inputs.k, block=case.block_shape, causal=case.causal, config=config
+            )
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             api.launch_sparse(q, k, v, out, lse, made["lists"], problem, config)

@@ -31,29 +31,48 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
     title = "FlashAttention, ours (Triton)"
     references = ("sdpa-flash", "fa3-fwd")
     tested = "NVIDIA H200, torch 2.11"
-    limits = Limits(max_headdim=256, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
-                    varlen=True, backward=True, capability=(8, 0))
+    limits = Limits(
+        max_headdim=256,
+        headdim_v=True,
+        gqa=True,
+        window=True,
+        bottom_right=True,
+        empty_rows=True,
+        varlen=True,
+        backward=True,
+        capability=(8, 0),
+    )
 
     def family(self) -> Family[Shape]:
         """Names of its configurations."""
         from attnbench.kernels.flash.config.family import FAMILY
+
         return FAMILY
 
     def shape(self, case: AttentionCase, capability: tuple[int, int]) -> Shape:
         """What they depend on."""
         from attnbench.kernels.flash.config.family import Shape
 
-        return Shape(dim=case.headdim, dim_v=case.headdim_v, item_bytes=4 if case.dtype == "fp32" else 2,
-                     seqlen_q=case.seqlen, seqlen_k=case.seqlen_k, packed=case.packed,
-                     right=case.causal or (case.window or (-1, -1))[1] >= 0, capability=capability)
+        return Shape(
+            dim=case.headdim,
+            dim_v=case.headdim_v,
+            item_bytes=4 if case.dtype == "fp32" else 2,
+            seqlen_q=case.seqlen,
+            seqlen_k=case.seqlen_k,
+            packed=case.packed,
+            right=case.causal or (case.window or (-1, -1))[1] >= 0,
+            capability=capability,
+        )
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
         """As of `Backend`."""
         from attnbench.backends.flash_triton_call import function_of
+
         return function_of(case, self.own)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """Own copies of the inputs, results and workspace."""
         from attnbench.backends.flash_triton_call import FlashSession
+
         yield FlashSession(case, inputs, self.own).launch()

@@ -30,8 +30,10 @@ def function_of(case: AttentionCase, short: str) -> Attention:
         shapes = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
         if shapes not in known:
             problem = kernels.problem_of(q, k, v, causal=case.causal, window=case.window, scale=case.scale)
-            known[shapes] = problem, (kernels.parse(said["forward"]) if "forward" in said
-                                      else kernels.default_forward(q, k, v, problem))
+            known[shapes] = (
+                problem,
+                (kernels.parse(said["forward"]) if "forward" in said else kernels.default_forward(q, k, v, problem)),
+            )
         problem, config = known[shapes]
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         lse = torch.empty(kernels.lse_shape(q, problem), dtype=torch.float32, device=q.device)
@@ -59,10 +61,14 @@ class FlashSession(Buffers):
         self.problem = kernels.problem_of(q, k, v, causal=case.causal, window=case.window, scale=case.scale, **packed)
         kernels.check_values(self.problem, q, k)
         said = FAMILY.split(short) if short else {}
-        self.config = kernels.parse(said["forward"]) if "forward" in said else kernels.default_forward(
-            q, k, v, self.problem)
-        self.backward_config = kernels.parse_backward(said["backward"]) if "backward" in said else (
-            kernels.default_backward(q, k, v, self.problem))
+        self.config = (
+            kernels.parse(said["forward"]) if "forward" in said else kernels.default_forward(q, k, v, self.problem)
+        )
+        self.backward_config = (
+            kernels.parse_backward(said["backward"])
+            if "backward" in said
+            else (kernels.default_backward(q, k, v, self.problem))
+        )
         self.out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         self.lse = torch.empty(kernels.lse_shape(q, self.problem), dtype=torch.float32, device=q.device)
         self.grads: dict[str, Tensor] = {}
@@ -75,8 +81,13 @@ class FlashSession(Buffers):
         trains = self.case.has_backward
         sums = "" if self.backward_config.deterministic else ", dQ added up by atomics in another order each time"
         notes = [f"forward {self.config.short}"] + [f"backward {self.backward_config.short}{sums}"] * trains
-        return Launch(forward=self.forward, backward=self.backward if trains else None, outputs=self.outputs,
-                      reload=self.load, notes=tuple(notes[self.case.mode == "bwd":]))
+        return Launch(
+            forward=self.forward,
+            backward=self.backward if trains else None,
+            outputs=self.outputs,
+            reload=self.load,
+            notes=tuple(notes[self.case.mode == "bwd" :]),
+        )
 
     def run_forward(self) -> None:
         """Launch the forward."""
@@ -90,8 +101,20 @@ class FlashSession(Buffers):
         from attnbench.kernels.flash.backward import launch_backward
 
         own, (dq, dk, dv) = self.own, self.grads.values()
-        launch_backward(own["q"], own["k"], own["v"], self.out, own["dout"], self.lse, dq, dk, dv, self.problem,
-                        self.backward_config, self.workspace)
+        launch_backward(
+            own["q"],
+            own["k"],
+            own["v"],
+            self.out,
+            own["dout"],
+            self.lse,
+            dq,
+            dk,
+            dv,
+            self.problem,
+            self.backward_config,
+            self.workspace,
+        )
 
     def results(self) -> Mapping[str, Tensor]:
         """What the forward writes."""

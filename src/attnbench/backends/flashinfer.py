@@ -53,8 +53,11 @@ class FlashInfer(DenseBackend):
         """
         super().check(case, machine)
         if Mask.of(case).right > 0:
-            raise Unsupported(refusal(self.name, "window", case.window, "is bounded on the right",
-                                      "a bound on the left, causal or not"))
+            raise Unsupported(
+                refusal(
+                    self.name, "window", case.window, "is bounded on the right", "a bound on the left, causal or not"
+                )
+            )
         if self.config and self.config.short == "fa3" and machine.capability and machine.capability[0] != 9:
             raise Unsupported(refusal(self.name, "config", "fa3", "runs on compute capability 9.0", "fa2"))
 
@@ -72,8 +75,16 @@ class FlashInfer(DenseBackend):
         offsets = _offsets(case, inputs)
 
         def plan() -> None:
-            wrapper.plan(*offsets, case.nheads, case.nheads_kv, case.headdim, causal=mask.right == 0,
-                         window_left=mask.left, sm_scale=case.scale, q_data_type=operands.q.dtype)
+            wrapper.plan(
+                *offsets,
+                case.nheads,
+                case.nheads_kv,
+                case.headdim,
+                causal=mask.right == 0,
+                window_left=mask.left,
+                sm_scale=case.scale,
+                q_data_type=operands.q.dtype,
+            )
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return wrapper.run(q.flatten(0, -3), k.flatten(0, -3), v.flatten(0, -3)).view(q.shape)

@@ -38,8 +38,17 @@ class Flex(DenseBackend):
     install = "part of torch"
     devices = ("cpu", "cuda")
     compiles = True
-    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
-                    varlen=True, backward=True, capability=(7, 0))
+    limits = Limits(
+        dtypes=ALL_DTYPES,
+        headdim_v=True,
+        gqa=True,
+        window=True,
+        bottom_right=True,
+        empty_rows=True,
+        varlen=True,
+        backward=True,
+        capability=(7, 0),
+    )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what torch has not implemented.
@@ -63,8 +72,9 @@ class Flex(DenseBackend):
         rule = mask_rule(case, inputs)
         rows, keys = operands.q.shape[2], operands.k.shape[2]
         device = operands.q.device
-        block_mask = (all_seen(device) if rule is None else
-                      create_block_mask(rule, None, None, rows, keys, device=str(device)))
+        block_mask = (
+            all_seen(device) if rule is None else create_block_mask(rule, None, None, rows, keys, device=str(device))
+        )
         scale, gqa = case.scale, case.nheads != case.nheads_kv
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -82,8 +92,9 @@ def all_seen(device: device) -> BlockMask:
     from torch.nn.attention.flex_attention import BlockMask
 
     counts = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
-    return BlockMask.from_kv_blocks(counts, torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=device),
-                                    BLOCK_SIZE=NO_BLOCKS, seq_lengths=(1, 1))
+    return BlockMask.from_kv_blocks(
+        counts, torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=device), BLOCK_SIZE=NO_BLOCKS, seq_lengths=(1, 1)
+    )
 
 
 def mask_rule(case: AttentionCase, inputs: AttentionInputs) -> Callable[..., Tensor] | None:

@@ -33,8 +33,9 @@ class HstuBackend(Backend[HstuCase, "HstuInputs"]):
             Unsupported: naming the field, its value and what is accepted.
         """
         if machine.device not in self.devices:
-            raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
-                                      f"one of {', '.join(self.devices)}"))
+            raise Unsupported(
+                refusal(self.name, "device", machine.device, "is not supported", f"one of {', '.join(self.devices)}")
+            )
         if self.variant == "hstu-bsa" and case.sparse_refusal is not None:
             raise Unsupported(case.sparse_refusal)
 
@@ -46,8 +47,9 @@ class HstuBackend(Backend[HstuCase, "HstuInputs"]):
         """
         for name, largest in most.items():
             if getattr(case, name) > largest:
-                raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported",
-                                          f"at most {largest}"))
+                raise Unsupported(
+                    refusal(self.name, name, getattr(case, name), "is not supported", f"at most {largest}")
+                )
 
 
 class Operands:
@@ -69,8 +71,9 @@ class Operands:
         """Wrap ``fn(q, k, v[, gates]) -> out``; `differentiable.launch` says how."""
         operands = tuple(self.own.values())
         leaves = {f"d{name}": tensor for name, tensor in self.own.items()}
-        return launch(lambda: fn(*operands), leaves, self.dout, mode=self.mode, load=self._load, choices=choices,
-                      **options)
+        return launch(
+            lambda: fn(*operands), leaves, self.dout, mode=self.mode, load=self._load, choices=choices, **options
+        )
 
     def _load(self, inputs: HstuInputs) -> None:
         import torch

@@ -47,8 +47,10 @@ class HstuBsaEager(HstuBackend):
             picked = blocks.select(coarse.detach())
             chosen["blocks"] = padded.jagged(picked)
             fine = silu(q @ k.mT * case.alpha)
-            branches = [silu(coarse).masked_fill(~blocks.ended, 0.0) @ blocks.means(v) * case.block_size,
-                        fine.masked_fill(~(blocks.hold(picked) & past | own), 0.0) @ v]
+            branches = [
+                silu(coarse).masked_fill(~blocks.ended, 0.0) @ blocks.means(v) * case.block_size,
+                fine.masked_fill(~(blocks.hold(picked) & past | own), 0.0) @ v,
+            ]
             if case.local_window is not None:
                 branches.append(fine.masked_fill(~near, 0.0) @ v)
             if gates is not None:
@@ -83,7 +85,7 @@ class _Blocks:
         import torch
 
         whole = torch.nn.functional.pad(x, (0, 0, 0, max(0, self.count * self.size - x.shape[2])))
-        return whole[:, :, :self.count * self.size].unflatten(2, (self.count, self.size)).mean(3)
+        return whole[:, :, : self.count * self.size].unflatten(2, (self.count, self.size)).mean(3)
 
     def select(self, scores: Tensor) -> Tensor:
         """Blocks [B, heads, queries, S] by the scores [B, H, queries, blocks], -1 for none."""

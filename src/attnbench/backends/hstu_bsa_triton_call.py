@@ -35,39 +35,69 @@ class BsaSession(Buffers):
         self.case = case
         own, cached = self.own, case.delta_q is not None
         tensors = kernels.BsaTensors(
-            q=own["q"], k=own["k"], v=own["v"], gates=own.get("gates"), offsets=own["seq_offsets"],
-            offsets_q=own["seq_offsets_q"] if cached else None, num_targets=own.get("num_targets"))
+            q=own["q"],
+            k=own["k"],
+            v=own["v"],
+            gates=own.get("gates"),
+            offsets=own["seq_offsets"],
+            offsets_q=own["seq_offsets_q"] if cached else None,
+            num_targets=own.get("num_targets"),
+        )
         numbers: dict[str, Any] = {
-            "max_seqlen": inputs.max_seqlen, "max_seqlen_q": inputs.max_seqlen_q, "alpha": case.alpha,
-            "scaling_seqlen": case.scaling_seqlen, "block_size": case.block_size,
-            "local_window": case.local_window, "selection": case.selection}
+            "max_seqlen": inputs.max_seqlen,
+            "max_seqlen_q": inputs.max_seqlen_q,
+            "alpha": case.alpha,
+            "scaling_seqlen": case.scaling_seqlen,
+            "block_size": case.block_size,
+            "local_window": case.local_window,
+            "selection": case.selection,
+        }
         # Sequences may all be shorter than the case allows; the slots behind their blocks stay empty.
-        kernels.check(tensors, **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
-                      block_counts=case.block_counts, validate=True)
+        kernels.check(
+            tensors,
+            **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
+            block_counts=case.block_counts,
+            validate=True,
+        )
         problem = kernels.problem_of(tensors, **numbers, block_counts=case.block_counts, pairs=case.pairs)
-        config = kernels.changed_config(kernels.default_config(problem, tensors.capability, rows=tensors.rows),
-                                        problem, changes)
+        config = kernels.changed_config(
+            kernels.default_config(problem, tensors.capability, rows=tensors.rows), problem, changes
+        )
         if fault := kernels.config_fault(problem, config, capability=tensors.capability):
             raise Unsupported(f"{who}: {fault}; another configuration")
         device, rows = tensors.q.device, (problem.queries, problem.list_heads, problem.block_counts)
         out = torch.empty(problem.queries, problem.heads, problem.linear_dim, dtype=problem.dtype, device=device)
-        self.call = tensors.call(problem, config, out, torch.empty(rows, dtype=torch.int32, device=device),
-                                 kernels.forward_workspace(problem, config, device))
+        self.call = tensors.call(
+            problem,
+            config,
+            out,
+            torch.empty(rows, dtype=torch.int32, device=device),
+            kernels.forward_workspace(problem, config, device),
+        )
         self.call_back = None
         if case.has_backward:
             shapes = kernels.backward_shapes(problem, config)
             self.call_back = kernels.BsaGradients(
-                call=self.call, dout=own["dout"], workspace=kernels.allocate(shapes, device),
+                call=self.call,
+                dout=own["dout"],
+                workspace=kernels.allocate(shapes, device),
                 **{f"d{name}": torch.empty_like(own[name]) for name in ("q", "k", "v")},
-                dgates=torch.empty_like(own["gates"]) if "gates" in own else None)
+                dgates=torch.empty_like(own["gates"]) if "gates" in own else None,
+            )
 
     def launch(self) -> Launch:
         """What the session hands over."""
         from attnbench.workloads.hstu.work import sparse_work
 
-        return Launch(forward=self.forward, backward=self.backward if self.call_back else None, outputs=self.outputs,
-                      reload=self.load, phases=self.phases(), executed_flops=sparse_work(self.case).flops,
-                      notes=(_said(self.call.config), "deterministic"))
+        return Launch(
+            forward=self.forward,
+            backward=self.backward if self.call_back else None,
+            outputs=self.outputs,
+            reload=self.load,
+            phases=self.phases(),
+            executed_flops=sparse_work(self.case).flops,
+            notes=(_said(self.call.config), "deterministic"),
+        )
 
     def run_forward(self) -> None:
         """Launch the forward."""

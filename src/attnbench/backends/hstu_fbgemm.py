@@ -65,9 +65,13 @@ class HstuFbgemm(HstuBackend):
 
         offsets = "seq_offsets" if "seq_offsets_q" in takes else "cu_seqlens"
         given: dict[str, Any] = dict.fromkeys(takes & {"num_contexts", "num_targets", "seqused_q", "seqused_k"}) | {
-            f"{offsets}_q": inputs.seq_offsets_q.int(), f"{offsets}_k": inputs.seq_offsets.int(),
-            "max_seqlen_q": inputs.max_seqlen_q, "max_seqlen_k": inputs.max_seqlen, "alpha": case.alpha,
-            "window_size": _window(case)}
+            f"{offsets}_q": inputs.seq_offsets_q.int(),
+            f"{offsets}_k": inputs.seq_offsets.int(),
+            "max_seqlen_q": inputs.max_seqlen_q,
+            "max_seqlen_k": inputs.max_seqlen,
+            "alpha": case.alpha,
+            "window_size": _window(case),
+        }
         if case.contextual_len:
             given["num_contexts"] = whole([shape.prefix for shape in case.sequences])
         if inputs.num_targets is not None:
@@ -78,8 +82,13 @@ class HstuFbgemm(HstuBackend):
             return function(q=q, k=k, v=v, **given)
 
         built = torch.version.cuda
-        notes = () if built is None or built.startswith("12.") else (
-            f"fbgemm: this torch is for CUDA {built}; a plain wheel for CUDA 12 ends the process at its first kernel",)
+        notes = (
+            ()
+            if built is None or built.startswith("12.")
+            else (
+                f"fbgemm: this torch is for CUDA {built}; a plain wheel for CUDA 12 ends the process at its first kernel",
+            )
+        )
         yield Operands(case, inputs).launch(attend, notes=notes)
 
 
@@ -90,8 +99,10 @@ def _function(who: str) -> tuple[Any, set[str]]:
     try:
         from fbgemm_gpu.experimental.hstu import hstu_attn_varlen_func as function  # type: ignore[import-not-found]
     except (ImportError, OSError, RuntimeError) as error:
-        raise Unavailable(f"{who}: fbgemm_gpu.experimental.hstu does not import: {' '.join(str(error).split())}; "
-                          "a wheel for this Python and torch's CUDA, and libcudart.so.12 beside it") from error
+        raise Unavailable(
+            f"{who}: fbgemm_gpu.experimental.hstu does not import: {' '.join(str(error).split())}; "
+            "a wheel for this Python and torch's CUDA, and libcudart.so.12 beside it"
+        ) from error
     return function, set(inspect.signature(function).parameters)
 
 
@@ -104,6 +115,13 @@ def _divisor(who: str, case: HstuCase, inputs: HstuInputs, takes: set[str]) -> d
     if "scaling_seqlen" in takes:
         return {"scaling_seqlen": case.scaling_seqlen}
     if case.scaling_seqlen != inputs.max_seqlen_q:
-        raise Unsupported(refusal(who, "scaling_seqlen", case.scaling_seqlen, "is not taken by this version",
-                                  f"the longest sequence, {inputs.max_seqlen_q}"))
+        raise Unsupported(
+            refusal(
+                who,
+                "scaling_seqlen",
+                case.scaling_seqlen,
+                "is not taken by this version",
+                f"the longest sequence, {inputs.max_seqlen_q}",
+            )
+        )
     return {}

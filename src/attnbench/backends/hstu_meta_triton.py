@@ -50,13 +50,16 @@ class HstuMetaTriton(HstuBackend):
         folder = _folder(self.name)
         if folder is None:
             if not module_exists(MODULE):
-                raise Unavailable(f"{self.name}: module={PACKAGE} is not on the Python path and {VARIABLE} is not set; "
-                                  f"{self.install}")
+                raise Unavailable(
+                    f"{self.name}: module={PACKAGE} is not on the Python path and {VARIABLE} is not set; {self.install}"
+                )
             return
         missing = sorted(name for name in _needed(folder, _file(folder)) if not module_exists(name))
         if missing:
-            raise Unavailable(f"{self.name}: {VARIABLE}={folder} needs {', '.join(missing)}, which this Python does "
-                              f"not have; pip install {' '.join(missing)}")
+            raise Unavailable(
+                f"{self.name}: {VARIABLE}={folder} needs {', '.join(missing)}, which this Python does "
+                f"not have; pip install {' '.join(missing)}"
+            )
 
     def check(self, case: HstuCase, machine: Machine) -> None:
         """Refuse what the library cannot take.
@@ -69,12 +72,16 @@ class HstuMetaTriton(HstuBackend):
             ("causal", case.causal, "true"),
             ("delta_q", case.delta_q is None, "none"),
             ("scaling_seqlen", case.scaling_seqlen == case.seqlen, f"seqlen={case.seqlen}"),
-            ("lengths", all(shape.length >= case.contextual_len + shape.targets for shape in case.sequences),
-             "sequences that hold contextual_len and their targets"),
+            (
+                "lengths",
+                all(shape.length >= case.contextual_len + shape.targets for shape in case.sequences),
+                "sequences that hold contextual_len and their targets",
+            ),
         ):
             if not fits:
-                raise Unsupported(refusal(self.name, name, str(getattr(case, name)).lower(), "is not supported",
-                                          accepted))
+                raise Unsupported(
+                    refusal(self.name, name, str(getattr(case, name)).lower(), "is not supported", accepted)
+                )
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
@@ -83,9 +90,19 @@ class HstuMetaTriton(HstuBackend):
         offsets, targets, reach = inputs.seq_offsets, inputs.num_targets, case.max_attn_len or 0
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attention(N=case.seqlen, alpha=case.alpha, q=q, k=k, v=v, seq_offsets=offsets, num_targets=targets,
-                             max_attn_len=reach, contextual_seq_len=case.contextual_len, sort_by_length=False,
-                             enable_tma=False)
+            return attention(
+                N=case.seqlen,
+                alpha=case.alpha,
+                q=q,
+                k=k,
+                v=v,
+                seq_offsets=offsets,
+                num_targets=targets,
+                max_attn_len=reach,
+                contextual_seq_len=case.contextual_len,
+                sort_by_length=False,
+                enable_tma=False,
+            )
 
         yield Operands(case, inputs).launch(attend, notes=("enable_tma=False, sort_by_length=False",))
 
@@ -120,8 +137,13 @@ def _needed(folder: Path, file: Path, known: set[Path] | None = None) -> set[str
         node = body.pop()
         if isinstance(node, ast.If):
             body += [*node.body, *node.orelse]
-        names = ([alias.name for alias in node.names] if isinstance(node, ast.Import)
-                 else [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else [])
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level
+            else []
+        )
         for name in names:
             first = name.partition(".")[0]
             if first != PACKAGE:
@@ -143,8 +165,10 @@ def _import(who: str, folder: Path | None) -> Any:
         common = importlib.import_module(f"{PACKAGE}.common")
     except Exception as error:  # an edge: another package may fail in any way
         where = f"{VARIABLE}={folder}" if folder else "the Python path"
-        raise Unavailable(f"{who}: {MODULE} does not import from {where}: {type(error).__name__}: "
-                          f"{' '.join(str(error).split())}; a checkout that fits this torch and Triton") from error
+        raise Unavailable(
+            f"{who}: {MODULE} does not import from {where}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}; a checkout that fits this torch and Triton"
+        ) from error
     finally:
         sys.path[:] = path
     if (by_length := getattr(common, "set_use_runtime_max_seq_len", None)) is not None:

@@ -47,8 +47,13 @@ class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
         """What they depend on."""
         from attnbench.kernels.hstu.dense.family import Shape
 
-        return Shape(attn_dim=case.attn_dim, linear_dim=case.linear_dim, item_bytes=4 if case.dtype == "fp32" else 2,
-                     seqlen=case.seqlen, capability=capability)
+        return Shape(
+            attn_dim=case.attn_dim,
+            linear_dim=case.linear_dim,
+            item_bytes=4 if case.dtype == "fp32" else 2,
+            seqlen=case.seqlen,
+            capability=capability,
+        )
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:

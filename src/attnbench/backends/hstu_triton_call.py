@@ -27,15 +27,23 @@ class HstuSession(Buffers):
         self.case = case
         own = self.own
         self.problem = kernels.Problem(
-            offsets=own["seq_offsets"], offsets_q=own["seq_offsets_q"] if case.delta_q is not None else None,
-            num_targets=own.get("num_targets"), max_seqlen=inputs.max_seqlen, max_seqlen_q=inputs.max_seqlen_q,
-            alpha=case.alpha, scaling_seqlen=case.scaling_seqlen, causal=case.causal,
-            contextual_len=case.contextual_len, max_attn_len=case.max_attn_len)
+            offsets=own["seq_offsets"],
+            offsets_q=own["seq_offsets_q"] if case.delta_q is not None else None,
+            num_targets=own.get("num_targets"),
+            max_seqlen=inputs.max_seqlen,
+            max_seqlen_q=inputs.max_seqlen_q,
+            alpha=case.alpha,
+            scaling_seqlen=case.scaling_seqlen,
+            causal=case.causal,
+            contextual_len=case.contextual_len,
+            max_attn_len=case.max_attn_len,
+        )
         qkv = own["q"], own["k"], own["v"]
         kernels.check_tensors(*qkv, self.problem)
         kernels.check_values(*qkv, self.problem)
-        self.forward_config, self.backward_config = kernels.configs_of(*qkv, inputs.max_seqlen, changes,
-                                                                           alpha=case.alpha)
+        self.forward_config, self.backward_config = kernels.configs_of(
+            *qkv, inputs.max_seqlen, changes, alpha=case.alpha
+        )
         self.out = torch.empty(*own["q"].shape[:2], own["v"].shape[2], dtype=own["q"].dtype, device=own["q"].device)
         self.grads: dict[str, Tensor] = {}
         self.workspace: Tensor | None = None
@@ -51,10 +59,18 @@ class HstuSession(Buffers):
         backward = " and ".join(config.short for config in kernels if config is not None)
         notes = [f"forward {self.forward_config.short}"] * (self.case.mode != "bwd") + [
             f"backward {backward}",
-            "backward deterministic" if self.backward_config.deterministic
-            else "backward adds up dQ by fp32 atomics, in another order each time"] * trains
-        return Launch(forward=self.forward, backward=self.backward if trains else None, outputs=self.outputs,
-                      reload=self.load, executed_flops=self._executed(), notes=tuple(notes))
+            "backward deterministic"
+            if self.backward_config.deterministic
+            else "backward adds up dQ by fp32 atomics, in another order each time",
+        ] * trains
+        return Launch(
+            forward=self.forward,
+            backward=self.backward if trains else None,
+            outputs=self.outputs,
+            reload=self.load,
+            executed_flops=self._executed(),
+            notes=tuple(notes),
+        )
 
     def _executed(self) -> int | None:
         """With the products a deterministic backward does twice; tiles that are partly seen count as seen."""
@@ -78,8 +94,9 @@ class HstuSession(Buffers):
 
         own = self.own
         dq, dk, dv = self.grads.values()
-        launch_backward(own["q"], own["k"], own["v"], own["dout"], dq, dk, dv, self.problem, self.backward_config,
-                        self.workspace)
+        launch_backward(
+            own["q"], own["k"], own["v"], own["dout"], dq, dk, dv, self.problem, self.backward_config, self.workspace
+        )
 
     def results(self) -> Mapping[str, Tensor]:
         """What the forward writes."""

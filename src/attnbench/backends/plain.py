@@ -40,8 +40,9 @@ class PlainFunction(DenseBackend):
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
         """The function on a session's own operands, the case's options by name."""
         given = {name: getattr(case, name) for name in self.options}
-        yield differentiable(functools.partial(type(self).function, **given), case, inputs,
-                             heads_first=self.heads_first)
+        yield differentiable(
+            functools.partial(type(self).function, **given), case, inputs, heads_first=self.heads_first
+        )
 
 
 def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> type[Backend]:
@@ -56,22 +57,53 @@ def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> t
         UsageError: it does not take q, k and v, or wants something that no case has, or there is no such layout.
     """
     if layout not in LAYOUTS:
-        raise UsageError(refusal("backends", "file", file.name, f"has layout={layout!r}",
-                                 f"one of {', '.join(LAYOUTS)}: the order of batch, heads, sequence and dim"))
+        raise UsageError(
+            refusal(
+                "backends",
+                "file",
+                file.name,
+                f"has layout={layout!r}",
+                f"one of {', '.join(LAYOUTS)}: the order of batch, heads, sequence and dim",
+            )
+        )
     who = f"{FUNCTION}{inspect.signature(function)}"
-    names = {name: one for name, one in inspect.signature(function).parameters.items()
-             if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    names = {
+        name: one
+        for name, one in inspect.signature(function).parameters.items()
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
     wanted = [name for name, one in names.items() if one.default is one.empty and name not in (*OPERANDS, *OPTIONS)]
     if tuple(names)[:3] != OPERANDS or wanted:
         wrong = f"wants {wanted[0]}" if tuple(names)[:3] == OPERANDS else "does not begin with q, k, v"
-        raise UsageError(refusal("backends", "file", file.name, f"has {who}, which {wrong}", SIGNATURE,
-                                 "causal, scale and window may be left out"))
+        raise UsageError(
+            refusal(
+                "backends",
+                "file",
+                file.name,
+                f"has {who}, which {wrong}",
+                SIGNATURE,
+                "causal, scale and window may be left out",
+            )
+        )
     options = tuple(name for name in OPTIONS if name in names)
-    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, bottom_right=True, empty_rows=True, backward=True,
-                    window="window" in options)
-    body = {"name": file.stem, "title": f"{FUNCTION} of {file.name}", "function": staticmethod(function),
-            "options": options, "limits": limits, "heads_first": layout == LAYOUTS[0],
-            "__module__": function.__module__}
+    limits = Limits(
+        dtypes=ALL_DTYPES,
+        headdim_v=True,
+        gqa=True,
+        bottom_right=True,
+        empty_rows=True,
+        backward=True,
+        window="window" in options,
+    )
+    body = {
+        "name": file.stem,
+        "title": f"{FUNCTION} of {file.name}",
+        "function": staticmethod(function),
+        "options": options,
+        "limits": limits,
+        "heads_first": layout == LAYOUTS[0],
+        "__module__": function.__module__,
+    }
     if "causal" not in options:
         body["check"] = _without_mask
     return type("Plain", (PlainFunction,), body)

@@ -76,8 +76,16 @@ def all_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
     for place, backend in _everything(files):
         if backend.name in found:
             both = f"{found[backend.name][0]} and {place}"
-            raise UsageError(refusal("backends", "name", backend.name, f"is defined twice: {both}",
-                                     "one backend a name", "rename one of them"))
+            raise UsageError(
+                refusal(
+                    "backends",
+                    "name",
+                    backend.name,
+                    f"is defined twice: {both}",
+                    "one backend a name",
+                    "rename one of them",
+                )
+            )
         found[backend.name] = (place, backend)
     return introduced({name: backend for name, (_, backend) in found.items()})
 
@@ -101,7 +109,10 @@ def is_shipped(selector: str) -> bool:
 
 
 def select(
-    names: Iterable[str], *, skip: Iterable[str] = (), workload: str | None = None,
+    names: Iterable[str],
+    *,
+    skip: Iterable[str] = (),
+    workload: str | None = None,
     backends: Mapping[str, Backend] | None = None,
 ) -> list[str]:
     """Expand selectors into backend names, in the order asked for, each once.
@@ -127,8 +138,16 @@ def select(
 def is_skipped(selector: str, skip: Iterable[str]) -> bool:
     """Whether one of the selectors of `skip` (without wildcards of names) means this backend or configuration."""
     name, short = parse_selector(selector)
-    return any(one in (name, selector) or (short is not None and has_wildcard(one) and fnmatchcase(
-        short, parse_selector(one)[1] or "") and parse_selector(one)[0] == name) for one in skip)
+    return any(
+        one in (name, selector)
+        or (
+            short is not None
+            and has_wildcard(one)
+            and fnmatchcase(short, parse_selector(one)[1] or "")
+            and parse_selector(one)[0] == name
+        )
+        for one in skip
+    )
 
 
 def with_configs(selectors: Iterable[str], case: object, backends: Mapping[str, Backend]) -> list[str]:
@@ -148,8 +167,11 @@ def with_configs(selectors: Iterable[str], case: object, backends: Mapping[str, 
         if short is None or not has_wildcard(short):
             found[selector] = None
         else:
-            found |= {f"{name}[{config.short}]": None for config in backends[name].configs(case)
-                      if fnmatchcase(config.short, short)}
+            found |= {
+                f"{name}[{config.short}]": None
+                for config in backends[name].configs(case)
+                if fnmatchcase(config.short, short)
+            }
     return list(found)
 
 
@@ -197,8 +219,15 @@ def parse_selector(text: str) -> tuple[str, str | None]:
     """
     match = re.fullmatch(r"([^\[\]]+)(?:\[([^\[\]]+)\])?", text)
     if match is None:
-        raise UsageError(refusal("backends", "name", text, "is not a selector",
-                                 "name, name[short-form], a wildcard such as sdpa-* or name[*], or all"))
+        raise UsageError(
+            refusal(
+                "backends",
+                "name",
+                text,
+                "is not a selector",
+                "name, name[short-form], a wildcard such as sdpa-* or name[*], or all",
+            )
+        )
     return match[1], match[2]
 
 
@@ -220,14 +249,19 @@ def carried(selector: str, backends: Mapping[str, Backend], workload: str | None
 def _carried_by(pattern: str, backends: Mapping[str, Backend], workload: str | None) -> list[str]:
     """Rows of the backends that a wildcard means among those carried by one of the workload."""
     carriers = [one for one in backends.values() if one.workload == workload]
-    return [f"{one.name}[{name}]" for one in carriers for name, backend in backends.items()
-            if backend.workload in one.carries and fnmatchcase(name, pattern)]
+    return [
+        f"{one.name}[{name}]"
+        for one in carriers
+        for name, backend in backends.items()
+        if backend.workload in one.carries and fnmatchcase(name, pattern)
+    ]
 
 
 def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload: str | None) -> Iterator[str]:
     ours = [name for name, backend in backends.items() if workload in (None, backend.workload)]
-    carried_ones = [name for name, backend in backends.items()
-                    if any(backend.workload in backends[one].carries for one in ours)]
+    carried_ones = [
+        name for name, backend in backends.items() if any(backend.workload in backends[one].carries for one in ours)
+    ]
     accepted = sorted({*ours, *(carried_ones if workload is not None else ())})
     for selector in (part for text in selectors for part in split_selectors(text)):
         name, short = parse_selector(selector)
@@ -251,8 +285,15 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
         elif name not in backends:
             raise unknown("backends", "name", name, accepted)
         elif name not in ours and not isinstance(backends[name], BrokenBackend):
-            raise UsageError(refusal("backends", "name", name, f"computes {backends[name].workload}",
-                                     f"a backend of {workload}: {', '.join(accepted)}"))
+            raise UsageError(
+                refusal(
+                    "backends",
+                    "name",
+                    name,
+                    f"computes {backends[name].workload}",
+                    f"a backend of {workload}: {', '.join(accepted)}",
+                )
+            )
         else:
             yield selector
 
@@ -280,9 +321,15 @@ def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
 
 def _classes(module: ModuleType) -> list[type[Backend]]:
     """Backends a module defines: concrete, named, and not merely imported into it."""
-    return [item for item in vars(module).values()
-            if isinstance(item, type) and issubclass(item, Backend) and item.__module__ == module.__name__
-            and not inspect.isabstract(item) and hasattr(item, "name")]
+    return [
+        item
+        for item in vars(module).values()
+        if isinstance(item, type)
+        and issubclass(item, Backend)
+        and item.__module__ == module.__name__
+        and not inspect.isabstract(item)
+        and hasattr(item, "name")
+    ]
 
 
 def _from_entry_point(entry: importlib.metadata.EntryPoint) -> list[Backend]:
@@ -314,9 +361,15 @@ def _from_file(file: str) -> list[type[Backend]]:
     if not classes and inspect.isfunction(function := getattr(module, FUNCTION, None)):
         return [plain_backend(function, getattr(module, "layout", LAYOUTS[0]), path)]
     if not classes:
-        raise UsageError(refusal("backends", "file", file, "holds no backend",
-                                 f"a function `{SIGNATURE}`, or a concrete subclass of "
-                                 "attnbench.backends.base.Backend with a name"))
+        raise UsageError(
+            refusal(
+                "backends",
+                "file",
+                file,
+                "holds no backend",
+                f"a function `{SIGNATURE}`, or a concrete subclass of attnbench.backends.base.Backend with a name",
+            )
+        )
     return classes
 
 

@@ -79,7 +79,12 @@ class Sage1(DenseBackend):
         library = importlib.import_module("sageattention")
         common = {"is_causal": Mask.of(case).causal, "sm_scale": case.scale}
         if inputs is not None and case.packed:
-            return partial(library.sageattn_varlen, cu_seqlens_q=inputs.cu_seqlens_q,
-                             cu_seqlens_k=inputs.cu_seqlens_k, max_seqlen_q=inputs.max_seqlen_q,
-                             max_seqlen_k=inputs.max_seqlen_k, **common)
+            return partial(
+                library.sageattn_varlen,
+                cu_seqlens_q=inputs.cu_seqlens_q,
+                cu_seqlens_k=inputs.cu_seqlens_k,
+                max_seqlen_q=inputs.max_seqlen_q,
+                max_seqlen_k=inputs.max_seqlen_k,
+                **common,
+            )
         return partial(library.sageattn, tensor_layout="NHD", **common)

@@ -34,8 +34,9 @@ class Sdpa(DenseBackend):
     tested = "NVIDIA H200, torch 2.11"
     install = "part of torch"
     devices = ("cpu", "cuda")
-    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
-                    backward=True)
+    limits = Limits(
+        dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True, backward=True
+    )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the kernel torch will choose gets wrong.

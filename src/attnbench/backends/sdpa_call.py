@@ -76,8 +76,12 @@ class Call:
         """The call as a function of q, k and v, all [B, H, S, D]."""
         import torch
 
-        return partial(torch.nn.functional.scaled_dot_product_attention, attn_mask=self.bias,
-                       is_causal=self.is_causal, enable_gqa=self.gqa)
+        return partial(
+            torch.nn.functional.scaled_dot_product_attention,
+            attn_mask=self.bias,
+            is_causal=self.is_causal,
+            enable_gqa=self.gqa,
+        )
 
 
 def choice(call: Call, operands: Operands) -> str:
@@ -170,19 +174,27 @@ class PinnedSdpa(DenseBackend):
     def _ask(self, case: AttentionCase, call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
         reasons: list[str] = []
         if not pinned(self.kernel, _accepts)(self.kernel, call, q, k, v, reasons):
-            raise Unsupported(refusal(self.name, "case", case.id, f"is refused by torch: {' '.join(reasons)}",
-                                      "what torch says this kernel takes"))
+            raise Unsupported(
+                refusal(
+                    self.name,
+                    "case",
+                    case.id,
+                    f"is refused by torch: {' '.join(reasons)}",
+                    "what torch says this kernel takes",
+                )
+            )
 
 
-def _accepts(
-    kernel: str, call: Call, q: Tensor, k: Tensor, v: Tensor, reasons: list[str] | None = None
-) -> bool:
+def _accepts(kernel: str, call: Call, q: Tensor, k: Tensor, v: Tensor, reasons: list[str] | None = None) -> bool:
     """Ask torch whether a fused kernel takes these tensors; its warnings are the reasons."""
     import torch
 
     cuda = torch.backends.cuda
-    can_use: Callable[..., bool] = {"flash": cuda.can_use_flash_attention, "cudnn": cuda.can_use_cudnn_attention,
-                                    "mem_efficient": cuda.can_use_efficient_attention}[kernel]
+    can_use: Callable[..., bool] = {
+        "flash": cuda.can_use_flash_attention,
+        "cudnn": cuda.can_use_cudnn_attention,
+        "mem_efficient": cuda.can_use_efficient_attention,
+    }[kernel]
     bias = None if call.lower_right else call.bias
     params = cuda.SDPAParams(q, k, v, bias, 0.0, call.is_causal, call.gqa)
     with warnings.catch_warnings(record=True) as said:

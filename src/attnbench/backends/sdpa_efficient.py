@@ -18,5 +18,6 @@ class SdpaEfficient(PinnedSdpa):
     tested = "NVIDIA H200, torch 2.11"
     kernel = "mem_efficient"
     native_bottom_right = True
-    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, backward=True,
-                    capability=(5, 0))
+    limits = Limits(
+        dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, backward=True, capability=(5, 0)
+    )

@@ -48,8 +48,14 @@ class SdpaMasked(SparseBackend):
             with sdpa_kernel(kernel):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, made["mask"], scale=case.scale)
 
-        yield self.launch(case, inputs, attend, convert=convert, notes=(f"kernel pinned: {kernel.name.lower()}",),
-                          executed_flops=case_flops(case))
+        yield self.launch(
+            case,
+            inputs,
+            attend,
+            convert=convert,
+            notes=(f"kernel pinned: {kernel.name.lower()}",),
+            executed_flops=case_flops(case),
+        )
 
 
 def case_flops(case: SparseCase) -> int:

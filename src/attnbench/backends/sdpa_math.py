@@ -18,5 +18,6 @@ class SdpaMath(PinnedSdpa):
     tested = "NVIDIA H200, torch 2.11"
     kernel = "math"
     devices = ("cpu", "cuda")
-    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True,
-                    backward=True)
+    limits = Limits(
+        dtypes=ALL_DTYPES, headdim_v=True, gqa=True, window=True, bottom_right=True, empty_rows=True, backward=True
+    )

@@ -84,8 +84,14 @@ class ServingSession:
     """A model that serves one batch again and again, its cache as the case says before each step."""
 
     def __init__(
-        self, case: ServingCase, inputs: ServingInputs, attention: str | AttentionMaker, *, cached: bool,
-        graph: bool = False, capture: bool | None = None,
+        self,
+        case: ServingCase,
+        inputs: ServingInputs,
+        attention: str | AttentionMaker,
+        *,
+        cached: bool,
+        graph: bool = False,
+        capture: bool | None = None,
     ) -> None:
         """A session.
 
@@ -109,10 +115,15 @@ class ServingSession:
             reload: Any = case.on_host_hit == "reload"
             if on_host and case.on_host_hit == "auto":
                 reload = self.choice = HostHits.measured(
-                    self.model, StepGraphs(self.model, attention=attention, capture=capture) if graph else
-                    lambda requests: inputs.model(requests, attention=attention), page_size=case.page_size)
-            self.cache = self.model.make_cache(pages=pages, page_size=case.page_size,
-                                               host_pages=pages if on_host else 0, reload=reload)
+                    self.model,
+                    StepGraphs(self.model, attention=attention, capture=capture)
+                    if graph
+                    else lambda requests: inputs.model(requests, attention=attention),
+                    page_size=case.page_size,
+                )
+            self.cache = self.model.make_cache(
+                pages=pages, page_size=case.page_size, host_pages=pages if on_host else 0, reload=reload
+            )
             taken = reload if self.choice is None else self.choice([case.found] * case.batch)
             self.found = case.found if taken or not on_host else 0
         self.graphs = StepGraphs(self.model, cache=self.cache, attention=attention, capture=capture) if graph else None
@@ -150,9 +161,15 @@ class ServingSession:
         wanted = (0, found) if self.case.cache == "host-hit" else (found, 0)
         for user in self.users:
             if (held := self.cache.held(user)) != wanted:
-                raise AttnbenchError(refusal(
-                    self.case.id, "cached", "{} + {}".format(*held), "tokens on the device and in host memory are not "
-                    f"what {self.case.cache} means", "{} + {}".format(*wanted)))
+                raise AttnbenchError(
+                    refusal(
+                        self.case.id,
+                        "cached",
+                        "{} + {}".format(*held),
+                        f"tokens on the device and in host memory are not what {self.case.cache} means",
+                        "{} + {}".format(*wanted),
+                    )
+                )
 
     def forward(self) -> None:
         """One step: everything from the requests to the logits."""
@@ -168,8 +185,15 @@ class ServingSession:
                 targets = [len(one.candidates) for one in requests]
                 step = closing.enter_context(cache.step(self.users, histories, targets))
             if step.cached != [self.found] * self.case.batch:
-                raise AttnbenchError(refusal(self.case.id, "cached", step.cached, "is not what the step was to find",
-                                             f"{self.found} of each user"))
+                raise AttnbenchError(
+                    refusal(
+                        self.case.id,
+                        "cached",
+                        step.cached,
+                        "is not what the step was to find",
+                        f"{self.found} of each user",
+                    )
+                )
             self.out = self.run(histories, step)
 
     def run(self, histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
@@ -200,11 +224,17 @@ class ServingSession:
         from attnbench.workloads.hstu_serving.work import work
 
         return Launch(
-            forward=self.forward, outputs=self.outputs, reload=self.load,
-            reset=None if self.cache is None else self.reset, phases=self.phases(), capturable=False,
+            forward=self.forward,
+            outputs=self.outputs,
+            reload=self.load,
+            reset=None if self.cache is None else self.reset,
+            phases=self.phases(),
+            capturable=False,
             marked=self.marked,
             executed_flops=work(self.case, self.found).flops if self.found != self.case.found else None,
-            counters=self.counters(), notes=self.notes())
+            counters=self.counters(),
+            notes=self.notes(),
+        )
 
     def notes(self) -> tuple[str, ...]:
         """The model in words, and what was chosen."""
@@ -215,8 +245,10 @@ class ServingSession:
     def size(self) -> str:
         """The model in words."""
         config = self.case.config
-        words = (f"model {config.name}: {config.layers} layers, hidden {config.hidden}, {config.heads} heads of "
-                 f"{config.dim} dims")
+        words = (
+            f"model {config.name}: {config.layers} layers, hidden {config.hidden}, {config.heads} heads of "
+            f"{config.dim} dims"
+        )
         return f"{words}; `bench` cut down for a CPU" if config.name == "small" else words
 
     def counters(self) -> dict[str, float]:
@@ -226,23 +258,35 @@ class ServingSession:
         history = case.history * case.batch
         pools = () if self.cache is None else (("pool_mb", self.cache.pool), ("host_pool_mb", self.cache.host))
         return {
-            "requests": case.batch, "layers": case.config.layers,
+            "requests": case.batch,
+            "layers": case.config.layers,
             "tokens": history + case.num_candidates * case.batch,
-            "hit_tokens": 0 if on_host else held, "host_hit_tokens": held if on_host else 0,
+            "hit_tokens": 0 if on_host else held,
+            "host_hit_tokens": held if on_host else 0,
             "missed_tokens": history - held,
-            **{name: pool.numel() * pool.element_size() / MIB for name, pool in pools if pool.numel()}}
+            **{name: pool.numel() * pool.element_size() / MIB for name, pool in pools if pool.numel()},
+        }
 
     # ── phases ─────────────────────────────────────────────────────────────────────────────────────
 
     def phases(self) -> dict[str, Callable[[], Any]]:
         """Parts of a step, in order; projection, append, attention and output are of one layer."""
-        cached: dict[str, Callable[[], Any]] = {} if self.cache is None else {
-            "lookup": lambda: self.part.lookup(), "allocate": lambda: self.part.allocate()}
+        cached: dict[str, Callable[[], Any]] = (
+            {}
+            if self.cache is None
+            else {"lookup": lambda: self.part.lookup(), "allocate": lambda: self.part.allocate()}
+        )
         append: dict[str, Callable[[], Any]] = {} if self.cache is None else {"append": lambda: self.part.append()}
         return {
-            **cached, "strip": lambda: self.part.strip(), "embedding": lambda: self.part.embedding(),
-            "projection": lambda: self.part.projection(), **append, "attention": lambda: self.part.attend(),
-            "output": lambda: self.part.output(), "head": lambda: self.part.head()}
+            **cached,
+            "strip": lambda: self.part.strip(),
+            "embedding": lambda: self.part.embedding(),
+            "projection": lambda: self.part.projection(),
+            **append,
+            "attention": lambda: self.part.attend(),
+            "output": lambda: self.part.output(),
+            "head": lambda: self.part.head(),
+        }
 
     @property
     def part(self) -> _Parts:

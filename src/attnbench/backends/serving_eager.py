@@ -10,6 +10,7 @@ from attnbench.backends.serving import ServingBackend
 if TYPE_CHECKING:
     from attnbench.workloads.hstu_serving.case import ServingCase
 
+
 class ServingEager(ServingBackend):
     """What everything else is compared with."""
 

@@ -40,8 +40,11 @@ class ServingGathered(ServingBackend):
     def configs(self, case: ServingCase) -> Iterable[Config]:
         """Every dense backend for HSTU, with a cache and without."""
         names = [name for name, one in all_backends().items() if (one.workload, one.variant) == ("hstu", "hstu")]
-        return [Config(f"{name}+{NO_CACHE}" if not cache else name, {"attention": name, "cache": cache})
-                for name in names for cache in (True, False)]
+        return [
+            Config(f"{name}+{NO_CACHE}" if not cache else name, {"attention": name, "cache": cache})
+            for name in names
+            for cache in (True, False)
+        ]
 
     def probe(self) -> None:
         """Ask for the backend's library.
@@ -64,8 +67,9 @@ class ServingGathered(ServingBackend):
         super().check(case, machine)
         inner = self.inner
         if machine.device not in inner.devices:
-            raise Unsupported(refusal(inner.name, "device", machine.device, "is not supported",
-                                      " and ".join(inner.devices)))
+            raise Unsupported(
+                refusal(inner.name, "device", machine.device, "is not supported", " and ".join(inner.devices))
+            )
         inner.check(self._problem(case), machine)
 
     def budget(self, case: ServingCase) -> Budget:
@@ -103,9 +107,16 @@ def hstu_case(case: ServingCase, cached: int, new: int, targets: int) -> Any:
 
     config = case.config
     return HstuCase(
-        batch=case.batch, seqlen=cached + new + targets, nheads=config.heads, attn_dim=config.dim,
-        scaling_seqlen=config.scaling_seqlen, num_targets=str(targets), delta_q=new + targets if cached else None,
-        dtype=case.dtype, gates=False)
+        batch=case.batch,
+        seqlen=cached + new + targets,
+        nheads=config.heads,
+        attn_dim=config.dim,
+        scaling_seqlen=config.scaling_seqlen,
+        num_targets=str(targets),
+        delta_q=new + targets if cached else None,
+        dtype=case.dtype,
+        gates=False,
+    )
 
 
 class _Sessions:

@@ -49,8 +49,10 @@ class SpargeBackend(SparseBackend):
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
         """The library's defaults, and the seed's sweep."""
-        return [self.config_of(f"sim{sim:g}-cdf{cdf:g}-pv50", case) for sim, cdf in
-                ((0.6, 0.98), *((0, cdf) for cdf in SWEEP))]
+        return [
+            self.config_of(f"sim{sim:g}-cdf{cdf:g}-pv50", case)
+            for sim, cdf in ((0.6, 0.98), *((0, cdf) for cdf in SWEEP))
+        ]
 
     def config_of(self, short: str, case: SparseCase) -> Config:
         """Any thresholds.
@@ -61,8 +63,15 @@ class SpargeBackend(SparseBackend):
         match = FORM.fullmatch(short)
         numbers = [float(text) for text in match.groups()] if match else []
         if not numbers or not (-1 <= numbers[0] <= 1 and 0 <= numbers[1] <= 1):
-            raise UsageError(refusal(self.name, "config", short, "cannot be read",
-                                     "simX-cdfY-pvZ, X from -1 to 1, Y from 0 to 1, such as sim0-cdf0.7-pv50"))
+            raise UsageError(
+                refusal(
+                    self.name,
+                    "config",
+                    short,
+                    "cannot be read",
+                    "simX-cdfY-pvZ, X from -1 to 1, Y from 0 to 1, such as sim0-cdf0.7-pv50",
+                )
+            )
         return Config(short, dict(zip(DEFAULTS, numbers, strict=True)))
 
     def check(self, case: SparseCase, machine: Machine) -> None:
@@ -75,10 +84,20 @@ class SpargeBackend(SparseBackend):
         if case.seqlen < 128:
             raise Unsupported(refusal(self.name, "seqlen", case.seqlen, "is too short", "at least 128"))
         native = self.own_block(machine)
-        if self.variant_of(case) == "chosen" and not case.widen and any(
-                size > own for size, own in zip(case.block_shape, native, strict=True)):
-            raise Unsupported(refusal(self.name, "block", case.block, "cannot say the map that it predicts",
-                                      f"blocks that divide {native[0]}x{native[1]}, such as 64x64"))
+        if (
+            self.variant_of(case) == "chosen"
+            and not case.widen
+            and any(size > own for size, own in zip(case.block_shape, native, strict=True))
+        ):
+            raise Unsupported(
+                refusal(
+                    self.name,
+                    "block",
+                    case.block,
+                    "cannot say the map that it predicts",
+                    f"blocks that divide {native[0]}x{native[1]}, such as 64x64",
+                )
+            )
 
     def own_block(self, machine: Machine) -> tuple[int, int]:
         """Queries and keys of the library's blocks on a card."""
@@ -171,11 +190,22 @@ class SpargeFp8(SpargeBackend):
         super().check(case, machine)
         native = self.own_block(machine)
         if not self.config and case.causal:
-            raise Unsupported(refusal(self.name, "causal", case.causal, "is not supported with a given map", "false",
-                                      f"{self.name}[simX-cdfY-pvZ] takes it"))
+            raise Unsupported(
+                refusal(
+                    self.name,
+                    "causal",
+                    case.causal,
+                    "is not supported with a given map",
+                    "false",
+                    f"{self.name}[simX-cdfY-pvZ] takes it",
+                )
+            )
         if not self.config and case.block_shape != native:
-            raise Unsupported(refusal(self.name, "block", case.block, "is not the block of this card's kernel",
-                                      f"{native[0]}x{native[1]}"))
+            raise Unsupported(
+                refusal(
+                    self.name, "block", case.block, "is not the block of this card's kernel", f"{native[0]}x{native[1]}"
+                )
+            )
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
@@ -186,8 +216,9 @@ class SpargeFp8(SpargeBackend):
             return
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = core.block_sparse_sage2_attn_cuda(q, k, v, mask_id=blocks, scale=case.scale,
-                                                            tensor_layout="HND")
+            out: Tensor = core.block_sparse_sage2_attn_cuda(
+                q, k, v, mask_id=blocks, scale=case.scale, tensor_layout="HND"
+            )
             return out
 
         blocks = inputs.block_map.contiguous()

@@ -73,35 +73,87 @@ class SparseLimits:
         dims, square = ", ".join(map(str, self.headdims)), case.seqlen == case.seqlen_k
         return [
             (case.dtype in self.dtypes, "dtype", case.dtype, "is not supported", f"one of {', '.join(self.dtypes)}"),
-            (not self.headdims or case.headdim in self.headdims, "headdim", case.headdim, "is not supported",
-             f"one of {dims}"),
-            (self.max_headdim is None or case.headdim <= self.max_headdim, "headdim", case.headdim, "is too large",
-             f"at most {self.max_headdim}"),
-            (self.gqa or case.nheads == case.nheads_kv, "nheads_kv", case.nheads_kv, "differs from nheads",
-             f"the nheads, {case.nheads}"),
-            (self.batch is None or case.batch <= self.batch, "batch", case.batch, "is not supported",
-             f"at most {self.batch}"),
+            (
+                not self.headdims or case.headdim in self.headdims,
+                "headdim",
+                case.headdim,
+                "is not supported",
+                f"one of {dims}",
+            ),
+            (
+                self.max_headdim is None or case.headdim <= self.max_headdim,
+                "headdim",
+                case.headdim,
+                "is too large",
+                f"at most {self.max_headdim}",
+            ),
+            (
+                self.gqa or case.nheads == case.nheads_kv,
+                "nheads_kv",
+                case.nheads_kv,
+                "differs from nheads",
+                f"the nheads, {case.nheads}",
+            ),
+            (
+                self.batch is None or case.batch <= self.batch,
+                "batch",
+                case.batch,
+                "is not supported",
+                f"at most {self.batch}",
+            ),
             (self.causal or not case.causal, "causal", case.causal, "is not supported", "false"),
-            (not case.causal or square or self.bottom_right, "causal", f"{case.causal} with seqlen={case.seqlen}, "
-             f"seqlen_k={case.seqlen_k}", "would be aligned to the top left", "equal lengths"),
+            (
+                not case.causal or square or self.bottom_right,
+                "causal",
+                f"{case.causal} with seqlen={case.seqlen}, seqlen_k={case.seqlen_k}",
+                "would be aligned to the top left",
+                "equal lengths",
+            ),
         ]
 
     def _map(self, case: SparseCase) -> list[Check]:
         native = native_block(case, self.blocks)
         sizes = {"seqlen": (case.seqlen, native[0]), "seqlen_k": (case.seqlen_k, native[1])}
         rows: list[Check] = [
-            (not self.whole_blocks or length % size == 0, field, length, "is cut by the blocks of the map",
-             f"a multiple of {size}") for field, (length, size) in sizes.items()]
+            (
+                not self.whole_blocks or length % size == 0,
+                field,
+                length,
+                "is cut by the blocks of the map",
+                f"a multiple of {size}",
+            )
+            for field, (length, size) in sizes.items()
+        ]
         exact = native == case.block_shape or is_exact(case, native)
-        rows.append((case.widen or exact, "block", case.block,
-                     f"does not fit blocks of {native[0]}x{native[1]}: the map keeps some of them in part",
-                     f"a map of the blocks {', '.join(self.blocks)}, or --widen to round it up"))
+        rows.append(
+            (
+                case.widen or exact,
+                "block",
+                case.block,
+                f"does not fit blocks of {native[0]}x{native[1]}: the map keeps some of them in part",
+                f"a map of the blocks {', '.join(self.blocks)}, or --widen to round it up",
+            )
+        )
         if not self.empty_rows and (empty := empty_queries(case)):
-            rows.append((False, "pattern", case.pattern, f"leaves {empty} queries without a visible key",
-                         "a key for every query"))
+            rows.append(
+                (
+                    False,
+                    "pattern",
+                    case.pattern,
+                    f"leaves {empty} queries without a visible key",
+                    "a key for every query",
+                )
+            )
         if self.equal_counts and not rows_equal(case, native):
-            rows.append((False, "pattern", case.pattern, "gives rows different numbers of blocks",
-                         "the same number in every row, as of pattern random without causal"))
+            rows.append(
+                (
+                    False,
+                    "pattern",
+                    case.pattern,
+                    "gives rows different numbers of blocks",
+                    "the same number in every row, as of pattern random without causal",
+                )
+            )
         return rows
 
 
@@ -148,8 +200,9 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
             Unsupported: naming the field, its value and what is accepted.
         """
         if machine.device not in self.devices:
-            raise Unsupported(refusal(self.name, "device", machine.device, "is not supported",
-                                      f"one of {', '.join(self.devices)}"))
+            raise Unsupported(
+                refusal(self.name, "device", machine.device, "is not supported", f"one of {', '.join(self.devices)}")
+            )
         super().check(case, machine)
         self.limits.check(self.name, case, machine)
         super().check(case, machine)
@@ -168,9 +221,15 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         return resized(inputs.block_map, case, case.block_shape, native), native
 
     def launch(
-        self, case: SparseCase, inputs: SparseInputs, fn: Attention, *,
-        convert: Callable[[Tensor], Any] | None = None, notes: tuple[str, ...] = (),
-        multiple: tuple[int, int] = (1, 1), **options: Any,
+        self,
+        case: SparseCase,
+        inputs: SparseInputs,
+        fn: Attention,
+        *,
+        convert: Callable[[Tensor], Any] | None = None,
+        notes: tuple[str, ...] = (),
+        multiple: tuple[int, int] = (1, 1),
+        **options: Any,
     ) -> Launch:
         """Wrap `fn`, which computes the map in the session's layout.
 
@@ -202,8 +261,15 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         return operands.launch(fn, phases=phases, notes=notes, **options)
 
     def _following(
-        self, case: SparseCase, operands: SparseOperands, fn: Attention, convert: Callable[[Tensor], Any],
-        predictor: Predictor, *, notes: tuple[str, ...], **options: Any,
+        self,
+        case: SparseCase,
+        operands: SparseOperands,
+        fn: Attention,
+        convert: Callable[[Tensor], Any],
+        predictor: Predictor,
+        *,
+        notes: tuple[str, ...],
+        **options: Any,
     ) -> Launch:
         """A launch that predicts, converts and attends."""
         native = native_block(case, self.limits.blocks)
@@ -212,7 +278,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
 
         def predict() -> None:
             q, k = (x if self.heads_first else x.transpose(1, 2) for x in (operands.q, operands.k))
-            made["map"] = rule(q[:, :, :case.seqlen], k[:, :, :case.seqlen_k])
+            made["map"] = rule(q[:, :, : case.seqlen], k[:, :, : case.seqlen_k])
 
         def follow() -> None:
             convert(resized(made["map"], case, case.block_shape, native))
@@ -259,7 +325,7 @@ class SparseOperands(Operands):
         return super()._native(x)
 
     def _canonical(self, x: Tensor) -> Tensor:
-        return super()._canonical(x)[:, :self.rows]
+        return super()._canonical(x)[:, : self.rows]
 
 
 def native_block(case: SparseCase, blocks: tuple[str, ...]) -> tuple[int, int]:
@@ -269,8 +335,11 @@ def native_block(case: SparseCase, blocks: tuple[str, ...]) -> tuple[int, int]:
     if wanted in shapes:
         return wanted
     inside = [shape for shape in shapes if shape[0] <= wanted[0] and shape[1] <= wanted[1]]
-    return max(inside, key=lambda shape: shape[0] * shape[1]) if inside else min(
-        shapes, key=lambda shape: max(shape[0], wanted[0]) * max(shape[1], wanted[1]))
+    return (
+        max(inside, key=lambda shape: shape[0] * shape[1])
+        if inside
+        else min(shapes, key=lambda shape: max(shape[0], wanted[0]) * max(shape[1], wanted[1]))
+    )
 
 
 def resized(blocks: Tensor, case: SparseCase, of: tuple[int, int], to: tuple[int, int]) -> Tensor:

@@ -52,6 +52,6 @@ class SparseEager(SparseBackend):
 def visible_keys(case: SparseCase, blocks: Tensor) -> Tensor:
     """Bool [B, H, Sq, Sk]: whether a query sees a key, by the map and the causal mask."""
     rows, columns = case.block_shape
-    seen = blocks.repeat_interleave(rows, 2)[:, :, :case.seqlen].repeat_interleave(columns, 3)[..., :case.seqlen_k]
+    seen = blocks.repeat_interleave(rows, 2)[:, :, : case.seqlen].repeat_interleave(columns, 3)[..., : case.seqlen_k]
     band = Mask.of(case.dense).visible(blocks.device)
     return seen.contiguous() if band is None else seen & band

@@ -39,8 +39,16 @@ class SparseFlashAttn4(SparseBackend):
 
         function = importlib.import_module("flash_attn.cute.interface")._flash_attn_fwd
         if "block_sparse_tensors" not in inspect.signature(function).parameters:
-            raise Unavailable(refusal(self.name, "flash_attn.cute", self.version(), "has no block sparsity",
-                                      "block_sparse_tensors", self.install))
+            raise Unavailable(
+                refusal(
+                    self.name,
+                    "flash_attn.cute",
+                    self.version(),
+                    "has no block sparsity",
+                    "block_sparse_tensors",
+                    self.install,
+                )
+            )
         form = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
         made: dict[str, Any] = {}
 
@@ -48,8 +56,13 @@ class SparseFlashAttn4(SparseBackend):
             shape = native_block(case, self.limits.blocks)
             lists = lists_of(blocks)
             none = torch.zeros_like(lists["counts"])
-            made["tensors"] = form(mask_block_cnt=none, mask_block_idx=torch.zeros_like(lists["indices"]),
-                                   full_block_cnt=lists["counts"], full_block_idx=lists["indices"], block_size=shape)
+            made["tensors"] = form(
+                mask_block_cnt=none,
+                mask_block_idx=torch.zeros_like(lists["indices"]),
+                full_block_cnt=lists["counts"],
+                full_block_idx=lists["indices"],
+                block_size=shape,
+            )
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = function(q, k, v, softmax_scale=case.scale, block_sparse_tensors=made["tensors"])[0]

@@ -67,18 +67,36 @@ class SparseFlashInfer(SparseBackend):
         rows = case.batch * case.nheads * case.blocks[0]
         if self.wrapper == "variable":
             if rows > MOST_ROWS:
-                raise Unsupported(refusal(self.name, "block", case.block, f"makes {rows} rows of blocks over all heads",
-                                          f"at most {MOST_ROWS}"))
+                raise Unsupported(
+                    refusal(
+                        self.name,
+                        "block",
+                        case.block,
+                        f"makes {rows} rows of blocks over all heads",
+                        f"at most {MOST_ROWS}",
+                    )
+                )
             return
         if case.batch > 1:
             raise Unsupported(refusal(self.name, "batch", case.batch, "is not supported", "1"))
         if any(length % size for length, size in zip((case.seqlen, case.seqlen_k), case.block_shape, strict=True)):
-            raise Unsupported(refusal(self.name, "seqlen", case.seqlen, "is cut by the blocks of the map",
-                                      f"multiples of {case.block}"))
+            raise Unsupported(
+                refusal(
+                    self.name, "seqlen", case.seqlen, "is cut by the blocks of the map", f"multiples of {case.block}"
+                )
+            )
         maps = block_map(case)
         if (maps != maps[:, :1]).any():
-            raise Unsupported(refusal(self.name, "pattern", case.pattern, "gives each head a map of its own",
-                                      "one map for all heads", f"{self.name}[variable] takes it"))
+            raise Unsupported(
+                refusal(
+                    self.name,
+                    "pattern",
+                    case.pattern,
+                    "gives each head a map of its own",
+                    "one map for all heads",
+                    f"{self.name}[variable] takes it",
+                )
+            )
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
@@ -99,8 +117,9 @@ class SparseFlashInfer(SparseBackend):
 
         def plan(blocks: Tensor) -> None:
             maps, rows, columns = variable_form(case, blocks)
-            wrapper.plan(maps, rows, columns, heads, heads, case.headdim, sm_scale=case.scale,
-                         q_data_type=inputs.q.dtype)
+            wrapper.plan(
+                maps, rows, columns, heads, heads, case.headdim, sm_scale=case.scale, q_data_type=inputs.q.dtype
+            )
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
@@ -115,8 +134,19 @@ class SparseFlashInfer(SparseBackend):
 
         def plan(blocks: Tensor) -> None:
             indptr, indices = bsr_form(blocks[0, 0])
-            wrapper.plan(indptr, indices, case.seqlen, case.seqlen_k, *case.block_shape, case.nheads, case.nheads,
-                         case.headdim, sm_scale=case.scale, q_data_type=inputs.q.dtype, o_data_type=inputs.q.dtype)
+            wrapper.plan(
+                indptr,
+                indices,
+                case.seqlen,
+                case.seqlen_k,
+                *case.block_shape,
+                case.nheads,
+                case.nheads,
+                case.headdim,
+                sm_scale=case.scale,
+                q_data_type=inputs.q.dtype,
+                o_data_type=inputs.q.dtype,
+            )
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = wrapper.run(*(x[0].transpose(0, 1) for x in (q, k, v)))

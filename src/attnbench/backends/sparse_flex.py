@@ -31,8 +31,9 @@ class SparseFlex(SparseBackend):
     install = "part of torch"
     devices = ("cpu", "cuda")
     compiles = True
-    limits = SparseLimits(dtypes=ALL_DTYPES, gqa=True, causal=True, bottom_right=True, empty_rows=True,
-                          capability=(7, 0))
+    limits = SparseLimits(
+        dtypes=ALL_DTYPES, gqa=True, causal=True, bottom_right=True, empty_rows=True, capability=(7, 0)
+    )
 
     def check(self, case: SparseCase, machine: Machine) -> None:
         """Refuse what torch has not implemented.
@@ -80,15 +81,22 @@ def block_mask(case: SparseCase, blocks: Tensor, visible: Tensor) -> Any:
     whole = visible == case.block_shape[0] * case.block_shape[1]
     partial, full = lists_of(blocks & ~whole & (visible > 0)), lists_of(blocks & whole)
     return BlockMask.from_kv_blocks(
-        partial["counts"], partial["indices"], full["counts"], full["indices"], BLOCK_SIZE=case.block_shape,
-        mask_mod=_rule(case), seq_lengths=(case.seqlen, case.seqlen_k))
+        partial["counts"],
+        partial["indices"],
+        full["counts"],
+        full["indices"],
+        BLOCK_SIZE=case.block_shape,
+        mask_mod=_rule(case),
+        seq_lengths=(case.seqlen, case.seqlen_k),
+    )
 
 
 def map_of(case: SparseCase, mask: Any) -> Tensor:
     """The map that a BlockMask came from, less blocks that the causal mask hides altogether."""
     columns = case.blocks[1]
-    return (map_of_lists(mask.kv_num_blocks, mask.kv_indices, columns)
-            | map_of_lists(mask.full_kv_num_blocks, mask.full_kv_indices, columns))
+    return map_of_lists(mask.kv_num_blocks, mask.kv_indices, columns) | map_of_lists(
+        mask.full_kv_num_blocks, mask.full_kv_indices, columns
+    )
 
 
 def _rule(case: SparseCase) -> Callable[..., Tensor]:

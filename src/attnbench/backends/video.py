@@ -54,8 +54,11 @@ class Video(Backend["VideoCase", "VideoInputs"]):
 
     def configs(self, case: VideoCase) -> Iterable[Config]:
         """Every backend of the workloads `attention` and `sparse`."""
-        return [Config(name, {"attention": name, "config": None}) for name, one in self._known().items()
-                if one.workload in self.carries]
+        return [
+            Config(name, {"attention": name, "config": None})
+            for name, one in self._known().items()
+            if one.workload in self.carries
+        ]
 
     def _known(self) -> Mapping[str, Backend]:
         return self.others or all_backends()
@@ -96,20 +99,40 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         """
         inner, needed = self.inner, memory_bytes(case)
         if machine.device not in inner.devices:
-            raise Unsupported(refusal(inner.name, "device", machine.device, "is not supported",
-                                      " and ".join(inner.devices)))
+            raise Unsupported(
+                refusal(inner.name, "device", machine.device, "is not supported", " and ".join(inner.devices))
+            )
         problem = problem_of(inner, case)
         inner.check(problem, machine)
         if inner.workload == "sparse" and inner.variant_of(problem) == "chosen":
-            raise Unsupported(refusal(inner.name, "block map", "chosen", "is made anew in every layer, which has no "
-                                      "oracle here", "a row of the given map: without a predictor, without --widen"))
+            raise Unsupported(
+                refusal(
+                    inner.name,
+                    "block map",
+                    "chosen",
+                    "is made anew in every layer, which has no oracle here",
+                    "a row of the given map: without a predictor, without --widen",
+                )
+            )
         if machine.memory_bytes is not None and needed > machine.memory_bytes:
-            fits = next((frames for frames in range(case.frames - 4, 0, -4)
-                         if memory_bytes(replace(case, frames=frames)) <= machine.memory_bytes), None)
-            raise Unsupported(refusal(
-                self.name, "frames", case.frames, f"at {case.height}x{case.width} takes about "
-                f"{needed / GIB:.0f} GiB of memory, {machine.memory_bytes / GIB:.0f} GiB are there",
-                f"at most {fits}" if fits else "a smaller height and width"))
+            fits = next(
+                (
+                    frames
+                    for frames in range(case.frames - 4, 0, -4)
+                    if memory_bytes(replace(case, frames=frames)) <= machine.memory_bytes
+                ),
+                None,
+            )
+            raise Unsupported(
+                refusal(
+                    self.name,
+                    "frames",
+                    case.frames,
+                    f"at {case.height}x{case.width} takes about "
+                    f"{needed / GIB:.0f} GiB of memory, {machine.memory_bytes / GIB:.0f} GiB are there",
+                    f"at most {fits}" if fits else "a smaller height and width",
+                )
+            )
 
     def budget(self, case: VideoCase) -> Budget:
         """That of the backend for a layer's attention."""

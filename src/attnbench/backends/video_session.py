@@ -72,15 +72,27 @@ class VideoSession:
         """What the harness calls; `counters` are further ones for the record."""
         copies = COPIES if isinstance(self.attention.attend, Copied) else 0
         weights = RANDOM if self.case.weights is None else "weights of a local folder"
-        notes = [weights] + [f"{copies} copies a call: this backend has no function for tensors of others"
-                                      ] * bool(copies)
+        notes = [weights] + [f"{copies} copies a call: this backend has no function for tensors of others"] * bool(
+            copies
+        )
         return Launch(
-            forward=self.forward, outputs=self.outputs, reload=self.load, reset=self.reset, capturable=False,
+            forward=self.forward,
+            outputs=self.outputs,
+            reload=self.load,
+            reset=self.reset,
+            capturable=False,
             phases={"attention": self._phase("attention")} | ({"copies": self._phase("copies")} if copies else {}),
-            whole=self.whole if self.case.generations else None, notes=tuple(notes),
-            counters={"denoising_steps": 1, "layers": self.case.config.layers, "tokens": self.case.tokens,
-                      "predictions": self.case.batch, "copies": copies * self.case.config.layers,
-                      **(counters or {})})
+            whole=self.whole if self.case.generations else None,
+            notes=tuple(notes),
+            counters={
+                "denoising_steps": 1,
+                "layers": self.case.config.layers,
+                "tokens": self.case.tokens,
+                "predictions": self.case.batch,
+                "copies": copies * self.case.config.layers,
+                **(counters or {}),
+            },
+        )
 
     def _phase(self, name: str) -> InPlace:
         spans = self.attention.spans
@@ -108,8 +120,7 @@ class VideoSession:
 
 def _check_calls(who: str, calls: int, wanted: int) -> None:
     if calls != wanted:
-        raise AttnbenchError(refusal(who, "attention calls", calls, "are not those of the model's layers",
-                                     f"{wanted}"))
+        raise AttnbenchError(refusal(who, "attention calls", calls, "are not those of the model's layers", f"{wanted}"))
 
 
 def compile_blocks(transformer: Any, *, mode: str, compiler: str = "inductor") -> None:
@@ -124,8 +135,12 @@ def compile_blocks(transformer: Any, *, mode: str, compiler: str = "inductor") -
     for block in transformer.transformer_blocks if hasattr(transformer, "transformer_blocks") else transformer.blocks:
         kind = type(block)
         if kind not in compiled:
-            compiled[kind] = torch.compile(with_own_code(kind.forward), backend=compiler, dynamic=False,
-                                           mode=mode if compiler == "inductor" else None)
+            compiled[kind] = torch.compile(
+                with_own_code(kind.forward),
+                backend=compiler,
+                dynamic=False,
+                mode=mode if compiler == "inductor" else None,
+            )
         block.forward = types.MethodType(compiled[kind], block)
 
 

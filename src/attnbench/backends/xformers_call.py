@@ -58,16 +58,26 @@ class XformersBackend(DenseBackend):
             return x.expand(-1, -1, -1, case.group_size, -1)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = fmha.memory_efficient_attention(view(q), view(k), view(v), bias, scale=case.scale,
-                                                  op=(forward, backward))
+            out = fmha.memory_efficient_attention(
+                view(q), view(k), view(v), bias, scale=case.scale, op=(forward, backward)
+            )
             return out.reshape(*q.shape[:-1], v.shape[-1])
 
         asked = fmha.Inputs(view(operands.q), view(operands.k), view(operands.v), bias, scale=case.scale)
-        reasons = [*forward.not_supported_reasons(asked),
-                   *(backward.not_supported_reasons(asked) if case.has_backward else ())]
+        reasons = [
+            *forward.not_supported_reasons(asked),
+            *(backward.not_supported_reasons(asked) if case.has_backward else ()),
+        ]
         if reasons:
-            raise Unsupported(refusal(self.name, "case", case.id, f"is refused by xFormers: {'; '.join(reasons)}",
-                                      "what xFormers says this kernel takes"))
+            raise Unsupported(
+                refusal(
+                    self.name,
+                    "case",
+                    case.id,
+                    f"is refused by xFormers: {'; '.join(reasons)}",
+                    "what xFormers says this kernel takes",
+                )
+            )
         yield operands.launch(attend)
 
 
@@ -82,5 +92,6 @@ def attention_bias(masks: Any, case: AttentionCase, q: Tensor) -> Any:
         # Both bounds must be numbers: as many keys as there are is no bound.
         return masks.LocalAttentionFromBottomRightMask(
             window_left=case.seqlen_k if mask.left == -1 else mask.left,
-            window_right=case.seqlen if mask.right == -1 else mask.right)
+            window_right=case.seqlen if mask.right == -1 else mask.right,
+        )
     return masks.LowerTriangularFromBottomRightMask() if mask.causal else None

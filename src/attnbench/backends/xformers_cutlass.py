@@ -14,8 +14,15 @@ class XformersCutlass(XformersBackend):
     name = "xformers-cutlass"
     title = "xFormers CUTLASS"
     tested = "NVIDIA H200, torch 2.11"
-    limits = Limits(dtypes=ALL_DTYPES, headdim_v=True, bottom_right=True, varlen=True, backward=True,
-                    capability=(5, 0), capability_below=(9, 1))
+    limits = Limits(
+        dtypes=ALL_DTYPES,
+        headdim_v=True,
+        bottom_right=True,
+        varlen=True,
+        backward=True,
+        capability=(5, 0),
+        capability_below=(9, 1),
+    )
 
     def operators(self, fmha: Any) -> tuple[Any, Any]:
         """CUTLASS both ways."""

@@ -19,8 +19,17 @@ class XformersFlash(XformersBackend):
     name = "xformers-flash"
     title = "xFormers flash"
     tested = "NVIDIA H200, torch 2.11"
-    limits = Limits(max_headdim=256, headdim_multiple=8, gqa=True, window=True, bottom_right=True, empty_rows=True,
-                    varlen=True, backward=True, capability=(8, 0))
+    limits = Limits(
+        max_headdim=256,
+        headdim_multiple=8,
+        gqa=True,
+        window=True,
+        bottom_right=True,
+        empty_rows=True,
+        varlen=True,
+        backward=True,
+        capability=(8, 0),
+    )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
         """Refuse what the operator cannot take.
@@ -30,8 +39,11 @@ class XformersFlash(XformersBackend):
         """
         super().check(case, machine)
         if case.has_backward and case.nheads != case.nheads_kv:
-            raise Unsupported(refusal(self.name, "nheads_kv", case.nheads_kv, "has no backward",
-                                      f"the nheads, {case.nheads}, or mode fwd"))
+            raise Unsupported(
+                refusal(
+                    self.name, "nheads_kv", case.nheads_kv, "has no backward", f"the nheads, {case.nheads}, or mode fwd"
+                )
+            )
         if case.packed and case.window is not None:
             raise Unsupported(refusal(self.name, "window", case.window, "has no variable length", "none"))
 

@@ -109,7 +109,10 @@ class Comparison:
 
 
 def make_truth(
-    oracle: Mapping[str, Tensor], plain: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any,
+    oracle: Mapping[str, Tensor],
+    plain: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    dtype: Any,
     kinds: Mapping[str, OutputKind],
 ) -> Truth:
     """Measure the plain evaluation; its tensors are not kept.
@@ -129,8 +132,16 @@ def make_truth(
     for name in oracle:
         if kinds.get(name) not in COMPARED:
             found = kinds[name].value if name in kinds else None
-            raise WorkerError(refusal("oracle", f"outputs[{name}]", found, "is no kind of an output that is compared",
-                                      " or ".join(kind.value for kind in COMPARED), "declare it in Workload.outputs"))
+            raise WorkerError(
+                refusal(
+                    "oracle",
+                    f"outputs[{name}]",
+                    found,
+                    "is no kind of an output that is compared",
+                    " or ".join(kind.value for kind in COMPARED),
+                    "declare it in Workload.outputs",
+                )
+            )
     if not all(right.isfinite().all() for right in oracle.values()):
         raise WorkerError(f"oracle: {', '.join(oracle)} not finite; no backend can be held against it")
     for name, right in oracle.items():
@@ -157,8 +168,11 @@ def limits(name: str, truth: Truth, budget: Budget) -> Limits:
     # where the derivation has none of it: what is less than a half step of the largest element is no wrong row.
     unseen = max(absolute, _step(truth.dtype) * plain.largest / 2) if is_gradient else absolute
     return Limits(
-        element=max(factor * plain.max_abs + _step(truth.dtype) * plain.largest,
-                    factor * REACH * truth.expected[name].largest, absolute),
+        element=max(
+            factor * plain.max_abs + _step(truth.dtype) * plain.largest,
+            factor * REACH * truth.expected[name].largest,
+            absolute,
+        ),
         row=factor * max(plain.row.value, REACH),
         slice=factor * max(plain.slice.value if plain.slice else 0.0, 1.0),
         by_design=unseen,
@@ -182,16 +196,28 @@ def compare(found: Mapping[str, Tensor], truth: Truth, budget: Budget) -> Compar
             continue
         accepted = limits(name, truth, budget)
         expected = truth.expected[name]
-        off = measure(found[name], right, limit=accepted.element, expected=expected if expected.largest else None,
-                      by_design=accepted.by_design)
+        off = measure(
+            found[name],
+            right,
+            limit=accepted.element,
+            expected=expected if expected.largest else None,
+            by_design=accepted.by_design,
+        )
         if not math.isfinite(off.rmse):
             faults[name] = f"{name}: wrong values: not all are finite"
             continue
         fault = _fault(name, off, accepted, tuple(right.shape))
         if fault:
             faults[name] = fault
-        errors[name] = Error(max_abs=off.max_abs, rel_l1=off.rel_l1, head_rel_l1=off.head_rel_l1, rmse=off.rmse,
-                             cosine=off.cosine, budget=accepted.element, ok=not fault)
+        errors[name] = Error(
+            max_abs=off.max_abs,
+            rel_l1=off.rel_l1,
+            head_rel_l1=off.head_rel_l1,
+            rmse=off.rmse,
+            cosine=off.cosine,
+            budget=accepted.element,
+            ok=not fault,
+        )
     return Comparison(errors, faults)
 
 
@@ -217,17 +243,25 @@ def matches(
 
 def _fault(name: str, off: Deviation, accepted: Limits, shape: tuple[int, ...]) -> str | None:
     if off.max_abs > accepted.element:
-        return (f"{name}: wrong values: worst error {off.max_abs:.3g} (budget {accepted.element:.3g}) "
-                f"at {place(off.worst, shape)}; {_percent(off.over / off.numel)} of {off.numel} elements over budget")
+        return (
+            f"{name}: wrong values: worst error {off.max_abs:.3g} (budget {accepted.element:.3g}) "
+            f"at {place(off.worst, shape)}; {_percent(off.over / off.numel)} of {off.numel} elements over budget"
+        )
     if off.row.value > accepted.row:
-        return (f"{name}: wrong values in a row: {off.row.value:.3g} times what rounding explains "
-                f"(budget {accepted.row:.3g}) at {place(off.row.at, shape[:-1])}")
+        return (
+            f"{name}: wrong values in a row: {off.row.value:.3g} times what rounding explains "
+            f"(budget {accepted.row:.3g}) at {place(off.row.at, shape[:-1])}"
+        )
     if off.slice is not None and off.slice.value > accepted.slice:
         where = f"[..., {off.slice.at}, :]" if len(shape) > 2 else "the whole"
-        return (f"{name}: wrong values in a slice: {off.slice.value:.3g} times what rounding explains "
-                f"(budget {accepted.slice:.3g}) at {where}")
-    for words, value, most in (("", off.rel_l1, accepted.rel_l1), (" of a head", off.head_rel_l1,
-                                                                    accepted.head_rel_l1)):
+        return (
+            f"{name}: wrong values in a slice: {off.slice.value:.3g} times what rounding explains "
+            f"(budget {accepted.slice:.3g}) at {where}"
+        )
+    for words, value, most in (
+        ("", off.rel_l1, accepted.rel_l1),
+        (" of a head", off.head_rel_l1, accepted.head_rel_l1),
+    ):
         if value is not None and value > most:
             return f"{name}: wrong values: relative L1{words} {value:.3g} (budget {most:.3g})"
     return None

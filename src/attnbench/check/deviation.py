@@ -100,8 +100,20 @@ def measure(
         by_design: root mean square of an error up to which a row or slice has none that counts.
     """
     if not truth.numel():
-        return Deviation(numel=0, max_abs=0.0, worst=0, over=0, rel_l1=0.0, head_rel_l1=None, rmse=0.0, cosine=1.0,
-                         largest=0.0, rms=0.0, row=NOWHERE, slice=None)
+        return Deviation(
+            numel=0,
+            max_abs=0.0,
+            worst=0,
+            over=0,
+            rel_l1=0.0,
+            head_rel_l1=None,
+            rmse=0.0,
+            cosine=1.0,
+            largest=0.0,
+            rms=0.0,
+            row=NOWHERE,
+            slice=None,
+        )
     width, lead = truth.shape[-1], tuple(truth.shape[:-1])
     table, rows = _stream(found.detach().reshape(-1, width), truth.reshape(-1, width), limit)
     errors, norms = rows["errors"], rows["norms"]
@@ -111,7 +123,10 @@ def measure(
     scale = truth_abs or found_abs
     both = math.sqrt(found_square * truth_square)
     return Deviation(
-        numel=truth.numel(), max_abs=max_abs, worst=-worst, over=int(over),
+        numel=truth.numel(),
+        max_abs=max_abs,
+        worst=-worst,
+        over=int(over),
         rel_l1=absolute / scale if scale else 0.0,
         head_rel_l1=_worst_rel_l1(rows["off"].reshape(lead), rows["size"].reshape(lead)),
         rmse=math.sqrt(error_square / truth.numel()),
@@ -119,8 +134,9 @@ def measure(
         largest=max(row[6] for row in table),
         rms=math.sqrt(truth_square / truth.numel()),
         row=NOWHERE if expected is None else _worst(errors, expected.rows, width * by_design**2),
-        slice=None if expected is None else _worst_slice(
-            errors.reshape(lead), expected.rows.reshape(lead), width * by_design**2),
+        slice=None
+        if expected is None
+        else _worst_slice(errors.reshape(lead), expected.rows.reshape(lead), width * by_design**2),
     )
 
 
@@ -129,8 +145,9 @@ def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float
     import torch
 
     rows, width = truth.shape
-    sums = {name: torch.empty(rows, dtype=torch.float64, device=truth.device)
-            for name in ("errors", "norms", "off", "size")}
+    sums = {
+        name: torch.empty(rows, dtype=torch.float64, device=truth.device) for name in ("errors", "norms", "off", "size")
+    }
     step = max(1, CHUNK["cuda" if truth.is_cuda else "cpu"] // width)
     chunks = []
     for start in range(0, rows, step):
@@ -142,10 +159,21 @@ def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float
             sums[name][span] = values.sum(-1)
         top, at = error.reshape(-1).max(0)
         # Read once at the end: asking the device for numbers chunk by chunk would wait for each.
-        chunks.append(torch.stack([
-            error.sum(), t.abs().sum(), x.abs().sum(), (x * t).sum(), x.square().sum(), (error > limit).sum().double(),
-            t.abs().max(), top, (at + start * width).double(),
-        ]))
+        chunks.append(
+            torch.stack(
+                [
+                    error.sum(),
+                    t.abs().sum(),
+                    x.abs().sum(),
+                    (x * t).sum(),
+                    x.square().sum(),
+                    (error > limit).sum().double(),
+                    t.abs().max(),
+                    top,
+                    (at + start * width).double(),
+                ]
+            )
+        )
     return torch.stack(chunks).tolist(), sums
 
 

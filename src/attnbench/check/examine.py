@@ -68,7 +68,11 @@ class Wrong(Exception):
 
 
 def examine(
-    launch: Launch, references: References, *, variant: str, budget: Budget,
+    launch: Launch,
+    references: References,
+    *,
+    variant: str,
+    budget: Budget,
     announce: Callable[[str], None] = lambda phase: None,
 ) -> Outcome:
     """Examine a launch whose session was opened with the first inputs, before it is timed.
@@ -86,7 +90,11 @@ def examine(
 
 
 def recheck(
-    launch: Launch, references: References, *, variant: str, budget: Budget,
+    launch: Launch,
+    references: References,
+    *,
+    variant: str,
+    budget: Budget,
     announce: Callable[[str], None] = lambda phase: None,
 ) -> Outcome:
     """Examine a launch again after it was timed; the first inputs are still loaded."""
@@ -225,7 +233,10 @@ class Examination:
         return [tensor for inputs in sets for tensor in inputs.tensors().values()]
 
     def _finished(
-        self, *, settle: bool = False, poisoned: Mapping[str, Tensor] | None = None,
+        self,
+        *,
+        settle: bool = False,
+        poisoned: Mapping[str, Tensor] | None = None,
         overwritten: Variation | None = None,
     ) -> Mapping[str, Tensor]:
         """Launch, and hold what its own stream has done against what is there in the end."""
@@ -248,8 +259,10 @@ class Examination:
         for name, before in seen.items():
             if not torch.equal(before, bits(outputs[name])):
                 count = int((before != bits(outputs[name])).sum())
-                raise Wrong(f"{name}: unfinished work: {count} of {before.numel()} elements changed after the "
-                             "launch's stream was done; it does not wait for another stream or thread")
+                raise Wrong(
+                    f"{name}: unfinished work: {count} of {before.numel()} elements changed after the "
+                    "launch's stream was done; it does not wait for another stream or thread"
+                )
         return outputs
 
     def _untouched(self, words: str = "") -> None:
@@ -279,8 +292,10 @@ class Examination:
         wrong = [name for name in result.faults if name in truth.oracle] or list(truth.oracle)
         old = first.select(dict(outputs)), self._truth(outputs, first)[0].oracle
         if matches(*old, truth, self.budget, wrong):
-            raise Wrong("cached answer: after new inputs the outputs are still those of the old ones: "
-                         f"{', '.join(wrong)}", result.errors)
+            raise Wrong(
+                f"cached answer: after new inputs the outputs are still those of the old ones: {', '.join(wrong)}",
+                result.errors,
+            )
         raise Wrong("on fresh data: " + "; ".join(result.faults.values()), result.errors)
 
     def _compare(

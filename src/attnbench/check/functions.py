@@ -10,8 +10,21 @@ from typing import Any
 
 from attnbench.check.setting import Setting
 
-MODULES = frozenset({"builtins", "time", "gc", "math", "statistics", "torch", "torch.nn.functional", "torch.cuda",
-                     "torch.autograd", "torch.autograd.grad_mode", "torch.backends.cuda"})
+MODULES = frozenset(
+    {
+        "builtins",
+        "time",
+        "gc",
+        "math",
+        "statistics",
+        "torch",
+        "torch.nn.functional",
+        "torch.cuda",
+        "torch.autograd",
+        "torch.autograd.grad_mode",
+        "torch.backends.cuda",
+    }
+)
 """The clocks, and what attention is made of."""
 ROOMS = ("attnbench.check.", "attnbench.measure.", "attnbench.worker.", "attnbench.workloads.", "attnbench.stats.")
 """Of the harness."""
@@ -43,8 +56,11 @@ class _Watched:
         found = []
         for module, (inside, names, values) in self.owners.items():
             if not all(map(operator.is_, map(inside.get, names), values)):
-                found += [f"{module}.{name}" for name, value in zip(names, values, strict=True)
-                          if inside.get(name) is not value and not _of_torch(inside.get(name))]
+                found += [
+                    f"{module}.{name}"
+                    for name, value in zip(names, values, strict=True)
+                    if inside.get(name) is not value and not _of_torch(inside.get(name))
+                ]
         return frozenset(found)
 
     def put_back(self, then: Replaced) -> None:
@@ -55,10 +71,16 @@ class _Watched:
 
     def _look_around(self) -> None:
         for name, module in list(sys.modules.items()):
-            if name not in self.owners and isinstance(module, ModuleType) and (
-                    name in MODULES or name.startswith(ROOMS)):
-                calls = {key: value for key, value in vars(module).items()
-                         if callable(value) and not isinstance(value, ModuleType | type)}
+            if (
+                name not in self.owners
+                and isinstance(module, ModuleType)
+                and (name in MODULES or name.startswith(ROOMS))
+            ):
+                calls = {
+                    key: value
+                    for key, value in vars(module).items()
+                    if callable(value) and not isinstance(value, ModuleType | type)
+                }
                 self.owners[name] = vars(module), tuple(calls), tuple(calls.values())
         self.seen = len(sys.modules)
 

@@ -105,7 +105,12 @@ class Inspection:
     """
 
     def __init__(
-        self, launch: Launch, references: References, *, variant: str, budget: Budget,
+        self,
+        launch: Launch,
+        references: References,
+        *,
+        variant: str,
+        budget: Budget,
         announce: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.launch, self.references, self.announce = launch, references, announce
@@ -217,7 +222,9 @@ class Inspection:
         """Load the first data and call once, with an eye on the operators of what is not timed."""
         launch = self.launch
         calls: dict[str, Callable[[], object]] = {
-            "outputs": launch.outputs, "reload": lambda: launch.reload(self.references.first.inputs)}
+            "outputs": launch.outputs,
+            "reload": lambda: launch.reload(self.references.first.inputs),
+        }
         if launch.reset is not None:
             calls["reset"] = launch.reset
         found = {}
@@ -230,8 +237,14 @@ class Inspection:
             self._queued(call, look)
         else:
             call()
-        return next((f"{name} computes: it calls {', '.join(sorted(names))}, and is not timed"
-                     for name, names in found.items() if names), None)
+        return next(
+            (
+                f"{name} computes: it calls {', '.join(sorted(names))}, and is not timed"
+                for name, names in found.items()
+                if names
+            ),
+            None,
+        )
 
     def _queued(self, call: Callable[[], object], look: _Look) -> None:
         """On a GPU: what does the stream get to do after the call has returned, until its outputs are there?
@@ -263,23 +276,34 @@ class Inspection:
         call, first = min(new), statistics.median(look.first for look in looks)
         late = f"unfinished work: a call returns after {_said(call)}, its outputs are there {_said(first)} later"
         if self.cuda:
-            yield _Rule([look.first - SHARE * call - slack for look in looks],
-                        [look.untimed["outputs"] for look in looks], late)
+            yield _Rule(
+                [look.first - SHARE * call - slack for look in looks], [look.untimed["outputs"] for look in looks], late
+            )
         if "forward" in looks[0].untimed:
             forward = [look.untimed["forward"] for look in looks]
-            yield _Rule([BACKWARD * spent - host_slack for spent in forward], new,
-                        f"a backward takes {_said(call)}, its forward {_said(min(forward))}: the work is done in the "
-                        "forward")
+            yield _Rule(
+                [BACKWARD * spent - host_slack for spent in forward],
+                new,
+                f"a backward takes {_said(call)}, its forward {_said(min(forward))}: the work is done in the forward",
+            )
         for name in looks[0].untimed.keys() - {"forward"}:
             spent = [look.untimed[name] for look in looks]
-            yield _Rule([(one - SHARE * call - host_slack) / COPIES for one in spent], copies,
-                        f"{name} takes {_said(min(spent))}, a copy of all inputs and outputs {_said(min(copies))}, a "
-                        f"call {_said(call)}: work is done outside the sample")
+            yield _Rule(
+                [(one - SHARE * call - host_slack) / COPIES for one in spent],
+                copies,
+                f"{name} takes {_said(min(spent))}, a copy of all inputs and outputs {_said(min(copies))}, a "
+                f"call {_said(call)}: work is done outside the sample",
+            )
         ordinary = [look.ordinary for look in looks] if len(looks) > 1 else [looks[0].quick]
-        seen = (f"a call on data it has not seen takes {_said(call)}, on data it has "
-                f"{_said(statistics.median(ordinary))}: its samples are not the time of its work")
-        yield _Rule([((look.new if self.cuda else look.whole) - slack) / SLOWER[kind] for look in looks], ordinary,
-                    late if first > call and not self.cuda else seen)
+        seen = (
+            f"a call on data it has not seen takes {_said(call)}, on data it has "
+            f"{_said(statistics.median(ordinary))}: its samples are not the time of its work"
+        )
+        yield _Rule(
+            [((look.new if self.cuda else look.whole) - slack) / SLOWER[kind] for look in looks],
+            ordinary,
+            late if first > call and not self.cuda else seen,
+        )
 
     def _judged(self, rule: _Rule) -> _Suspicion | None:
         count, chance = len(self._looks), chance_of_lead(rule.above, rule.below)

@@ -42,8 +42,14 @@ TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 def process_settings() -> tuple[Setting, ...]:
     """All of them, limits first: the others need files and memory."""
     return (
-        *(Setting(name, partial(resource.getrlimit, getattr(resource, name)),
-                  partial(resource.setrlimit, getattr(resource, name))) for name in LIMITS),
+        *(
+            Setting(
+                name,
+                partial(resource.getrlimit, getattr(resource, name)),
+                partial(resource.setrlimit, getattr(resource, name)),
+            )
+            for name in LIMITS
+        ),
         *streams(),
         Setting("working folder", _folder, os.chdir, shown=False),
         Setting(SEARCH_PATH, lambda: _Listed.of(sys.path, _only_appended), _put_list(lambda: sys.path), shown=False),
@@ -81,7 +87,8 @@ class _Listed:
         if not isinstance(other, _Listed):
             return NotImplemented
         return self.values == other.values or (
-            self.modules != other.modules and self.harmless(self.values, other.values))
+            self.modules != other.modules and self.harmless(self.values, other.values)
+        )
 
     def __hash__(self) -> int:
         return hash(self.values)
@@ -141,14 +148,18 @@ def _umask() -> int:
 
 
 def _scheduling() -> tuple[Setting, ...]:
-    niceness = Setting("niceness", partial(os.getpriority, os.PRIO_PROCESS, 0),
-                       partial(os.setpriority, os.PRIO_PROCESS, 0))
+    niceness = Setting(
+        "niceness", partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)
+    )
     if not hasattr(os, "sched_getaffinity"):
         return (niceness,)
     return (
         niceness,
-        Setting("scheduler", lambda: (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
-                lambda value: os.sched_setscheduler(0, value[0], os.sched_param(value[1]))),
+        Setting(
+            "scheduler",
+            lambda: (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
+            lambda value: os.sched_setscheduler(0, value[0], os.sched_param(value[1])),
+        ),
         Setting("CPU affinity", lambda: os.sched_getaffinity(0), _set_affinity, shown=False),
     )
 
@@ -164,12 +175,24 @@ def _set_affinity(cores: set[int]) -> None:
 
 def _signals() -> tuple[Setting, ...]:
     return (
-        Setting("signal handlers", lambda: dict(zip(SIGNALS, map(_signal.getsignal, SIGNALS.values()), strict=True)),
-                _set_handlers, which=_names),
-        Setting("signal mask", lambda: frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-                partial(signal.pthread_sigmask, signal.SIG_SETMASK), shown=False),
-        Setting("interval timer", lambda: tuple(signal.getitimer(which) != (0.0, 0.0) for which in TIMERS),
-                _stop_timers, shown=False),
+        Setting(
+            "signal handlers",
+            lambda: dict(zip(SIGNALS, map(_signal.getsignal, SIGNALS.values()), strict=True)),
+            _set_handlers,
+            which=_names,
+        ),
+        Setting(
+            "signal mask",
+            lambda: frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+            partial(signal.pthread_sigmask, signal.SIG_SETMASK),
+            shown=False,
+        ),
+        Setting(
+            "interval timer",
+            lambda: tuple(signal.getitimer(which) != (0.0, 0.0) for which in TIMERS),
+            _stop_timers,
+            shown=False,
+        ),
     )
 
 
@@ -195,8 +218,12 @@ def _interpreter() -> tuple[Setting, ...]:
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
     def hook(owner: Any, name: str) -> Setting:
-        return Setting(f"{owner.__name__}.{name}", lambda: getattr(owner, name),
-                       lambda value: setattr(owner, name, value), shown=False)
+        return Setting(
+            f"{owner.__name__}.{name}",
+            lambda: getattr(owner, name),
+            lambda value: setattr(owner, name, value),
+            shown=False,
+        )
 
     return (
         Setting("recursion limit", lambda: min(sys.getrecursionlimit(), RECURSION), sys.setrecursionlimit),
@@ -207,8 +234,9 @@ def _interpreter() -> tuple[Setting, ...]:
         Setting("garbage collection", gc.isenabled, set_collecting),
         Setting("thresholds of the garbage collection", gc.get_threshold, lambda then: gc.set_threshold(*then)),
         Setting("debugging of the garbage collection", gc.get_debug, gc.set_debug),
-        Setting("callbacks of the garbage collection", lambda: tuple(gc.callbacks), _fill(lambda: gc.callbacks),
-                shown=False),
+        Setting(
+            "callbacks of the garbage collection", lambda: tuple(gc.callbacks), _fill(lambda: gc.callbacks), shown=False
+        ),
         Setting("warning filters", lambda: _Listed.of(warnings.filters, _only_quieter), set_filters, shown=False),
         Setting("module finders", lambda: tuple(sys.meta_path), _fill(lambda: sys.meta_path), shown=False),
         hook(warnings, "showwarning"),
@@ -245,8 +273,9 @@ def _random() -> tuple[Setting, ...]:
         np.seterr(**then)
 
     return (
-        Setting("state of Python's random generator (numbers were drawn)", random.getstate, random.setstate,
-                shown=False),
+        Setting(
+            "state of Python's random generator (numbers were drawn)", random.getstate, random.setstate, shown=False
+        ),
         Setting("state of NumPy's random generator (numbers were drawn)", state, set_state, shown=False),
         Setting("error handling of NumPy", errors, set_errors, shown=False),
     )

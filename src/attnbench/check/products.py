@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PRODUCTS = re.compile(r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|matmul|mv|addmv|einsum|linear|convolution|conv\dd|softmax|"
-                      r"attention|flash|mha)(_|$)")
+PRODUCTS = re.compile(
+    r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|matmul|mv|addmv|einsum|linear|convolution|conv\dd|softmax|"
+    r"attention|flash|mha)(_|$)"
+)
 """Words in the names of operators that multiply matrices or are attention; copies, casts and scaling have none."""
 
 

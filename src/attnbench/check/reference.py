@@ -73,7 +73,8 @@ class Reference:
             self._truths[variant] = self._evaluated(
                 variant,
                 lambda dtype: self.workload.oracle(variant, self.case, self.inputs, dtype=dtype, draw=self.draw),
-                lambda: self.workload.expected_errors(variant, self.case, self.inputs, draw=self.draw))
+                lambda: self.workload.expected_errors(variant, self.case, self.inputs, draw=self.draw),
+            )
         return self._truths[variant]
 
     def choice(self, variant: str, outputs: Mapping[str, Tensor]) -> Tensor | None:
@@ -91,8 +92,16 @@ class Reference:
 
         choice, name, last = self.workload.choice(variant), self._choice_name(variant), self._followed.get(variant)
         if choice is None or name is None:  # a mistake of the workload, not of a backend
-            raise WorkerError(refusal("workload", "choice", variant, "declares an output of kind choice and no judge",
-                                      "a Choice", "return it from Workload.choice"))
+            raise WorkerError(
+                refusal(
+                    "workload",
+                    "choice",
+                    variant,
+                    "declares an output of kind choice and no judge",
+                    "a Choice",
+                    "return it from Workload.choice",
+                )
+            )
         if last is None or not torch.equal(last.chosen, chosen):
             # A copy: the launch writes its next choice to the same place.
             kept = chosen.clone()
@@ -103,7 +112,8 @@ class Reference:
                 truth = self._evaluated(
                     variant,
                     lambda dtype: choice.follow(self.case, self.inputs, kept, dtype=dtype, draw=self.draw),
-                    lambda: choice.expected_errors(self.case, self.inputs, kept, draw=self.draw))
+                    lambda: choice.expected_errors(self.case, self.inputs, kept, draw=self.draw),
+                )
             words = {name: f"{name}: {'; '.join(faults)}"} if faults else {}
             self._followed[variant] = last = _Followed(kept, words, truth)
         return last.truth, last.faults
@@ -178,7 +188,13 @@ class References:
     """
 
     def __init__(
-        self, workload: Workload, case: Case, first: Inputs, second: Inputs, *, seed: int = 0,
+        self,
+        workload: Workload,
+        case: Case,
+        first: Inputs,
+        second: Inputs,
+        *,
+        seed: int = 0,
         max_bytes: int | None = None,
     ) -> None:
         self.case = case
@@ -186,8 +202,7 @@ class References:
         room = min(MAX_BYTES, free_bytes(self.device) // 4) if max_bytes is None else max_bytes
         draw = workload.draw(case, seed=seed, max_bytes=room)
         self.first = Reference(workload, case, first, draw=draw)
-        self.second = Reference(
-            workload, case, second, draw=workload.draw(case, seed=seed, max_bytes=room // 8))
+        self.second = Reference(workload, case, second, draw=workload.draw(case, seed=seed, max_bytes=room // 8))
         note = draw.note(seed)
         self.notes = [] if note is None else [note]
         precision = oracle_dtype(workload.result_dtype(case), self.device)

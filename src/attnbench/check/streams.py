@@ -21,10 +21,14 @@ _copies: dict[int, int] = {}
 
 def streams() -> tuple[Setting, ...]:
     """The file first, then the stream over it."""
-    return tuple(one for number, name in enumerate(NAMES) for one in (
-        Setting(f"file of {name}", partial(_file, number), partial(_put_file_back, number), shown=False),
-        Setting(f"sys.{name}", partial(_stream, name), partial(_put_stream_back, name), shown=False),
-    ))
+    return tuple(
+        one
+        for number, name in enumerate(NAMES)
+        for one in (
+            Setting(f"file of {name}", partial(_file, number), partial(_put_file_back, number), shown=False),
+            Setting(f"sys.{name}", partial(_stream, name), partial(_put_stream_back, name), shown=False),
+        )
+    )
 
 
 def _identity(number: int) -> tuple[int, int] | None:

@@ -21,16 +21,22 @@ def _everywhere() -> tuple[Setting, ...]:
     import torch
 
     def autocast(device: str) -> Setting:
-        return Setting(f"autocast of {device}", lambda: torch.is_autocast_enabled(device),
-                        lambda on: torch.set_autocast_enabled(device, on))
+        return Setting(
+            f"autocast of {device}",
+            lambda: torch.is_autocast_enabled(device),
+            lambda on: torch.set_autocast_enabled(device, on),
+        )
 
     return (
         Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
         Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
         Setting("forward-mode gradients", torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled),
         Setting("threads of the backward", torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
-        Setting("anomaly detection", lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-                lambda value: torch.set_anomaly_enabled(*value)),
+        Setting(
+            "anomaly detection",
+            lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            lambda value: torch.set_anomaly_enabled(*value),
+        ),
         Setting("open profiler", lambda: _Open(("torch",) if torch.autograd._profiler_enabled() else ()), _cannot),
         Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
         Setting("device of the default tensor type", torch._C._get_default_device, _set_default_tensor_type),
@@ -41,14 +47,23 @@ def _everywhere() -> tuple[Setting, ...]:
         Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         autocast("cpu"),
         autocast("cuda"),
-        *(Setting(f"autocast dtype of {device}", lambda device=device: torch.get_autocast_dtype(device),  # type: ignore[misc]
-                  lambda dtype, device=device: torch.set_autocast_dtype(device, dtype))  # type: ignore[misc]
-          for device in ("cpu", "cuda")),
+        *(
+            Setting(
+                f"autocast dtype of {device}",
+                lambda device=device: torch.get_autocast_dtype(device),  # type: ignore[misc]
+                lambda dtype, device=device: torch.set_autocast_dtype(device, dtype),  # type: ignore[misc]
+            )
+            for device in ("cpu", "cuda")
+        ),
         Setting("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         *_precision(),
         *_kernels(),
-        Setting("state of the CPU random generator (numbers were drawn)", torch.get_rng_state,
-                torch.set_rng_state, shown=False),
+        Setting(
+            "state of the CPU random generator (numbers were drawn)",
+            torch.get_rng_state,
+            torch.set_rng_state,
+            shown=False,
+        ),
         Setting("active modes of torch functions", _function_modes, _cannot),
         Setting("active modes of torch dispatch", _dispatch_modes, _cannot),
     )
@@ -70,7 +85,8 @@ def _set_default_tensor_type(device: str) -> None:
     import torch
 
     kind = {torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16"}.get(
-        torch.get_default_dtype(), "Float")
+        torch.get_default_dtype(), "Float"
+    )
     torch.set_default_tensor_type(f"torch.{'' if device == 'cpu' else f'{device}.'}{kind}Tensor")
 
 
@@ -102,8 +118,9 @@ def _dispatch_modes() -> _Open:
     import torch
 
     inside = torch._C
-    return _Open(type(inside._get_dispatch_stack_at(index)).__name__
-                 for index in range(inside._len_torch_dispatch_stack()))
+    return _Open(
+        type(inside._get_dispatch_stack_at(index)).__name__ for index in range(inside._len_torch_dispatch_stack())
+    )
 
 
 def _cannot(value: Any) -> None:
@@ -159,8 +176,11 @@ def _kernels() -> tuple[Setting, ...]:
         Setting("sdp efficient", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
         Setting("sdp math", cuda.math_sdp_enabled, cuda.enable_math_sdp),
         Setting("sdp cudnn", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-        Setting("sdp math in reduced precision", cuda.fp16_bf16_reduction_math_sdp_allowed,
-                 cuda.allow_fp16_bf16_reduction_math_sdp),
+        Setting(
+            "sdp math in reduced precision",
+            cuda.fp16_bf16_reduction_math_sdp_allowed,
+            cuda.allow_fp16_bf16_reduction_math_sdp,
+        ),
     )
 
 
@@ -169,10 +189,12 @@ def _cuda() -> tuple[Setting, ...]:
 
     cuda = torch.cuda
     generators = tuple(
-        Setting(f"state of the random generator of cuda:{index} (numbers were drawn)",
-                 lambda index=index: cuda.get_rng_state(index),  # type: ignore[misc]
-                 lambda state, index=index: cuda.set_rng_state(state, index),  # type: ignore[misc]
-                 shown=False)
+        Setting(
+            f"state of the random generator of cuda:{index} (numbers were drawn)",
+            lambda index=index: cuda.get_rng_state(index),  # type: ignore[misc]
+            lambda state, index=index: cuda.set_rng_state(state, index),  # type: ignore[misc]
+            shown=False,
+        )
         for index in range(cuda.device_count())
     )
     return (

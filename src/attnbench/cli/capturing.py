@@ -52,10 +52,19 @@ class Plan:
         from attnbench.profile.job import Job
 
         settings = self.run.settings
-        return Job(workload=group.workload, case=group.case, case_id=group.case_id, backends=tuple(backends),
-                   files=self.files, device=settings.device, input=settings.input, seed=settings.seed,
-                   warmup=self.warmup, launches=self.launches or LAUNCHES[tool],
-                   marks="torch" if tool == "torch" else "nvtx")
+        return Job(
+            workload=group.workload,
+            case=group.case,
+            case_id=group.case_id,
+            backends=tuple(backends),
+            files=self.files,
+            device=settings.device,
+            input=settings.input,
+            seed=settings.seed,
+            warmup=self.warmup,
+            launches=self.launches or LAUNCHES[tool],
+            marks="torch" if tool == "torch" else "nvtx",
+        )
 
     def jobs(self, tool: str) -> Iterator[Job]:
         """A job a case and backend."""
@@ -87,8 +96,9 @@ class Plan:
         workload = load_workload(self.run.plan[0].workload)
         cases = {group.case_id: workload.case(group.case) for group in self.run.plan}
         card = next((capture.device for capture in captures if capture.device), None)
-        peaks = {name: peak(card, case.dtype) if card and case.dtype in DTYPES else None
-                 for name, case in cases.items()}
+        peaks = {
+            name: peak(card, case.dtype) if card and case.dtype in DTYPES else None for name, case in cases.items()
+        }
         return points(captures, {name: workload.work(case) for name, case in cases.items()}, peaks, launches)
 
 
@@ -158,8 +168,9 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
             _show_commands(plan, tool, jobs, ["flash_attn_ncu_full" if tool == "ncu" else f"flash_attn_{tool}"])
         return None
     folder = open_folder(plan.args.out, force=plan.args.force)
-    done = profile_all(request, folder, rules, on_step=lambda file: Output().note(f"profile all: {file}"),
-                       points=plan.points)
+    done = profile_all(
+        request, folder, rules, on_step=lambda file: Output().note(f"profile all: {file}"), points=plan.points
+    )
     failed = [f"{step.title}: {step.reason}" for step in done.steps if step.reason is not None]
     if not done.captures:
         raise Unavailable(f"{WHO} all: no capture; {failed[-1]}; {folder / 'SUMMARY.md'} has the other reasons")
@@ -177,19 +188,31 @@ def _request(plan: Plan) -> Request:
     cases = len({group.case_id for group in plan.run.plan})
     aside = [f"Not installed: {why}." for why in missing.values()]
     if cases > 1:
-        aside.append(f"The captures are of the first of {cases} cases; "
-                     f"`attnbench profile nsys {Path(plan.suite).name}` takes one of each.")
+        aside.append(
+            f"The captures are of the first of {cases} cases; "
+            f"`attnbench profile nsys {Path(plan.suite).name}` takes one of each."
+        )
     words = _suite_words(plan)
     chosen = [word for value in plan.args.backends or () for word in ("--backends", value)]
     compare = ("run", *words, *([] if chosen else ["--backends", "all"]), "--no-save")
     if first.workload == "attention":
         case = load_workload(first.workload).case(first.case)
         chosen += [word for value in plan.args.skip or () for word in ("--skip", value)]
-        chosen += [word for flag in ("device", "input", "seed") if (value := getattr(plan.args, flag, None)) is not None
-                   for word in (f"--{flag}", value)]
+        chosen += [
+            word
+            for flag in ("device", "input", "seed")
+            if (value := getattr(plan.args, flag, None)) is not None
+            for word in (f"--{flag}", value)
+        ]
         compare = ("compare", *load_workload(first.workload).flags(case), *chosen, "--no-save")
-    return Request(job=plan.job(first, backends, "ncu"), run_words=("run", *words, "--no-save"), compare_words=compare,
-                   left_aside=tuple(aside), options=plan.options, launches=plan.launches)
+    return Request(
+        job=plan.job(first, backends, "ncu"),
+        run_words=("run", *words, "--no-save"),
+        compare_words=compare,
+        left_aside=tuple(aside),
+        options=plan.options,
+        launches=plan.launches,
+    )
 
 
 def _suite_words(plan: Plan) -> list[str]:

@@ -17,18 +17,29 @@ WRONG = (Status.INCORRECT, Status.FAILED, Status.CRASHED, Status.TIMEOUT)
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
-        f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"))
+    parser.add_argument(
+        "suite",
+        nargs="?",
+        metavar="SUITE|FILE.toml",
+        help=(f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"),
+    )
     flags.add_workload(parser)
-    flags.add_shape(parser, note=(
-        "Each a value or a comma list; a default holds where the suite says nothing, but --mode is fwd,fwd-bwd "
-        "whatever the suite says."))
+    flags.add_shape(
+        parser,
+        note=(
+            "Each a value or a comma list; a default holds where the suite says nothing, but --mode is fwd,fwd-bwd "
+            "whatever the suite says."
+        ),
+    )
     flags.add_backends(parser, baseline=False)
     flags.add_measuring(parser, flags.CHECK_SETTINGS)
     flags.add_output(parser)
     parser.show_first(*flags.USUAL)
-    parser.example("attnbench check", "attnbench check --seqlen 1,63,127,1000 --causal-both --backends 'sdpa-*'",
-                   "attnbench check quick --backends ./mine.py --quiet --no-save")
+    parser.example(
+        "attnbench check",
+        "attnbench check --seqlen 1,63,127,1000 --causal-both --backends 'sdpa-*'",
+        "attnbench check quick --backends ./mine.py --quiet --no-save",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,8 +61,16 @@ def _plan(args: argparse.Namespace) -> Run:
     fixed, modes = {"measure": False}, {"mode": ("fwd", "fwd-bwd")}
     if args.suite is not None:
         if args.workload is not None:
-            raise UsageError(refusal("attnbench check", "--workload", args.workload, "does not go with a suite",
-                                     "one of the two", f"leave out {args.suite}"))
+            raise UsageError(
+                refusal(
+                    "attnbench check",
+                    "--workload",
+                    args.workload,
+                    "does not go with a suite",
+                    "one of the two",
+                    f"leave out {args.suite}",
+                )
+            )
         return make_run(args, "check", suite=args.suite, fixed=fixed, axes=modes)
     workload = flags.workload_of(args, "attnbench check")
     if workload == flags.FIRST:

@@ -19,19 +19,25 @@ def add_arguments(parser: Parser) -> None:
     from attnbench.presentation.block import LEGEND
 
     flags.add_workload(parser)
-    flags.add_shape(parser, note=(
-        "One value each; on a CPU the default of --dtype is fp32. The environment variables BATCH, SEQLEN, NHEADS, "
-        "HEADDIM replace the defaults of the flags they are called after."))
+    flags.add_shape(
+        parser,
+        note=(
+            "One value each; on a CPU the default of --dtype is fp32. The environment variables BATCH, SEQLEN, NHEADS, "
+            "HEADDIM replace the defaults of the flags they are called after."
+        ),
+    )
     flags.add_backends(parser)
     flags.add_measuring(parser)
     flags.add_output(parser)
     flags.add_view(parser)
     parser.show_first(*flags.USUAL)
-    parser.example("attnbench compare --seqlen 4096 --headdim 128 --causal",
-                   "attnbench compare --backends 'sdpa-*' --mode fwd-bwd --max-seconds 5",
-                   "BATCH=4 SEQLEN=2048 attnbench compare --md -",
-                   "attnbench compare --workload hstu --seqlen 4096",
-                   remark=LEGEND)
+    parser.example(
+        "attnbench compare --seqlen 4096 --headdim 128 --causal",
+        "attnbench compare --backends 'sdpa-*' --mode fwd-bwd --max-seconds 5",
+        "BATCH=4 SEQLEN=2048 attnbench compare --md -",
+        "attnbench compare --workload hstu --seqlen 4096",
+        remark=LEGEND,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,6 +55,14 @@ def _one_case(args: argparse.Namespace) -> Run:
     planned = make_run(args, SUITE, suite=suite, shape_of=workload)
     cases = list(dict.fromkeys(group.case_id for group in planned.plan))
     if len(cases) > 1:
-        raise UsageError(refusal("attnbench compare", "shape", ", ".join(cases[:3]), f"are {len(cases)} cases",
-                                 "one value for each flag", f"`attnbench run {suite}` takes lists"))
+        raise UsageError(
+            refusal(
+                "attnbench compare",
+                "shape",
+                ", ".join(cases[:3]),
+                f"are {len(cases)} cases",
+                "one value for each flag",
+                f"`attnbench run {suite}` takes lists",
+            )
+        )
     return planned

@@ -26,27 +26,41 @@ MOST_SHAPES = 1000
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("name", metavar="NAME", help=(
-        f"{FILES}: the data set in NVIDIA's layout; {SHAPES}: a small set of steps of it, as suites"))
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help=(f"{FILES}: the data set in NVIDIA's layout; {SHAPES}: a small set of steps of it, as suites"),
+    )
     group = parser.add_argument_group("source")
-    group.add_argument("--source", metavar="DIR", help=(
-        "folder of KuaiRand-1K's own files, or its archive KuaiRand-1K.tar.gz (default: users drawn by seed)"))
+    group.add_argument(
+        "--source",
+        metavar="DIR",
+        help=("folder of KuaiRand-1K's own files, or its archive KuaiRand-1K.tar.gz (default: users drawn by seed)"),
+    )
     group.add_argument("--synthetic", action="store_true", help="draw users of the same shape (the default)")
     group.add_argument("--users", metavar="N", help=f"how many to draw (default: {USERS}; the data set has 1000)")
     group.add_argument("--seed", metavar="N", help=f"of what is drawn (default: {SEED})")
     group = parser.add_argument_group("output")
-    group.add_argument("--interval", metavar="S", help=(
-        f"seconds of a user's interactions that one request of a replay is for (default: {INTERVAL_S})"))
+    group.add_argument(
+        "--interval",
+        metavar="S",
+        help=(f"seconds of a user's interactions that one request of a replay is for (default: {INTERVAL_S})"),
+    )
     group.add_argument("--to", metavar="DIR", default="data", help="folder of the files (default: data)")
     group = parser.add_argument_group(SHAPES)
-    group.add_argument("--shapes", metavar="N", help=(
-        f"histories, one of each stratum of all (default: {OF_SHAPES['shapes']})"))
+    group.add_argument(
+        "--shapes", metavar="N", help=(f"histories, one of each stratum of all (default: {OF_SHAPES['shapes']})")
+    )
     group.add_argument("--batch", metavar="LIST", help=f"users of a step (default: {OF_SHAPES['batch']})")
-    group.add_argument("--num-candidates", metavar="LIST", help=(
-        f"candidates of a user (default: {OF_SHAPES['num_candidates']})"))
+    group.add_argument(
+        "--num-candidates", metavar="LIST", help=(f"candidates of a user (default: {OF_SHAPES['num_candidates']})")
+    )
     group.add_argument("--model", metavar="NAME", help=f"kuairand or bench (default: {OF_SHAPES['model']})")
-    parser.example("attnbench data kuairand-1k", "attnbench data kuairand-1k --source KuaiRand-1K --to prepared",
-                   "attnbench data serving-shapes --to shapes")
+    parser.example(
+        "attnbench data kuairand-1k",
+        "attnbench data kuairand-1k --source KuaiRand-1K --to prepared",
+        "attnbench data serving-shapes --to shapes",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,8 +74,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         _write_files(args, output, interval)
     if args.source is None:
-        output.note("drawn by seed: lengths, popularity and pages as of KuaiRand-1K; visits, actions and features are "
-                    "assumptions (docs/serving.md)")
+        output.note(
+            "drawn by seed: lengths, popularity and pages as of KuaiRand-1K; visits, actions and features are "
+            "assumptions (docs/serving.md)"
+        )
     return 0
 
 
@@ -73,8 +89,11 @@ def _write_files(args: argparse.Namespace, output: Output, interval: int) -> Non
 
     for name in OF_SHAPES:
         if (value := getattr(args, name)) is not None:
-            raise UsageError(refusal(WHO, "--" + name.replace("_", "-"), value, f"does not go with {args.name}",
-                                     f"it goes with {SHAPES}"))
+            raise UsageError(
+                refusal(
+                    WHO, "--" + name.replace("_", "-"), value, f"does not go with {args.name}", f"it goes with {SHAPES}"
+                )
+            )
     folder = Path(args.to)
     for line in write(_histories(args, output), folder, interval_s=interval).lines():
         output.line(line)
@@ -91,12 +110,17 @@ def _write_shapes(args: argparse.Namespace, output: Output, interval: int) -> No
     config = model_of(str(asked["model"]))
     count = _whole("--shapes", str(asked["shapes"]), 1, 0, MOST_SHAPES)
     batches = [_whole("--batch", word, 1, 0, MOST_BATCH) for word in str(asked["batch"]).split(",")]
-    candidates = [_whole("--num-candidates", word, 1, 0, config.max_candidates)
-                  for word in str(asked["num_candidates"]).split(",")]
+    candidates = [
+        _whole("--num-candidates", word, 1, 0, config.max_candidates)
+        for word in str(asked["num_candidates"]).split(",")
+    ]
     seed = _whole("--seed", args.seed, 0, SEED)
     shapes, requests = draw_shapes(_histories(args, output), config, count=count, interval_s=interval, seed=seed)
-    data = "KuaiRand-1K" if args.source is not None else (
-        f"{_whole('--users', args.users, 1, USERS)} users shaped as those of KuaiRand-1K, drawn by seed {seed}")
+    data = (
+        "KuaiRand-1K"
+        if args.source is not None
+        else (f"{_whole('--users', args.users, 1, USERS)} users shaped as those of KuaiRand-1K, drawn by seed {seed}")
+    )
     source = f"{data}: {len(shapes)} of {requests} requests, one each {interval} s, by strata of cached tokens"
     written = write_suites(Path(args.to), shapes, config, batches=batches, candidates=candidates, source=source)
     for shape in shapes:

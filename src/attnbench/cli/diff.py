@@ -24,24 +24,45 @@ NO_REFERENCE = "none"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("a", metavar="A", help=(
-        "run file, the id of a run in --out or in the history, latest or previous, or a file that `attnbench import` "
-        "reads; several, with commas, are more processes of the same code"))
+    parser.add_argument(
+        "a",
+        metavar="A",
+        help=(
+            "run file, the id of a run in --out or in the history, latest or previous, or a file that `attnbench import` "
+            "reads; several, with commas, are more processes of the same code"
+        ),
+    )
     parser.add_argument("b", metavar="B", help="the same of the other side")
     group = parser.add_argument_group("judging")
-    group.add_argument("--reference", metavar="NAMES", help=(
-        "what stayed the same: rows are judged by their ratio to these backends, or to `yardsticks`; none: by their "
-        "own times (default: the backends with one version and source in A and B, and the yardsticks)"))
+    group.add_argument(
+        "--reference",
+        metavar="NAMES",
+        help=(
+            "what stayed the same: rows are judged by their ratio to these backends, or to `yardsticks`; none: by their "
+            "own times (default: the backends with one version and source in A and B, and the yardsticks)"
+        ),
+    )
     group.add_argument("--same-within", metavar="PERCENT", help="what `same` rules out (default: 3)")
-    group.add_argument("--fail-over", metavar="PERCENT", help=(
-        "exit 1 only for what is slower by more than this: a row, or all rows together (default: any row that is "
-        "`slower`, all rows together by more than --same-within); a row that passed in A and is wrong, out of memory, "
-        "over time, crashed or failed in B always counts"))
-    group.add_argument("--machine-may-move", action="store_true", help=(
-        "a shift of all rows counts only where the yardsticks show that it is the code's"))
+    group.add_argument(
+        "--fail-over",
+        metavar="PERCENT",
+        help=(
+            "exit 1 only for what is slower by more than this: a row, or all rows together (default: any row that is "
+            "`slower`, all rows together by more than --same-within); a row that passed in A and is wrong, out of memory, "
+            "over time, crashed or failed in B always counts"
+        ),
+    )
+    group.add_argument(
+        "--machine-may-move",
+        action="store_true",
+        help=("a shift of all rows counts only where the yardsticks show that it is the code's"),
+    )
     group.add_argument("--exit-zero", action="store_true", help="exit 0 whatever is found")
-    group.add_argument("--across", metavar="NAMES", help=(
-        "compare although these differ: timer, l2, regime, card, input (default: refuse)"))
+    group.add_argument(
+        "--across",
+        metavar="NAMES",
+        help=("compare although these differ: timer, l2, regime, card, input (default: refuse)"),
+    )
     group = parser.add_argument_group("output", "A path, or - for stdout (the table then moves to stderr).")
     group.add_argument("--md", metavar="PATH", help="Markdown for a pull request")
     group.add_argument("--json", metavar="PATH", help="everything, as JSON")
@@ -49,11 +70,14 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     from attnbench.report.diff import LEGEND
 
-    parser.example("attnbench diff previous latest", "attnbench diff 1a2b3c4d 5e6f7a8b",
-                   "attnbench diff before.json after.json --fail-over 3 --md diff.md",
-                   "attnbench diff old-1.json,old-2.json new-1.json,new-2.json",
-                   "attnbench diff baseline.txt current.txt --exit-zero",
-                   remark=f"{LEGEND} Exit codes: 0 nothing is worse, 1 something is, 3 nothing could be judged.")
+    parser.example(
+        "attnbench diff previous latest",
+        "attnbench diff 1a2b3c4d 5e6f7a8b",
+        "attnbench diff before.json after.json --fail-over 3 --md diff.md",
+        "attnbench diff old-1.json,old-2.json new-1.json,new-2.json",
+        "attnbench diff baseline.txt current.txt --exit-zero",
+        remark=f"{LEGEND} Exit codes: 0 nothing is worse, 1 something is, 3 nothing could be judged.",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,8 +96,12 @@ def run(args: argparse.Namespace) -> int:
     limit = _percent("--fail-over", args.fail_over)
     across, references = _across(args.across), _names("--reference", args.reference)
     sides = _sides((args.a, args.b), args.out)
-    found = diff(*sides, references=() if references == [NO_REFERENCE] else references, across=across,
-                 same_within=SAME_WITHIN if within is None else within)
+    found = diff(
+        *sides,
+        references=() if references == [NO_REFERENCE] else references,
+        across=across,
+        same_within=SAME_WITHIN if within is None else within,
+    )
     texts = {name: markdown(found) if name == "md" else to_json(found) for name in asked}
     for name, path in asked.items():
         if path != "-":

@@ -88,10 +88,18 @@ def add_arguments(parser: Parser) -> None:
     """Flags of ``attnbench doctor``."""
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - is stdout")
-    parser.add_argument("--watch", nargs="?", const=str(WATCH_S), metavar="SECONDS",
-                        help=f"show the GPU live, every SECONDS ({WATCH_S}); Ctrl-C ends")
-    parser.example("attnbench doctor", "attnbench doctor --json - | jq '.backends[] | {name, state}'",
-                   "attnbench doctor --watch 1 --device cuda:1")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        const=str(WATCH_S),
+        metavar="SECONDS",
+        help=f"show the GPU live, every SECONDS ({WATCH_S}); Ctrl-C ends",
+    )
+    parser.example(
+        "attnbench doctor",
+        "attnbench doctor --json - | jq '.backends[] | {name, state}'",
+        "attnbench doctor --watch 1 --device cuda:1",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,10 +151,15 @@ def examine(device: Device, output: Output) -> Report:
         reason = reason or str(error)
     environment = fingerprint.environment(device)
     return Report(
-        device=str(device), environment=environment, peak=_peak(environment.gpu),
-        gpu=_gpu_report(gpu) if gpu else None, gpu_reason=reason,
-        profilers=tools.profilers(), counters_for_all=tools.counters_for_all(),
-        tuning=advice.tuning(gpu) if gpu else [], max_jobs=advice.max_jobs(),
+        device=str(device),
+        environment=environment,
+        peak=_peak(environment.gpu),
+        gpu=_gpu_report(gpu) if gpu else None,
+        gpu_reason=reason,
+        profilers=tools.profilers(),
+        counters_for_all=tools.counters_for_all(),
+        tuning=advice.tuning(gpu) if gpu else [],
+        max_jobs=advice.max_jobs(),
         backends=check_backends(device, output),
     )
 
@@ -173,8 +186,11 @@ def check_backends(device: Device, output: Output) -> list[BackendRow]:
     columns = TextColumn("importing {task.fields[module]}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=screen, transient=True, disable=screen is None) as progress:
         task = progress.add_task("imports", total=len(modules), module="")
-        outcomes |= try_imports(modules, at_once=min(IMPORTS_AT_ONCE, usable_cores() or 1),
-                                done=lambda module: progress.update(task, advance=1, module=module))
+        outcomes |= try_imports(
+            modules,
+            at_once=min(IMPORTS_AT_ONCE, usable_cores() or 1),
+            done=lambda module: progress.update(task, advance=1, module=module),
+        )
     return [_judge(backend, outcomes.get(_module(backend)), device) for backend in backends.values()]
 
 
@@ -187,8 +203,15 @@ def _judge(backend: Backend, outcome: ImportOutcome | None, device: Device) -> B
 
     state, reason, version = _state(backend, outcome, device)
     return BackendRow(
-        name=backend.name, workload=backend.workload, title=backend.title, state=state, version=version,
-        reason=reason, install=install_line(backend.install), tested=backend.tested, compiles=backend.compiles,
+        name=backend.name,
+        workload=backend.workload,
+        title=backend.title,
+        state=state,
+        version=version,
+        reason=reason,
+        install=install_line(backend.install),
+        tested=backend.tested,
+        compiles=backend.compiles,
     )
 
 
@@ -253,8 +276,11 @@ def _render(report: Report) -> Iterable[RenderableType]:
     yield _backend_table(rows)
     if hidden := len(report.backends) - len(rows):
         yield f"  [dim]{hidden} more need a GPU; `attnbench list backends` names them[/]"
-    lines = {row.install: row.name for row in report.backends
-             if row.state in ("missing", "broken") and _is_command(row.install)}
+    lines = {
+        row.install: row.name
+        for row in report.backends
+        if row.state in ("missing", "broken") and _is_command(row.install)
+    }
     if lines:
         yield "\n[bold]To install[/]"
         yield from (f"  {_plain(line)}" for line in lines)
@@ -271,8 +297,16 @@ def _environment_rows(report: Report) -> Iterable[tuple[str, str | None]]:
         yield "driver", env.driver
     on_card = [_named("triton", env.triton), _named("CUDA", env.cuda), _named("cuDNN", env.cudnn)]
     yield "python", _join(env.python, _named("torch", env.torch), *(on_card if report.gpu else ()))
-    yield "packages", _join(*(f"{name} {version}" for name, version in env.packages.items()
-                              if name not in ("torch", "triton") and (report.gpu or not name.startswith("nvidia"))))
+    yield (
+        "packages",
+        _join(
+            *(
+                f"{name} {version}"
+                for name, version in env.packages.items()
+                if name not in ("torch", "triton") and (report.gpu or not name.startswith("nvidia"))
+            )
+        ),
+    )
     if report.gpu:
         yield "builds", f"MAX_JOBS={report.max_jobs} by this machine's free memory"
 
@@ -319,8 +353,9 @@ def _backend_table(rows: list[BackendRow]) -> Table:
     for fold in (False, False, False, True):
         table.add_column(no_wrap=not fold, overflow="fold" if fold else "ellipsis")
     for row in rows:
-        table.add_row(Text(f"  {row.name}"), Text(row.state, style=COLOURS[row.state]), Text(row.version or ""),
-                      Text(_why(row)))
+        table.add_row(
+            Text(f"  {row.name}"), Text(row.state, style=COLOURS[row.state]), Text(row.version or ""), Text(_why(row))
+        )
     return table
 
 
@@ -344,8 +379,13 @@ def _profiler(profiler: Profiler) -> str:
 def _processes(found: tuple[GpuProcess, ...] | None) -> str | None:
     if found is None:
         return None
-    return ", ".join(_join(f"{process.name or 'process'} (pid {process.pid}", quantity(process.memory_mb, "MiB")) + ")"
-                     for process in found) or "nobody"
+    return (
+        ", ".join(
+            _join(f"{process.name or 'process'} (pid {process.pid}", quantity(process.memory_mb, "MiB")) + ")"
+            for process in found
+        )
+        or "nobody"
+    )
 
 
 def _of(now: str | None, most: str | None) -> str | None:

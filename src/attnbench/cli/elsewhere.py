@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 HERE = {
     "--iterations N": "repeats repeat num-repeats n-repeats nrepeats repetitions num-iterations num-iters n-iters "
-                      "iters niter runs num-runs min-runs samples num-samples benchmark-min-rounds",
+    "iters niter runs num-runs min-runs samples num-samples benchmark-min-rounds",
     "--warmup N": "warmups num-warmups num-warmup n-warmup n-warmups warmup-iters warmup-iterations warmup-runs",
     "--max-seconds S": "max-time min-time duration benchmark-max-time",
     "--headdim LIST": "d-heads d-head dhead head-dim head-dims headdims head-size hdim dim",

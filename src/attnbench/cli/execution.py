@@ -268,7 +268,9 @@ def _show_plan(run: Run, time: Estimate, output: Output) -> None:
             terminal.line(", ".join(shown), "dim")
         terminal.line(f"  {group.group}")
     terminal.gap()
-    terminal.line(f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
-               f"baseline {run.settings.baseline}")
+    terminal.line(
+        f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
+        f"baseline {run.settings.baseline}"
+    )
     terminal.item("time", str(time), "dim")
     output.line(f"command: {run.command}")

@@ -15,9 +15,16 @@ LATEST = "latest"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("source", nargs="?", default=LATEST, metavar="RUN", help=(
-        "a run of whole steps: a run file, the id of one in --out or in the history, latest or previous (default: "
-        "latest)"))
+    parser.add_argument(
+        "source",
+        nargs="?",
+        default=LATEST,
+        metavar="RUN",
+        help=(
+            "a run of whole steps: a run file, the id of one in --out or in the history, latest or previous (default: "
+            "latest)"
+        ),
+    )
     parser.add_argument("--baseline", metavar="NAME", help="the row to start from (default: the run's own baseline)")
     parser.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench explain", "attnbench explain 1a2b3c4d --baseline serving-paged")
@@ -35,11 +42,20 @@ def run(args: argparse.Namespace) -> int:
     if args.baseline is not None and args.baseline not in rows:
         raise unknown(WHO, "--baseline", args.baseline, rows)
     baseline = args.baseline or found.settings.baseline
-    blocks = [block for records in by_case(found.records).values()
-              for block in reconciled(records[0].case_id, records, baseline)]
+    blocks = [
+        block
+        for records in by_case(found.records).values()
+        for block in reconciled(records[0].case_id, records, baseline)
+    ]
     if not blocks:
-        raise UsageError(refusal(WHO, "RUN", args.source, "has no case with two rows whose attention is timed and "
-                                 "takes less than the step", "a run of hstu-serving or video with two backends or "
-                                 "more, and enough samples"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "RUN",
+                args.source,
+                "has no case with two rows whose attention is timed and takes less than the step",
+                "a run of hstu-serving or video with two backends or more, and enough samples",
+            )
+        )
     render_blocks(blocks, Output().console())
     return 0

@@ -20,18 +20,24 @@ WHO = "attnbench export"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("source", metavar="RUN", help=(
-        "a run file, the id of one in --out or in the history, latest or previous"))
+    parser.add_argument(
+        "source", metavar="RUN", help=("a run file, the id of one in --out or in the history, latest or previous")
+    )
     group = parser.add_argument_group("output", "A path, or - for stdout.")
     flags.add_exports(group)
     group.add_argument("--by", metavar="AXIS", help="one file for each value of this axis (default: one file)")
-    group.add_argument("--layout", metavar="NAME", help=(
-        "what an older script wrote (`attnbench list layouts`), instead of our own rows (default: none)"))
+    group.add_argument(
+        "--layout",
+        metavar="NAME",
+        help=("what an older script wrote (`attnbench list layouts`), instead of our own rows (default: none)"),
+    )
     group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as it was printed)")
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
-    parser.example("attnbench export latest --csv rows.csv --xlsx rows.xlsx",
-                   "attnbench export results/sweep.json --csv sweep.csv --by dtype",
-                   "attnbench export 1a2b3c4d --layout seed-001 --to sweep.csv")
+    parser.example(
+        "attnbench export latest --csv rows.csv --xlsx rows.xlsx",
+        "attnbench export results/sweep.json --csv sweep.csv --by dtype",
+        "attnbench export 1a2b3c4d --layout seed-001 --to sweep.csv",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,8 +70,15 @@ def _layout_target(args: argparse.Namespace, asked: dict[str, str]) -> str:
     if len(targets) > 1:
         raise UsageError(refusal(WHO, "--layout", args.layout, f"has one place, not {len(targets)}", "--to PATH"))
     if args.by is not None:
-        raise UsageError(refusal(WHO, "--by", args.by, f"does not go with --layout {args.layout}",
-                                 "a layout takes a run apart as its script did"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "--by",
+                args.by,
+                f"does not go with --layout {args.layout}",
+                "a layout takes a run apart as its script did",
+            )
+        )
     for name in asked:
         if not load_format(name).text:
             raise UsageError(refusal(WHO, "--layout", args.layout, f"is no {name}", "--to PATH"))

@@ -29,9 +29,32 @@ CHECK_SETTINGS = ("timeout", "input", "seed", "device")
 """What a check takes of the settings: the others are about time."""
 
 
-USUAL = ("--batch", "--seqlen", "--nheads", "--headdim", "--causal", "--dtype", "--mode", "--backends", "--skip",
-         "--baseline", "--iterations", "--max-seconds", "--timer", "--device", "--replicates", "--resume", "--csv",
-         "--json", "--md", "--html", "--out", "--dry-run", "--quiet", "--verbose")
+USUAL = (
+    "--batch",
+    "--seqlen",
+    "--nheads",
+    "--headdim",
+    "--causal",
+    "--dtype",
+    "--mode",
+    "--backends",
+    "--skip",
+    "--baseline",
+    "--iterations",
+    "--max-seconds",
+    "--timer",
+    "--device",
+    "--replicates",
+    "--resume",
+    "--csv",
+    "--json",
+    "--md",
+    "--html",
+    "--out",
+    "--dry-run",
+    "--quiet",
+    "--verbose",
+)
 """What the short help of run, compare and check shows."""
 
 
@@ -42,8 +65,11 @@ def add_shape(parser: Parser, *, note: str) -> None:
         workload = load_workload(name)
         words = [note] if not helps else ["Besides the flags above that it shares."]
         # A shared flag is one flag; where it means more here, this group says what.
-        words += [f"--{_dashed(axis.name)}: {axis.help}." for axis in workload.axes
-                  if helps.get(axis.name, axis.help) != axis.help]
+        words += [
+            f"--{_dashed(axis.name)}: {axis.help}."
+            for axis in workload.axes
+            if helps.get(axis.name, axis.help) != axis.help
+        ]
         group = parser.add_argument_group(f"shape ({workload.title})", _escaped(" ".join(words)))
         if not helps:
             group.add_argument("--no-grad", action="store_true", help="the same as --mode fwd")
@@ -68,9 +94,14 @@ def _add_axis(group: argparse._ArgumentGroup, axis: Axis) -> None:
 
 def add_workload(parser: Parser) -> None:
     """Add the choice of a workload, for a verb that takes a shape without a suite."""
-    parser.add_argument("--workload", metavar="NAME", help=(
-        "whose shape it is, of `attnbench list workloads` (default: the one that has the shape flags given, attention "
-        "before others)"))
+    parser.add_argument(
+        "--workload",
+        metavar="NAME",
+        help=(
+            "whose shape it is, of `attnbench list workloads` (default: the one that has the shape flags given, attention "
+            "before others)"
+        ),
+    )
 
 
 def workload_of(args: argparse.Namespace, who: str) -> str:
@@ -98,14 +129,26 @@ def shape_suite(workload: str) -> str:
 def add_backends(parser: Parser, *, baseline: bool = True) -> None:
     """Add the choice of backends, and of the baseline where something is compared."""
     group = parser.add_argument_group("backends")
-    group.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
-        "comma list of names, name[config], name[*] for every configuration of the shape beside the suite's "
-        "references, wildcards (sdpa-*), all, or a|b for the first that can run here, in place of the suite's; a "
-        "Python file joins its backends to what is measured (default: the suite's)"))
+    group.add_argument(
+        "--backends",
+        action="append",
+        metavar="NAMES|FILE.py",
+        help=(
+            "comma list of names, name[config], name[*] for every configuration of the shape beside the suite's "
+            "references, wildcards (sdpa-*), all, or a|b for the first that can run here, in place of the suite's; a "
+            "Python file joins its backends to what is measured (default: the suite's)"
+        ),
+    )
     group.add_argument("--skip", action="append", metavar="NAMES", help="leave these out (default: none)")
-    group.add_argument("--path", action="append", metavar="DIR", help=(
-        "a checkout to import a library from that is on no package index: generative-recommenders, for "
-        "hstu-meta-triton (default: what its environment variable names)"))
+    group.add_argument(
+        "--path",
+        action="append",
+        metavar="DIR",
+        help=(
+            "a checkout to import a library from that is on no package index: generative-recommenders, for "
+            "hstu-meta-triton (default: what its environment variable names)"
+        ),
+    )
     if not baseline:
         parser.set_defaults(baseline=None)
         return
@@ -120,16 +163,24 @@ def add_measuring(parser: Parser, names: Iterable[str] | None = None) -> None:
         if wanted is None or one.name in wanted:
             default = "none" if one.default is None else str(one.default).removesuffix(".0")
             group.add_argument(one.flag, metavar=one.metavar, help=f"{_escaped(one.help)} (default: {default})")
-    group.add_argument("--resume", nargs="?", const="latest", metavar="RUN", help=(
-        "finish this run: a run file, the id of one in --out, latest or previous (default of the bare flag: latest)"))
+    group.add_argument(
+        "--resume",
+        nargs="?",
+        const="latest",
+        metavar="RUN",
+        help=(
+            "finish this run: a run file, the id of one in --out, latest or previous (default of the bare flag: latest)"
+        ),
+    )
 
 
 def add_output(parser: Parser) -> None:
     """Add where results go."""
     group = parser.add_argument_group("output", "A path, or - for stdout (the table then moves to stderr).")
     add_exports(group)
-    group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True,
-                       help="keep the run file (default: kept)")
+    group.add_argument(
+        "--save", action=argparse.BooleanOptionalAction, default=True, help="keep the run file (default: kept)"
+    )
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     group.add_argument("--dry-run", action="store_true", help="show the plan and an estimate, measure nothing")
     group.add_argument("-q", "--quiet", action="store_true", help="print nothing but the name of the run file")
@@ -141,16 +192,31 @@ def add_view(parser: Parser, *, layout: bool = True) -> None:
     from attnbench.presentation.columns import ALL, KEYS
 
     group = parser.add_argument_group("table")
-    group.add_argument("--columns", metavar="LIST", help=(
-        f"columns of the tables, of {', '.join(KEYS[1:])}; or {ALL}; the matrix at the end shows the first that is a "
-        "number (default: as many as the page has room for)"))
-    group.add_argument("--sort", metavar="COLUMN", help=(
-        "order of the rows: a column, backend or plan, the best first; COLUMN:reverse turns it round (default: "
-        "median)"))
+    group.add_argument(
+        "--columns",
+        metavar="LIST",
+        help=(
+            f"columns of the tables, of {', '.join(KEYS[1:])}; or {ALL}; the matrix at the end shows the first that is a "
+            "number (default: as many as the page has room for)"
+        ),
+    )
+    group.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        help=(
+            "order of the rows: a column, backend or plan, the best first; COLUMN:reverse turns it round (default: "
+            "median)"
+        ),
+    )
     if layout:
-        group.add_argument("--layout", metavar="NAME", help=(
-            "print what an older script printed (`attnbench list layouts`) in place of our table, which moves to "
-            "stderr (default: none)"))
+        group.add_argument(
+            "--layout",
+            metavar="NAME",
+            help=(
+                "print what an older script printed (`attnbench list layouts`) in place of our table, which moves to "
+                "stderr (default: none)"
+            ),
+        )
 
 
 def view_of(args: argparse.Namespace, who: str) -> View:
@@ -189,8 +255,11 @@ def exports(args: argparse.Namespace, who: str) -> dict[str, str]:
     Raises:
         UsageError: two of them for stdout, or for one file.
     """
-    asked = {name.removeprefix("export_"): path for name, path in vars(args).items()
-             if name.startswith("export_") and path is not None}
+    asked = {
+        name.removeprefix("export_"): path
+        for name, path in vars(args).items()
+        if name.startswith("export_") and path is not None
+    }
     piped = [name for name, path in asked.items() if path == "-"]
     if len(piped) > 1:
         wrong = f"wants stdout, as --{piped[0]} does"

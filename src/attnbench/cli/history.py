@@ -24,31 +24,46 @@ LISTED = 30
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("row", nargs="?", metavar="ROW", help=(
-        "CASE/BACKEND, or any part of it that no other row has: draw this row's trend (default: list the runs)"))
+    parser.add_argument(
+        "row",
+        nargs="?",
+        metavar="ROW",
+        help=("CASE/BACKEND, or any part of it that no other row has: draw this row's trend (default: list the runs)"),
+    )
     group = parser.add_argument_group("which")
     group.add_argument("--case", metavar="TEXT", help="part of the case's id, instead of ROW")
     group.add_argument("--backend", metavar="NAME", help="the backend, or part of its name, instead of ROW")
     group.add_argument("--suite", metavar="NAME", help="runs of this suite alone (default: all)")
     group.add_argument("--since", metavar="WHEN", help="runs from a date on; 30d is the last 30 days (default: all)")
-    group.add_argument("--limit", metavar="N", help=(
-        f"the newest N runs (default: {LISTED} of the list, all of a trend)"))
+    group.add_argument(
+        "--limit", metavar="N", help=(f"the newest N runs (default: {LISTED} of the list, all of a trend)")
+    )
     group = parser.add_argument_group("output", "A path, or - for stdout.")
     group.add_argument("--csv", metavar="PATH", help="the list or the trend, a line a run")
     group.add_argument("--json", metavar="PATH", help="the same as JSON, with the changes of level")
     group = parser.add_argument_group("in and out")
     group.add_argument("--add", nargs="+", metavar="RUN", help="put run files, or all of a folder, into the history")
     group.add_argument("--restore", metavar="RUN", help="write the run of this id as the run file it was")
-    group.add_argument("--to", metavar="PATH", help=(
-        "where --restore writes, - for stdout (default: its place in --out)"))
+    group.add_argument(
+        "--to", metavar="PATH", help=("where --restore writes, - for stdout (default: its place in --out)")
+    )
     group = parser.add_argument_group("where")
-    group.add_argument("--db", metavar="URL", help=(
-        "postgresql://USER@HOST/DATABASE or sqlite:///FILE (default: the environment variable ATTNBENCH_HISTORY, or "
-        "else history.sqlite in --out)"))
+    group.add_argument(
+        "--db",
+        metavar="URL",
+        help=(
+            "postgresql://USER@HOST/DATABASE or sqlite:///FILE (default: the environment variable ATTNBENCH_HISTORY, or "
+            "else history.sqlite in --out)"
+        ),
+    )
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
-    parser.example("attnbench history", "attnbench history s16384-h16-d128/sdpa-cudnn",
-                   "attnbench history --case s4096 --backend flex --since 30d --csv -",
-                   "attnbench history --add results", "attnbench history --restore 1a2b3c4d --to -")
+    parser.example(
+        "attnbench history",
+        "attnbench history s16384-h16-d128/sdpa-cudnn",
+        "attnbench history --case s4096 --backend flex --since 30d --csv -",
+        "attnbench history --add results",
+        "attnbench history --restore 1a2b3c4d --to -",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,8 +86,17 @@ def _checked(args: argparse.Namespace) -> Filters:
     from attnbench.store.history.reading import Filters, since
 
     asked = [name for name in ("add", "restore") if getattr(args, name) is not None]
-    shown = [word for word, value in (("ROW", args.row), ("--case", args.case), ("--backend", args.backend),
-                                      ("--csv", args.csv), ("--json", args.json)) if value is not None]
+    shown = [
+        word
+        for word, value in (
+            ("ROW", args.row),
+            ("--case", args.case),
+            ("--backend", args.backend),
+            ("--csv", args.csv),
+            ("--json", args.json),
+        )
+        if value is not None
+    ]
     if len(asked) > 1 or (asked and shown):
         other = "--restore" if asked[1:] else shown[0]
         raise UsageError(f"{WHO}: --{asked[0]} does not go with {other}; one of them")
@@ -189,8 +213,17 @@ def _print_runs(runs: list[KeptRun], cut: bool, output: Output) -> int:
     from attnbench.report.listing import render_list
 
     shown = runs[:LISTED] if cut else runs
-    rows = [{"id": item.id, "started": item.started, "suite": item.suite, "machine": item.machine, "rows": item.rows,
-             "outcomes": ", ".join(f"{count} {name}" for name, count in item.outcomes.items())} for item in shown]
+    rows = [
+        {
+            "id": item.id,
+            "started": item.started,
+            "suite": item.suite,
+            "machine": item.machine,
+            "rows": item.rows,
+            "outcomes": ", ".join(f"{count} {name}" for name, count in item.outcomes.items()),
+        }
+        for item in shown
+    ]
     render_list(rows, output.console(), empty="no run that fits is in the history")
     if len(shown) < len(runs):
         output.note(f"the newest {LISTED}; --limit N shows more")
@@ -234,8 +267,10 @@ def _csv(lines: list[dict[str, Any]]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     if lines:
         writer.writerow(lines[0])
-        writer.writerows([harmless(value).replace("\r", " ") if isinstance(value, str) else value
-                          for value in line.values()] for line in lines)
+        writer.writerows(
+            [harmless(value).replace("\r", " ") if isinstance(value, str) else value for value in line.values()]
+            for line in lines
+        )
     return text.getvalue()
 
 
@@ -243,8 +278,14 @@ def _listed(item: KeptRun) -> dict[str, Any]:
     from attnbench.record import Status
 
     counts = {status.value: item.outcomes.get(status.value, 0) for status in Status}
-    return {"run": item.id, "started": item.started, "suite": item.suite, "machine": item.machine,
-            "rows": item.rows, **counts}
+    return {
+        "run": item.id,
+        "started": item.started,
+        "suite": item.suite,
+        "machine": item.machine,
+        "rows": item.rows,
+        **counts,
+    }
 
 
 SERIES = ("workload", "config", "machine", "timer", "l2", "regime", "input", "lock_clocks")
@@ -253,8 +294,11 @@ ENVIRONMENT = ("torch", "triton", "cuda", "driver", "cudnn", "gpu_uuid")
 
 
 def _lines(trend: Trend) -> Iterator[dict[str, Any]]:
-    series = {"case_id": trend.row.case_id, "backend": trend.row.backend,
-              **{name: getattr(trend, name) for name in SERIES}}
+    series = {
+        "case_id": trend.row.case_id,
+        "backend": trend.row.backend,
+        **{name: getattr(trend, name) for name in SERIES},
+    }
     changes = {change.index: change.ratio for change in trend.changes}
     for index, point in enumerate(_points(trend)):
         yield {**series, **point, "change": changes.get(index)}
@@ -268,13 +312,29 @@ def _points(trend: Trend) -> Iterator[dict[str, Any]]:
 
 def _trend_data(row: Row, found: list[Trend], losses: list[Loss]) -> dict[str, Any]:
     return {
-        "case_id": row.case_id, "backend": row.backend,
-        "series": [{
-            **{name: getattr(trend, name) for name in SERIES}, "points": list(_points(trend)),
-            "changes": [{"run": trend.points[change.index].run_id, "index": change.index, "ratio": change.ratio,
-                         "before_ms": change.before_ms, "after_ms": change.after_ms, "offset": change.offset,
-                         "differences": list(change.differences)} for change in trend.changes],
-        } for trend in found],
-        "losses": [{"run": loss.run_id, "started": loss.started, "status": loss.status, "reason": loss.reason}
-                   for loss in losses],
+        "case_id": row.case_id,
+        "backend": row.backend,
+        "series": [
+            {
+                **{name: getattr(trend, name) for name in SERIES},
+                "points": list(_points(trend)),
+                "changes": [
+                    {
+                        "run": trend.points[change.index].run_id,
+                        "index": change.index,
+                        "ratio": change.ratio,
+                        "before_ms": change.before_ms,
+                        "after_ms": change.after_ms,
+                        "offset": change.offset,
+                        "differences": list(change.differences),
+                    }
+                    for change in trend.changes
+                ],
+            }
+            for trend in found
+        ],
+        "losses": [
+            {"run": loss.run_id, "started": loss.started, "status": loss.status, "reason": loss.reason}
+            for loss in losses
+        ],
     }

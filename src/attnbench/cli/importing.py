@@ -15,12 +15,16 @@ WHO = "attnbench import"
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument("source", metavar="PATH", help="a file or folder that an older script wrote")
-    parser.add_argument("--layout", metavar="NAME", help=(
-        "what it is, by `attnbench list layouts` (default: found out from its content)"))
+    parser.add_argument(
+        "--layout",
+        metavar="NAME",
+        help=("what it is, by `attnbench list layouts` (default: found out from its content)"),
+    )
     group = parser.add_argument_group("output", "A path, or - for stdout.")
     flags.add_exports(group)
-    group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True,
-                       help="keep the run file (default: kept)")
+    group.add_argument(
+        "--save", action=argparse.BooleanOptionalAction, default=True, help="keep the run file (default: kept)"
+    )
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example("attnbench import sweep.csv", "attnbench import results.json --layout seed-004 --md -")
 

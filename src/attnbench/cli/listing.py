@@ -21,15 +21,24 @@ Rows = list[dict[str, Any]]
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("what", nargs="?", metavar="WHAT", help=(
-        f"one of {', '.join(LISTS)} (default: what can be listed)"))
+    parser.add_argument(
+        "what", nargs="?", metavar="WHAT", help=(f"one of {', '.join(LISTS)} (default: what can be listed)")
+    )
     parser.add_argument("names", nargs="?", metavar="NAMES", help="the same as --backends NAMES")
-    parser.add_argument("--backends", action="append", metavar="NAMES|FILE.py", help=(
-        "only these, for `list backends` and `list configs`; a Python file adds its own (default: all)"))
+    parser.add_argument(
+        "--backends",
+        action="append",
+        metavar="NAMES|FILE.py",
+        help=("only these, for `list backends` and `list configs`; a Python file adds its own (default: all)"),
+    )
     parser.add_argument("--json", metavar="PATH", help="write the list as JSON; - for stdout")
     flags.add_shape(parser, note="For `list configs`: whose configurations they are, each one value.")
-    parser.example("attnbench list backends", "attnbench list suites", "attnbench list backends --json -",
-                   "attnbench list configs flash-triton --headdim 256 --mode bwd")
+    parser.example(
+        "attnbench list backends",
+        "attnbench list suites",
+        "attnbench list backends --json -",
+        "attnbench list configs flash-triton --headdim 256 --mode bwd",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,8 +56,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(refusal("attnbench list", "--backends", args.backends[0], wrong, accepted))
     if args.what != "configs":
         for name, text in axis_words(args, "attnbench list").items():
-            raise UsageError(refusal("attnbench list", f"--{name.replace('_', '-')}", text,
-                                     f"does not narrow the list of {args.what or 'lists'}", "list configs"))
+            raise UsageError(
+                refusal(
+                    "attnbench list",
+                    f"--{name.replace('_', '-')}",
+                    text,
+                    f"does not narrow the list of {args.what or 'lists'}",
+                    "list configs",
+                )
+            )
     if args.json not in (None, "-"):
         check_writable(args.json)
     rows = _lists() if args.what is None else LISTS[args.what](args)
@@ -79,10 +95,16 @@ def _show(what: str | None, rows: Rows) -> None:
 def _backend_table(rows: Rows) -> Rows:
     """What a table has room for; --json has everything."""
     several = len({row["workload"] for row in rows}) > 1
-    return [{"name": row["name"], **({"workload": row["workload"]} if several else {}),
-             "installed": (row["version"] or "yes") if row["installed"] else "no",
-             "tested on": row["tested"] or "untested", "install": "" if row["installed"] else row["install"]}
-            for row in rows]
+    return [
+        {
+            "name": row["name"],
+            **({"workload": row["workload"]} if several else {}),
+            "installed": (row["version"] or "yes") if row["installed"] else "no",
+            "tested on": row["tested"] or "untested",
+            "install": "" if row["installed"] else row["install"],
+        }
+        for row in rows
+    ]
 
 
 def _config_table(rows: Rows) -> Rows:
@@ -118,10 +140,19 @@ def _backends(args: argparse.Namespace) -> Rows:
             backend.probe()
         except Unavailable as why:
             missing = install_line(str(why))
-        rows.append({"name": name, "workload": backend.workload, "installed": missing is None,
-                     "version": backend.version() if missing is None else None, "tested": backend.tested,
-                     "install": install_line(backend.install), "devices": list(backend.devices), "title": backend.title,
-                     "reason": missing})
+        rows.append(
+            {
+                "name": name,
+                "workload": backend.workload,
+                "installed": missing is None,
+                "version": backend.version() if missing is None else None,
+                "tested": backend.tested,
+                "install": install_line(backend.install),
+                "devices": list(backend.devices),
+                "title": backend.title,
+                "reason": missing,
+            }
+        )
     return rows
 
 
@@ -151,8 +182,14 @@ def _config_rows(backend: Backend, case: Any) -> Rows:
     there, default = list(backend.configs(case)), backend.default_of(case)
     if default is not None and all(config.short != default.short for config in there):
         there.insert(0, default)
-    return [{"name": f"{backend.name}[{config.short}]", **config.values,
-             **({} if default is None else {"default": config.short == default.short})} for config in there]
+    return [
+        {
+            "name": f"{backend.name}[{config.short}]",
+            **config.values,
+            **({} if default is None else {"default": config.short == default.short}),
+        }
+        for config in there
+    ]
 
 
 def _one_value(axis: Axis, text: str) -> Any:
@@ -179,8 +216,10 @@ def _workloads(args: argparse.Namespace) -> Rows:
     from attnbench.workloads.base import load_workload, workload_names
 
     found = [load_workload(name) for name in workload_names()]
-    return [{"name": one.name, "title": one.title, "variants": list(one.variants),
-             "axes": [axis.name for axis in one.axes]} for one in found]
+    return [
+        {"name": one.name, "title": one.title, "variants": list(one.variants), "axes": [axis.name for axis in one.axes]}
+        for one in found
+    ]
 
 
 def _timers(args: argparse.Namespace) -> Rows:
@@ -213,7 +252,11 @@ def _name(selector: str) -> str:
 
 
 LISTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
-    "backends": _backends, "configs": _configs, "suites": _suites, "workloads": _workloads, "timers": _timers,
+    "backends": _backends,
+    "configs": _configs,
+    "suites": _suites,
+    "workloads": _workloads,
+    "timers": _timers,
     "layouts": _layouts,
 }
 SHOWS = {

@@ -27,42 +27,88 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument("name", metavar="NAME", help=f"what is loaded: {', '.join(NAMES)}")
     group = parser.add_argument_group("load")
-    group.add_argument("--config", metavar="NAME", help=(
-        "model with its users and batching: bench, kuairand, dlrm-v3, small, tiny (default: bench, on a CPU small)"))
-    group.add_argument("--scenario", metavar="NAME", help=(
-        "server: MLPerf LoadGen's Poisson arrivals; offline: LoadGen's, all at once; gaps: users who return after gaps "
-        "of their own; replay: the requests of --source (default: server)"))
+    group.add_argument(
+        "--config",
+        metavar="NAME",
+        help=(
+            "model with its users and batching: bench, kuairand, dlrm-v3, small, tiny (default: bench, on a CPU small)"
+        ),
+    )
+    group.add_argument(
+        "--scenario",
+        metavar="NAME",
+        help=(
+            "server: MLPerf LoadGen's Poisson arrivals; offline: LoadGen's, all at once; gaps: users who return after gaps "
+            "of their own; replay: the requests of --source (default: server)"
+        ),
+    )
     group.add_argument("--rate", metavar="LIST", help="requests a second, one load each (default: the config's)")
-    group.add_argument("--find-rate", action="store_true", help=(
-        "search the highest rate at which 99 %% of all requests are answered within each --slo-ms"))
+    group.add_argument(
+        "--find-rate",
+        action="store_true",
+        help=("search the highest rate at which 99 %% of all requests are answered within each --slo-ms"),
+    )
     group.add_argument("--duration", metavar="S", help="seconds of arrivals (default: the config's)")
     group.add_argument("--slo-ms", metavar="LIST", help="limits of latency (default: 50,100; of dlrm-v3 80)")
-    group.add_argument("--drain-s", metavar="S", help=(
-        "seconds after the last arrival; what is left then is refused as backlog (default: 30)"))
+    group.add_argument(
+        "--drain-s",
+        metavar="S",
+        help=("seconds after the last arrival; what is left then is refused as backlog (default: 30)"),
+    )
     group.add_argument("--users", metavar="N", help="who send requests (default: the config's)")
-    group.add_argument("--gap-s", metavar="S", help=(
-        "with --scenario gaps: mean seconds between two requests of one user; the users are then rate times this"))
-    group.add_argument("--burstiness", metavar="B", help=(
-        "with --scenario gaps: shape of the gamma distribution of gaps; 1 Poisson, below it bursts (default: 0.5)"))
-    group.add_argument("--source", metavar="DIR", help=(
-        "the files of `attnbench data`, for --scenario replay, which is then the default"))
+    group.add_argument(
+        "--gap-s",
+        metavar="S",
+        help=(
+            "with --scenario gaps: mean seconds between two requests of one user; the users are then rate times this"
+        ),
+    )
+    group.add_argument(
+        "--burstiness",
+        metavar="B",
+        help=(
+            "with --scenario gaps: shape of the gamma distribution of gaps; 1 Poisson, below it bursts (default: 0.5)"
+        ),
+    )
+    group.add_argument(
+        "--source",
+        metavar="DIR",
+        help=("the files of `attnbench data`, for --scenario replay, which is then the default"),
+    )
     group.add_argument("--num-candidates", metavar="N", help="of a request (default: the config's)")
     group = parser.add_argument_group("server")
     group.add_argument("--max-batch", metavar="N", help="requests of a batch at most (default: the config's)")
-    group.add_argument("--max-wait-ms", metavar="MS", help=(
-        "a batch that is not full is launched once its oldest request has waited so long (default: the config's)"))
-    group.add_argument("--attention", metavar="NAME", help=(
-        "paged, gathered or reference (default: paged, without a cache gathered, on a CPU reference)"))
+    group.add_argument(
+        "--max-wait-ms",
+        metavar="MS",
+        help=(
+            "a batch that is not full is launched once its oldest request has waited so long (default: the config's)"
+        ),
+    )
+    group.add_argument(
+        "--attention",
+        metavar="NAME",
+        help=("paged, gathered or reference (default: paged, without a cache gathered, on a CPU reference)"),
+    )
     group.add_argument("--no-cache", action="store_true", help="compute every history whole")
-    group.add_argument("--pool-share", metavar="X", help=(
-        "pages of the cache, as a share of what all users need (default: the config's)"))
+    group.add_argument(
+        "--pool-share",
+        metavar="X",
+        help=("pages of the cache, as a share of what all users need (default: the config's)"),
+    )
     group.add_argument("--page-size", metavar="N", help="tokens of a page: 32, 64 or 128 (default: the config's)")
     group.add_argument("--host-pages", metavar="N", help="pages of host memory behind the pool (default: 0)")
-    group.add_argument("--on-host-hit", metavar="HOW", help=(
-        "with --host-pages: reload, recompute, or auto, what is quicker here (default: reload)"))
+    group.add_argument(
+        "--on-host-hit",
+        metavar="HOW",
+        help=("with --host-pages: reload, recompute, or auto, what is quicker here (default: reload)"),
+    )
     group.add_argument("--graph", action="store_true", help="steps as CUDA graphs, with attention paged")
-    group.add_argument("--long-history", metavar="POLICY", help=(
-        "a history over the model's most: truncate keeps its first items, refuse (default: truncate)"))
+    group.add_argument(
+        "--long-history",
+        metavar="POLICY",
+        help=("a history over the model's most: truncate keeps its first items, refuse (default: truncate)"),
+    )
     group.add_argument("--checkpoint", metavar="FILE", help="weights, safetensors (default: random by seed)")
     group.add_argument("--dtype", metavar="NAME", help="bf16, fp16 or fp32 (default: bf16, on a CPU fp32)")
     group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
@@ -75,11 +121,13 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--no-save", action="store_true", help="keep no file in --out")
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of results (default: results)")
     group.add_argument("-q", "--quiet", action="store_true", help="no table and no progress")
-    parser.example("attnbench load hstu-serving --rate 100,200,400",
-                   "attnbench load hstu-serving --find-rate --slo-ms 50",
-                   "attnbench load hstu-serving --config dlrm-v3 --scenario offline",
-                   "attnbench load hstu-serving --scenario gaps --rate 200 --gap-s 2",
-                   "attnbench load hstu-serving --device cpu --config tiny --rate 20")
+    parser.example(
+        "attnbench load hstu-serving --rate 100,200,400",
+        "attnbench load hstu-serving --find-rate --slo-ms 50",
+        "attnbench load hstu-serving --config dlrm-v3 --scenario offline",
+        "attnbench load hstu-serving --scenario gaps --rate 200 --gap-s 2",
+        "attnbench load hstu-serving --device cpu --config tiny --rate 20",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,13 +150,22 @@ def _scenario(args: argparse.Namespace) -> str:
     if found not in SCENARIOS:
         raise unknown(WHO, "--scenario", found, SCENARIOS)
     if found == "replay" and args.source is None:
-        raise UsageError(refusal(WHO, "--scenario", "replay", "has no requests", "--source DIR",
-                                 "attnbench data kuairand-1k --to DIR writes them"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "--scenario",
+                "replay",
+                "has no requests",
+                "--source DIR",
+                "attnbench data kuairand-1k --to DIR writes them",
+            )
+        )
     for flag, of in (("source", "replay"), ("gap_s", "gaps"), ("burstiness", "gaps")):
         if getattr(args, flag) is not None and found != of:
             name = "--" + flag.replace("_", "-")
-            raise UsageError(refusal(WHO, name, getattr(args, flag), f"does not go with --scenario {found}",
-                                     f"--scenario {of}"))
+            raise UsageError(
+                refusal(WHO, name, getattr(args, flag), f"does not go with --scenario {found}", f"--scenario {of}")
+            )
     if args.find_rate and found not in ("server", "gaps"):
         raise UsageError(refusal(WHO, "--find-rate", "on", f"does not go with --scenario {found}", "server or gaps"))
     return str(found)
@@ -125,24 +182,54 @@ def options_of(args: argparse.Namespace) -> Options:
     from attnbench.loadtest.users import MOST_USERS, POLICIES
     from attnbench.machine.devices import resolve
 
-    for flag, accepted in (("dtype", PRECISIONS), ("long_history", POLICIES), ("attention", ATTENTIONS),
-                           ("on_host_hit", ON_HOST_HIT)):
+    for flag, accepted in (
+        ("dtype", PRECISIONS),
+        ("long_history", POLICIES),
+        ("attention", ATTENTIONS),
+        ("on_host_hit", ON_HOST_HIT),
+    ):
         if (value := getattr(args, flag)) is not None and value not in accepted:
             raise unknown(WHO, "--" + flag.replace("_", "-"), value, accepted)
     seconds, share = between(0, 1e6), between(0, 1e3)
-    asked = {name: _value(args, name, parse) for name, parse in (
-        ("duration", seconds), ("drain_s", seconds), ("users", _whole(1, MOST_USERS)), ("gap_s", seconds),
-        ("num_candidates", _whole(0)), ("max_batch", _whole(1, 4096)), ("max_wait_ms", _from_zero),
-        ("pool_share", share), ("page_size", _one_of(PAGE_SIZES)), ("host_pages", _whole(0)), ("seed", _whole(0)))}
+    asked = {
+        name: _value(args, name, parse)
+        for name, parse in (
+            ("duration", seconds),
+            ("drain_s", seconds),
+            ("users", _whole(1, MOST_USERS)),
+            ("gap_s", seconds),
+            ("num_candidates", _whole(0)),
+            ("max_batch", _whole(1, 4096)),
+            ("max_wait_ms", _from_zero),
+            ("pool_share", share),
+            ("page_size", _one_of(PAGE_SIZES)),
+            ("host_pages", _whole(0)),
+            ("seed", _whole(0)),
+        )
+    }
     slos = _list(args, "slo_ms", seconds)
     device = resolve(args.device or "auto")
     preset = preset_of(args.config, on_gpu=device.on_gpu)
     if asked["num_candidates"] is not None and asked["num_candidates"] > preset.config.max_candidates:
-        raise UsageError(refusal(WHO, "--num-candidates", asked["num_candidates"],
-                                 f"is over the most of {preset.model}", f"0 to {preset.config.max_candidates}"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "--num-candidates",
+                asked["num_candidates"],
+                f"is over the most of {preset.model}",
+                f"0 to {preset.config.max_candidates}",
+            )
+        )
     if args.graph and (args.attention == "gathered" or (device.on_gpu and args.attention == "reference")):
-        raise UsageError(refusal(WHO, "--attention", args.attention, "does not go with --graph, it is of one step's "
-                                 "lengths", "paged" if device.on_gpu else "paged or reference"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "--attention",
+                args.attention,
+                "does not go with --graph, it is of one step's lengths",
+                "paged" if device.on_gpu else "paged or reference",
+            )
+        )
     if args.attention not in (None, "reference") and not device.on_gpu:
         raise UsageError(refusal(WHO, "--attention", args.attention, "has no kernels for a CPU", "reference"))
     if asked["gap_s"] is not None:
@@ -155,14 +242,28 @@ def options_of(args: argparse.Namespace) -> Options:
         return usual if asked[name] is None else asked[name]
 
     return Options(
-        preset=preset, device=device, users=chosen("users", preset.users),
-        candidates=chosen("num_candidates", preset.candidates), max_batch=chosen("max_batch", preset.max_batch),
-        max_wait_ms=chosen("max_wait_ms", preset.max_wait_ms), duration_s=chosen("duration", preset.duration_s),
-        drain_s=chosen("drain_s", DRAIN_S), slos_ms=tuple(slos or preset.slos_ms),
-        pool_share=chosen("pool_share", preset.pool_share), page_size=chosen("page_size", preset.page_size),
-        host_pages=chosen("host_pages", 0), on_host_hit=args.on_host_hit or ON_HOST_HIT[0], graph=args.graph,
-        cache=not args.no_cache, attention=args.attention, long_history=args.long_history or POLICIES[0],
-        dtype=args.dtype, seed=chosen("seed", 0), checkpoint=args.checkpoint, source=args.source)
+        preset=preset,
+        device=device,
+        users=chosen("users", preset.users),
+        candidates=chosen("num_candidates", preset.candidates),
+        max_batch=chosen("max_batch", preset.max_batch),
+        max_wait_ms=chosen("max_wait_ms", preset.max_wait_ms),
+        duration_s=chosen("duration", preset.duration_s),
+        drain_s=chosen("drain_s", DRAIN_S),
+        slos_ms=tuple(slos or preset.slos_ms),
+        pool_share=chosen("pool_share", preset.pool_share),
+        page_size=chosen("page_size", preset.page_size),
+        host_pages=chosen("host_pages", 0),
+        on_host_hit=args.on_host_hit or ON_HOST_HIT[0],
+        graph=args.graph,
+        cache=not args.no_cache,
+        attention=args.attention,
+        long_history=args.long_history or POLICIES[0],
+        dtype=args.dtype,
+        seed=chosen("seed", 0),
+        checkpoint=args.checkpoint,
+        source=args.source,
+    )
 
 
 def _rates(args: argparse.Namespace) -> list[float]:

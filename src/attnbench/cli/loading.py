@@ -27,8 +27,7 @@ PLACES = ("source", "checkpoint")
 "Paths: a result keeps their last part."
 
 
-def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: list[float],
-              burstiness: float) -> int:
+def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: list[float], burstiness: float) -> int:
     """Serve each load, show and keep the result.
 
     Returns:
@@ -62,22 +61,33 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
                 raise
             failed = error  # what was measured before is kept
     points.sort(key=lambda point: point.asked_rate or 0.0)
-    run = dataclasses.replace(run, points=tuple(points), highest=tuple(highest),
-                              settings={**run.settings, "users": users})
+    run = dataclasses.replace(
+        run, points=tuple(points), highest=tuple(highest), settings={**run.settings, "users": users}
+    )
     _finish(args, run, asked, output)
     if failed is not None:
         raise failed
     return INTERRUPTED if any(point.interrupted for point in points) else 0
 
 
-def _loads(args: argparse.Namespace, bench: Bench, options: Options, scenario: str, rates: list[float],
-           measure: Callable[[float], Point]) -> list[Highest]:
+def _loads(
+    args: argparse.Namespace,
+    bench: Bench,
+    options: Options,
+    scenario: str,
+    rates: list[float],
+    measure: Callable[[float], Point],
+) -> list[Highest]:
     """Each load that was asked for, after Ctrl-C none that follows; the highest rates, where they were."""
     if args.find_rate:
         first = _first(rates, bench, options)
-        return [Highest(slo_ms=slo, rate=highest_rate(
-            measure, slo, first, possible=lambda rate: is_possible(rate, options.duration_s)))
-            for slo in options.slos_ms]
+        return [
+            Highest(
+                slo_ms=slo,
+                rate=highest_rate(measure, slo, first, possible=lambda rate: is_possible(rate, options.duration_s)),
+            )
+            for slo in options.slos_ms
+        ]
     wanted = rates or [*options.preset.rates]
     for rate in wanted[:1] if scenario == "offline" else wanted:
         if measure(rate).interrupted:
@@ -90,8 +100,9 @@ def _first(rates: list[float], bench: Bench, options: Options) -> float:
     return rates[0] if rates else max(1.0, round(0.5 * (bench.capacity or options.preset.rates[0])))
 
 
-def _measure(args: argparse.Namespace, bench: Bench, options: Options, scenario: str, burstiness: float,
-             points: list[Point]) -> Callable[[float], Point]:
+def _measure(
+    args: argparse.Namespace, bench: Bench, options: Options, scenario: str, burstiness: float, points: list[Point]
+) -> Callable[[float], Point]:
     """One load at a rate, once for each rate; a line says how it went."""
     known: dict[float, Point] = {}
 
@@ -116,8 +127,15 @@ def _begin(args: argparse.Namespace, options: Options) -> LoadRun:
     from attnbench.store.runfile import new_id, now
 
     return LoadRun(
-        id=new_id(), workload=args.name, model=options.preset.model, device=str(options.device), command=_command(args),
-        started=now(), settings=options.words(), environment=environment(options.device))
+        id=new_id(),
+        workload=args.name,
+        model=options.preset.model,
+        device=str(options.device),
+        command=_command(args),
+        started=now(),
+        settings=options.words(),
+        environment=environment(options.device),
+    )
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -138,8 +156,9 @@ def _check_outputs(args: argparse.Namespace, asked: dict[str, str]) -> None:
 
     to_stdout = [name for name, target in asked.items() if target == STDOUT]
     if len(to_stdout) > 1:
-        raise UsageError(refusal(WHO, f"--{to_stdout[1]}", STDOUT, f"wants stdout, as --{to_stdout[0]} does",
-                                 "one of the two"))
+        raise UsageError(
+            refusal(WHO, f"--{to_stdout[1]}", STDOUT, f"wants stdout, as --{to_stdout[0]} does", "one of the two")
+        )
     for target in asked.values():
         if target != STDOUT:
             check_writable(target)

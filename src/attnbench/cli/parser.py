@@ -31,9 +31,11 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Wrap sentences; lines of examples stay as they are."""
         return "\n\n".join(
-            super(Formatter, self)._fill_text(part, width, indent) if part.startswith(EXAMPLES) else
-            textwrap.fill(" ".join(part.split()), width, initial_indent=indent, subsequent_indent=indent)
-            for part in text.split("\n\n"))
+            super(Formatter, self)._fill_text(part, width, indent)
+            if part.startswith(EXAMPLES)
+            else textwrap.fill(" ".join(part.split()), width, initial_indent=indent, subsequent_indent=indent)
+            for part in text.split("\n\n")
+        )
 
 
 class BooleanAxis(argparse.Action):
@@ -54,8 +56,13 @@ class Parser(argparse.ArgumentParser):
     """Arguments of one verb."""
 
     def __init__(self, verb: str, summary: str) -> None:
-        super().__init__(prog=f"attnbench {verb}", description=_sentence(summary), allow_abbrev=False, add_help=False,
-                         formatter_class=Formatter)
+        super().__init__(
+            prog=f"attnbench {verb}",
+            description=_sentence(summary),
+            allow_abbrev=False,
+            add_help=False,
+            formatter_class=Formatter,
+        )
         self.add_argument(*HELP_FLAGS, HELP_ALL, action="store_true", dest="help", help=argparse.SUPPRESS)
         self._positionals.title = "arguments"
         self._given: Sequence[str] = ()
@@ -81,10 +88,16 @@ class Parser(argparse.ArgumentParser):
         """The help with the usual flags only, where these were named."""
         if not self._usual:
             return self.format_help()
-        rare = [action for action in self._actions
-                if action.option_strings and not self._usual.intersection(action.option_strings)]
-        empty = [group for group in self._action_groups if group._group_actions and all(
-            action in rare for action in group._group_actions)]
+        rare = [
+            action
+            for action in self._actions
+            if action.option_strings and not self._usual.intersection(action.option_strings)
+        ]
+        empty = [
+            group
+            for group in self._action_groups
+            if group._group_actions and all(action in rare for action in group._group_actions)
+        ]
         before = [(one, one.help) for one in rare], [(one, one.description) for one in empty], self.epilog
         for action in rare:
             action.help = argparse.SUPPRESS
@@ -151,8 +164,9 @@ class Parser(argparse.ArgumentParser):
             ours = here(flag, known)
             near = [ours] if ours else nearest(flag, [one for one in known if one.startswith("--")])
             listed = HELP_ALL if self._usual else "--help"
-            raise UsageError(refusal(self.prog, "flag", flag, "is not known", f"see `{self.prog} {listed}`",
-                                     did_you_mean(near)))
+            raise UsageError(
+                refusal(self.prog, "flag", flag, "is not known", f"see `{self.prog} {listed}`", did_you_mean(near))
+            )
         raise UsageError(refusal(self.prog, "argument", word, "is one too many", f"see `{self.prog} --help`"))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

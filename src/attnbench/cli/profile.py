@@ -39,42 +39,83 @@ TABLES = ("all", "kernels", "categories", "counters", "seed-003")
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("tool", nargs="?", metavar="TOOL", help=(
-        "ncu (counters of each kernel), nsys (the time line), torch (torch.profiler's), or all (each of them and two "
-        "benchmarks, into one folder with SUMMARY.md)"))
-    parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
-        "whose cases and backends are launched (default: compare; of all: minimal, its first case)"))
+    parser.add_argument(
+        "tool",
+        nargs="?",
+        metavar="TOOL",
+        help=(
+            "ncu (counters of each kernel), nsys (the time line), torch (torch.profiler's), or all (each of them and two "
+            "benchmarks, into one folder with SUMMARY.md)"
+        ),
+    )
+    parser.add_argument(
+        "suite",
+        nargs="?",
+        metavar="SUITE|FILE.toml",
+        help=("whose cases and backends are launched (default: compare; of all: minimal, its first case)"),
+    )
     _add_capture(parser)
-    flags.add_shape(parser, note=(
-        "Each a value or a comma list; every case is captured apart. A default holds where the suite says nothing; "
-        "the suites minimal and compare also read the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."))
+    flags.add_shape(
+        parser,
+        note=(
+            "Each a value or a comma list; every case is captured apart. A default holds where the suite says nothing; "
+            "the suites minimal and compare also read the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."
+        ),
+    )
     flags.add_backends(parser, baseline=False)
     _add_output(parser)
-    parser.example("attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
-                   "attnbench profile ncu --set full --kernel flash",
-                   "BATCH=4 SEQLEN=2048 attnbench profile all",
-                   "attnbench profile --from fa.sqlite --from sage2.sqlite --table seed-003")
+    parser.example(
+        "attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
+        "attnbench profile ncu --set full --kernel flash",
+        "BATCH=4 SEQLEN=2048 attnbench profile all",
+        "attnbench profile --from fa.sqlite --from sage2.sqlite --table seed-003",
+    )
 
 
 def _add_capture(parser: Parser) -> None:
     group = parser.add_argument_group("capture", "Every backend is launched in a process of its own.")
-    group.add_argument("--from", dest="captures", action="append", metavar="CAPTURE", help=(
-        "read a capture instead of taking one: .ncu-rep, ncu's CSV, nsys's SQLite or stats, a torch trace; again for "
-        "a further column (default: take one)"))
+    group.add_argument(
+        "--from",
+        dest="captures",
+        action="append",
+        metavar="CAPTURE",
+        help=(
+            "read a capture instead of taking one: .ncu-rep, ncu's CSV, nsys's SQLite or stats, a torch trace; again for "
+            "a further column (default: take one)"
+        ),
+    )
     group.add_argument("--kernel", metavar="REGEX", help="only kernels whose name it is found in (default: every one)")
-    group.add_argument("--range", metavar="NAME", help=(
-        "only what is launched in one of these NVTX ranges, with commas between them (default: every one; ncu of "
-        "hstu-serving: embedding, projection and attention)"))
-    group.add_argument("--set", metavar="NAME", default="basic", help=(
-        "what ncu collects: basic, roofline or full (default: basic)"))
-    group.add_argument("--launches", metavar="N", help=(
-        "launches in the capture window (default: 1 of ncu, which repeats it itself; else 10)"))
-    group.add_argument("--warmup", dest="warm_launches", metavar="N", help=(
-        f"launches before the window (default: {WARMUP})"))
-    group.add_argument("--clock-control", metavar="NAME", default="none", help=(
-        "of ncu: none leaves the clocks alone, base holds the base clock (default: none)"))
-    group.add_argument("--cache-control", metavar="NAME", default="all", help=(
-        "of ncu: all flushes the caches before each of its passes, none does not (default: all)"))
+    group.add_argument(
+        "--range",
+        metavar="NAME",
+        help=(
+            "only what is launched in one of these NVTX ranges, with commas between them (default: every one; ncu of "
+            "hstu-serving: embedding, projection and attention)"
+        ),
+    )
+    group.add_argument(
+        "--set", metavar="NAME", default="basic", help=("what ncu collects: basic, roofline or full (default: basic)")
+    )
+    group.add_argument(
+        "--launches",
+        metavar="N",
+        help=("launches in the capture window (default: 1 of ncu, which repeats it itself; else 10)"),
+    )
+    group.add_argument(
+        "--warmup", dest="warm_launches", metavar="N", help=(f"launches before the window (default: {WARMUP})")
+    )
+    group.add_argument(
+        "--clock-control",
+        metavar="NAME",
+        default="none",
+        help=("of ncu: none leaves the clocks alone, base holds the base clock (default: none)"),
+    )
+    group.add_argument(
+        "--cache-control",
+        metavar="NAME",
+        default="all",
+        help=("of ncu: all flushes the caches before each of its passes, none does not (default: all)"),
+    )
     group.add_argument("--timeout", metavar="S", help=f"time limit of one capture (default: {TIMEOUT_S:g})")
     for one in SETTINGS:
         if one.name in ("input", "seed", "device"):
@@ -83,15 +124,23 @@ def _add_capture(parser: Parser) -> None:
 
 def _add_output(parser: Parser) -> None:
     group = parser.add_argument_group("output", "A path, or - for stdout (the tables then move to stderr).")
-    group.add_argument("-o", "--out", metavar="DIR", default="profile_results", help=(
-        "folder of captures; numbered where it is taken (default: profile_results)"))
+    group.add_argument(
+        "-o",
+        "--out",
+        metavar="DIR",
+        default="profile_results",
+        help=("folder of captures; numbered where it is taken (default: profile_results)"),
+    )
     group.add_argument("--force", action="store_true", help="write into a folder that is there, over its files")
     group.add_argument("--categories", metavar="FILE.toml", help="rules of kernel categories before the shipped ones")
     group.add_argument("--table", metavar="NAME", default="all", help=f"one of {', '.join(TABLES)} (default: all)")
     group.add_argument("--csv", metavar="PATH", help="every kernel with every counter (default: kernels.csv in DIR)")
     group.add_argument("--json", metavar="PATH", help="the captures (default: captures.json in DIR)")
-    group.add_argument("--into", metavar="RUN", help=(
-        "put ncu's counters into the records of this run file: same case, same backend (default: none)"))
+    group.add_argument(
+        "--into",
+        metavar="RUN",
+        help=("put ncu's counters into the records of this run file: same case, same backend (default: none)"),
+    )
     group.add_argument("--dry-run", action="store_true", help="show the command lines, take nothing")
 
 
@@ -112,8 +161,14 @@ def run(args: argparse.Namespace) -> int:
     if args.tool == "ncu" and args.range is None and args.kernel is None:
         args.range = RANGES.get(suite)
     planned = make_run(args, "profile", suite=suite)
-    plan = capturing.Plan(args, planned, suite, options(args), launches=_number(args.launches, "--launches", 1),
-                          warmup=WARMUP if args.warm_launches is None else int(args.warm_launches))
+    plan = capturing.Plan(
+        args,
+        planned,
+        suite,
+        options(args),
+        launches=_number(args.launches, "--launches", 1),
+        warmup=WARMUP if args.warm_launches is None else int(args.warm_launches),
+    )
     taken = capturing.everything(plan, rules) if args.tool == "all" else capturing.one_tool(plan, rules)
     if taken is None:
         return 0
@@ -129,8 +184,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.tool is not None and args.tool not in TOOLS:
         raise unknown(WHO, "TOOL", args.tool, TOOLS)
     if args.captures and args.suite is not None:
-        raise UsageError(refusal(WHO, "SUITE", args.suite, "is not launched where --from reads a capture",
-                                 "one of the two"))
+        raise UsageError(
+            refusal(WHO, "SUITE", args.suite, "is not launched where --from reads a capture", "one of the two")
+        )
     for name, accepted in (*CHOICES.items(), ("table", TABLES)):
         if getattr(args, name) not in accepted:
             raise unknown(WHO, f"--{name.replace('_', '-')}", getattr(args, name), accepted)
@@ -138,8 +194,9 @@ def _check(args: argparse.Namespace) -> None:
         try:
             re.compile(args.kernel)
         except re.error as error:
-            raise UsageError(refusal(WHO, "--kernel", args.kernel, f"is no regular expression ({error})",
-                                     "one such as flash|fmha")) from None
+            raise UsageError(
+                refusal(WHO, "--kernel", args.kernel, f"is no regular expression ({error})", "one such as flash|fmha")
+            ) from None
     if args.csv == "-" == args.json:
         raise UsageError(refusal(WHO, "--json", "-", "wants stdout, as --csv does", "one of them"))
     for path in (args.csv, args.json):
@@ -175,8 +232,15 @@ def options(args: argparse.Namespace) -> Options:
     """How captures are taken."""
     from attnbench.profile.take import Options
 
-    return Options(kernel=args.kernel, range=args.range, set=args.set, clock_control=args.clock_control,
-                   cache_control=args.cache_control, timeout_s=_seconds(args.timeout), force=args.force)
+    return Options(
+        kernel=args.kernel,
+        range=args.range,
+        set=args.set,
+        clock_control=args.clock_control,
+        cache_control=args.cache_control,
+        timeout_s=_seconds(args.timeout),
+        force=args.force,
+    )
 
 
 # ── captures taken earlier ─────────────────────────────────────────────────────────────────────────
@@ -188,8 +252,15 @@ def _show_earlier(args: argparse.Namespace, rules: Categories) -> int:
     captures = [capture for path in args.captures for capture in sources.read(path, rules)]
     for capture in captures:
         if args.tool not in (None, "all", capture.tool):
-            raise UsageError(refusal(WHO, "--from", capture.source, f"is a capture of {capture.tool}",
-                                     f"`{WHO} {capture.tool}`, or no tool"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "--from",
+                    capture.source,
+                    f"is a capture of {capture.tool}",
+                    f"`{WHO} {capture.tool}`, or no tool",
+                )
+            )
     show(args, _named_apart(_selected(captures, args)), [], [])
     return 0
 
@@ -212,9 +283,16 @@ def _selected(captures: Sequence[Capture], args: argparse.Namespace, *, taken: b
     """
     found, without = [], []
     for capture in captures:
-        kept = capture.kernels if taken and capture.tool == "ncu" else tuple(
-            row for row in capture.kernels if (args.kernel is None or re.search(args.kernel, row.name)) and (
-                args.range is None or {*args.range.split(","), args.range} & {*row.within, row.range}))
+        kept = (
+            capture.kernels
+            if taken and capture.tool == "ncu"
+            else tuple(
+                row
+                for row in capture.kernels
+                if (args.kernel is None or re.search(args.kernel, row.name))
+                and (args.range is None or {*args.range.split(","), args.range} & {*row.within, row.range})
+            )
+        )
         if kept or not capture.kernels:
             found.append(dataclasses.replace(capture, kernels=kept))
         else:
@@ -223,18 +301,23 @@ def _selected(captures: Sequence[Capture], args: argparse.Namespace, *, taken: b
         by_name = args.kernel is not None
         flag, value = ("--kernel", args.kernel) if by_name else ("--range", args.range)
         rows = [row for capture in without for row in capture.kernels]
-        there = dict.fromkeys(name for row in rows for name in (
-            (row.short,) if by_name else (*row.within, row.range or "none")))
-        words = refusal(WHO, flag, value, f"leaves no kernel of {', '.join(one.source for one in without)}",
-                        f"among {', '.join(list(there)[:8])}")
+        there = dict.fromkeys(
+            name for row in rows for name in ((row.short,) if by_name else (*row.within, row.range or "none"))
+        )
+        words = refusal(
+            WHO,
+            flag,
+            value,
+            f"leaves no kernel of {', '.join(one.source for one in without)}",
+            f"among {', '.join(list(there)[:8])}",
+        )
         if not found:
             raise UsageError(words)
         Output().note(words)
     return found
 
 
-def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence[Point],
-         losses: Sequence[str]) -> None:
+def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence[Point], losses: Sequence[str]) -> None:
     """Print the tables, then what was not captured, and write what was asked for."""
     from attnbench.profile import capture, tables
     from attnbench.report.profile import render_profile_table
@@ -249,8 +332,15 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
     output = Output(results_to_stderr="-" in (args.csv, args.json))
     shown = tables.chosen(args.table, captures, points)
     for table in shown:
-        render_profile_table(output.console(), table.title, table.heads, table.texts(), numbers=table.numbers(),
-                             ranks=table.ranks, notes=table.notes)
+        render_profile_table(
+            output.console(),
+            table.title,
+            table.heads,
+            table.texts(),
+            numbers=table.numbers(),
+            ranks=table.ranks,
+            notes=table.notes,
+        )
     for loss in losses:
         output.note(f"not captured: {loss}")
     if not shown:
@@ -269,7 +359,14 @@ def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
     path = find_run(args.into, RUNS, WHO)
     run, rows = attach(read(path), captures)
     if not rows:
-        raise UsageError(refusal(WHO, "--into", args.into, "has no record of a case and backend that ncu captured",
-                                 "a run of the same cases"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "--into",
+                args.into,
+                "has no record of a case and backend that ncu captured",
+                "a run of the same cases",
+            )
+        )
     write(run, path)
     Output().note(f"--into: counters of {rows} record{'s' * (rows != 1)}")

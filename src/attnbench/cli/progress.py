@@ -150,8 +150,9 @@ class Bar(AbstractContextManager["Bar"]):
     def _line(self) -> None:
         if not self._over.is_set():
             self._said = time.monotonic()
-            self._output.note(f"{self._title}: {self._count()}, {_words(self._said - self._begun)}"
-                              f"{self._left()}; {self._where}")
+            self._output.note(
+                f"{self._title}: {self._count()}, {_words(self._said - self._begun)}{self._left()}; {self._where}"
+            )
 
     def _show(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -160,10 +161,15 @@ class Bar(AbstractContextManager["Bar"]):
         # What matters least stands last: a narrow terminal cuts it short.
         whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._progress = Progress(
-            BarColumn(bar_width=12), TextColumn("{task.fields[count]}", table_column=whole),
-            TimeElapsedColumn(table_column=whole.copy()), TextColumn("{task.fields[left]}", table_column=whole.copy()),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[count]}", table_column=whole),
+            TimeElapsedColumn(table_column=whole.copy()),
+            TextColumn("{task.fields[left]}", table_column=whole.copy()),
             TextColumn("{task.fields[where]}", markup=False, table_column=rest),
-            console=self._console, transient=True, expand=True)
+            console=self._console,
+            transient=True,
+            expand=True,
+        )
         self._task = self._progress.add_task("", total=None, where="", count="", left="")
         self._draw()
         self._progress.start()
@@ -171,8 +177,14 @@ class Bar(AbstractContextManager["Bar"]):
     def _draw(self) -> None:
         if self._progress is not None and self._task is not None:
             done, total = (self._clock.done, self._clock.groups) if self._clock else self._rows
-            self._progress.update(self._task, completed=done, total=total or None, where=self._where,
-                                  count=self._count(), left=self._left().removeprefix(", "))
+            self._progress.update(
+                self._task,
+                completed=done,
+                total=total or None,
+                where=self._where,
+                count=self._count(),
+                left=self._left().removeprefix(", "),
+            )
 
     def _count(self) -> str:
         if self._clock is not None:
@@ -190,4 +202,3 @@ def _words(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-

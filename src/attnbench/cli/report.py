@@ -21,17 +21,31 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     from attnbench.report.plots import add_plot_arguments
 
-    parser.add_argument("runs", nargs="+", metavar="RUN...", help=(
-        "run files, ids of runs in --out or in the history, latest or previous; several stand in one page, each later "
-        "one compared with the first, their rows joined"))
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN...",
+        help=(
+            "run files, ids of runs in --out or in the history, latest or previous; several stand in one page, each later "
+            "one compared with the first, their rows joined"
+        ),
+    )
     group = parser.add_argument_group("output")
-    group.add_argument("--html", metavar="PATH", help=(
-        "the page, in one file that opens offline; - for stdout (default: beside the first run file, "
-        "where no other output is asked for)"))
+    group.add_argument(
+        "--html",
+        metavar="PATH",
+        help=(
+            "the page, in one file that opens offline; - for stdout (default: beside the first run file, "
+            "where no other output is asked for)"
+        ),
+    )
     add_plot_arguments(group)
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
-    parser.example("attnbench report latest", "attnbench report results/sweep.json --html sweep.html --plots plots",
-                   "attnbench report before.json after.json --html both.html")
+    parser.example(
+        "attnbench report latest",
+        "attnbench report results/sweep.json --html sweep.html --plots plots",
+        "attnbench report before.json after.json --html both.html",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,8 +89,15 @@ def _of_load(args: argparse.Namespace, path: Path, load: LoadRun) -> int:
 
     for flag in ("x", "metric"):
         if getattr(args, flag) is not None:
-            raise UsageError(refusal(WHO, f"--{flag}", getattr(args, flag), "does not go with the result of a load",
-                                     "latency over rate is drawn"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    f"--{flag}",
+                    getattr(args, flag),
+                    "does not go with the result of a load",
+                    "latency over rate is drawn",
+                )
+            )
     target = args.html
     if target is None and args.plots is None:
         target = str(_beside([path]))

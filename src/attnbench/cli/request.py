@@ -20,8 +20,15 @@ from attnbench.text import spelled
 from attnbench.workloads.base import load_workload, unknown_axis
 
 
-def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[str, Any] | None = None,
-             axes: Mapping[str, tuple[Any, ...]] | None = None, shape_of: str | None = None) -> Run:
+def make_run(
+    args: argparse.Namespace,
+    verb: str,
+    *,
+    suite: str,
+    fixed: Mapping[str, Any] | None = None,
+    axes: Mapping[str, tuple[Any, ...]] | None = None,
+    shape_of: str | None = None,
+) -> Run:
     """Plan the run that the flags of a verb ask for.
 
     Args:
@@ -48,8 +55,9 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     device = resolve(settings.pop("device", "auto"))
     found = load_suite(suite, device.kind)
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
-    found = with_axes(found, {name: values for name, values in (axes or {}).items()
-                              if name in known and name not in asked_axes})
+    found = with_axes(
+        found, {name: values for name, values in (axes or {}).items() if name in known and name not in asked_axes}
+    )
     for name in asked_axes:
         if name not in known:
             raise unknown_axis(who, name, known.values())
@@ -57,9 +65,15 @@ def make_run(args: argparse.Namespace, verb: str, *, suite: str, fixed: Mapping[
     surroundings = {name: values for name, values in environment_axes(found, os.environ).items() if name not in given}
     selectors, files = backend_words(args.backends)
     request = Request(
-        suite=found, device=str(device), axes={**surroundings, **given},
-        backends=selectors, skip=tuple(selector_words("--skip", args.skip)), baseline=args.baseline,
-        settings={**settings, **(fixed or {})}, files=files)
+        suite=found,
+        device=str(device),
+        axes={**surroundings, **given},
+        backends=selectors,
+        skip=tuple(selector_words("--skip", args.skip)),
+        baseline=args.baseline,
+        settings={**settings, **(fixed or {})},
+        files=files,
+    )
     asked_axes |= {name: ",".join(map(str, values)) for name, values in surroundings.items()}
     command = _command(args, verb, None if shape_of else suite, asked_axes, shape_of)
     run = build(request, run_id=new_id(), command=command, started=now())
@@ -83,20 +97,45 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     selectors, files = backend_words(args.backends)
     extra = [f"--{name.replace('_', '-')}" for name in axis_words(args, who)]
     extra += [one.flag for one in SETTINGS if getattr(args, one.name, None) is not None]
-    extra += [flag for flag, value in (("SUITE", getattr(args, "suite", None)), ("--backends", selectors),
-                                       ("--skip", args.skip), ("--baseline", args.baseline)) if value]
+    extra += [
+        flag
+        for flag, value in (
+            ("SUITE", getattr(args, "suite", None)),
+            ("--backends", selectors),
+            ("--skip", args.skip),
+            ("--baseline", args.baseline),
+        )
+        if value
+    ]
     if extra:
-        raise UsageError(refusal(who, "--resume", args.resume, f"takes the plan of that run, not {extra[0]}",
-                                 "output flags, and the --backends files it was begun with", f"leave out {extra[0]}"))
+        raise UsageError(
+            refusal(
+                who,
+                "--resume",
+                args.resume,
+                f"takes the plan of that run, not {extra[0]}",
+                "output flags, and the --backends files it was begun with",
+                f"leave out {extra[0]}",
+            )
+        )
     path = find_run(args.resume, args.out, who)
     run = read(path)
     if not run.plan:
-        raise UsageError(refusal(who, "--resume", args.resume, "has no plan to finish",
-                                 "a run that run, compare or check began"))
+        raise UsageError(
+            refusal(who, "--resume", args.resume, "has no plan to finish", "a run that run, compare or check began")
+        )
     missing = [name for name in run.backend_files if name not in {spelled(Path(file).name) for file in files}]
     if missing:
-        raise UsageError(refusal(who, "--resume", args.resume, f"was begun with the backends of {missing[0]}",
-                                 f"--backends {missing[0]}", "give the file again"))
+        raise UsageError(
+            refusal(
+                who,
+                "--resume",
+                args.resume,
+                f"was begun with the backends of {missing[0]}",
+                f"--backends {missing[0]}",
+                "give the file again",
+            )
+        )
     return without_interrupted(run), path
 
 
@@ -107,8 +146,9 @@ def _settings(args: argparse.Namespace, who: str) -> dict[str, Any]:
 
 def axis_words(args: argparse.Namespace, who: str) -> dict[str, str]:
     """Shape flags as the user wrote them; --no-grad is a spelling of --mode fwd."""
-    words = {name.removeprefix(AXIS): text for name, text in vars(args).items()
-             if name.startswith(AXIS) and text is not None}
+    words = {
+        name.removeprefix(AXIS): text for name, text in vars(args).items() if name.startswith(AXIS) and text is not None
+    }
     if getattr(args, "no_grad", False):
         if words.get("mode", "fwd") != "fwd":
             raise UsageError(refusal(who, "--mode", words["mode"], "contradicts --no-grad", "one of the two"))
@@ -116,8 +156,9 @@ def axis_words(args: argparse.Namespace, who: str) -> dict[str, str]:
     return words
 
 
-def _command(args: argparse.Namespace, verb: str, suite: str | None, axes: Mapping[str, str],
-             shape_of: str | None) -> str:
+def _command(
+    args: argparse.Namespace, verb: str, suite: str | None, axes: Mapping[str, str], shape_of: str | None
+) -> str:
     """The line that asks for the same run: no path of this machine, and nothing about output."""
     words = ["attnbench", verb]
     if shape_of not in (None, FIRST):

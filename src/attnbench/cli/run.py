@@ -20,26 +20,42 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     from attnbench.presentation.block import LEGEND
 
-    parser.add_argument("suite", nargs="?", metavar="SUITE|FILE.toml", help=(
-        f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"))
-    flags.add_shape(parser, note=(
-        "Each a value or a comma list. On a suite of axes a flag replaces that axis; on a suite of listed cases it "
-        "selects among them. A default holds where the suite says nothing; the suites minimal and compare also read "
-        "the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."))
+    parser.add_argument(
+        "suite",
+        nargs="?",
+        metavar="SUITE|FILE.toml",
+        help=(f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"),
+    )
+    flags.add_shape(
+        parser,
+        note=(
+            "Each a value or a comma list. On a suite of axes a flag replaces that axis; on a suite of listed cases it "
+            "selects among them. A default holds where the suite says nothing; the suites minimal and compare also read "
+            "the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."
+        ),
+    )
     flags.add_backends(parser)
     flags.add_measuring(parser)
     flags.add_output(parser)
     group = parser.add_argument_group("capture", "Of the suite video: tensors of the attention of a generation.")
-    group.add_argument("--capture", metavar="DIR", help=(
-        "keep q, k and v of the baseline's generation there, a safetensors file a layer and step (default: none)"))
+    group.add_argument(
+        "--capture",
+        metavar="DIR",
+        help=(
+            "keep q, k and v of the baseline's generation there, a safetensors file a layer and step (default: none)"
+        ),
+    )
     group.add_argument("--capture-layers", metavar="LIST", help="of the model, from 0 (default: 0)")
     group.add_argument("--capture-steps", metavar="LIST", help="of the generation, from 1 (default: 1)")
     flags.add_view(parser)
     parser.show_first(*flags.USUAL)
-    parser.example("attnbench run", "attnbench run gpt2-small --mode fwd-bwd",
-                   "attnbench run flash-sweep --headdim 64,128 --csv sweep.csv",
-                   "attnbench run quick --backends ./mine.py --json -",
-                   remark=LEGEND)
+    parser.example(
+        "attnbench run",
+        "attnbench run gpt2-small --mode fwd-bwd",
+        "attnbench run flash-sweep --headdim 64,128 --csv sweep.csv",
+        "attnbench run quick --backends ./mine.py --json -",
+        remark=LEGEND,
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -110,8 +110,11 @@ def _named(text: str, folder: str, who: str, more: Sequence[str] = ()) -> Path:
     Raises:
         UsageError: there are fewer.
     """
-    found = [path for path in _files(folder, "*.json") if RUN_FILE.fullmatch(path.name)
-             and (not path.name.endswith(ENDING) or ENDING in more)]
+    found = [
+        path
+        for path in _files(folder, "*.json")
+        if RUN_FILE.fullmatch(path.name) and (not path.name.endswith(ENDING) or ENDING in more)
+    ]
     found.sort(key=_begun)
     if len(found) < NAMED[text]:
         has = f"{folder} has {len(found) or 'no'} run{'s' * (len(found) != 1)}"

@@ -15,13 +15,23 @@ LATEST = "latest"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("source", nargs="?", default=LATEST, metavar="RUN", help=(
-        "a run file or the result of a load, the id of one in --out or in the history, latest or previous "
-        "(default: latest)"))
+    parser.add_argument(
+        "source",
+        nargs="?",
+        default=LATEST,
+        metavar="RUN",
+        help=(
+            "a run file or the result of a load, the id of one in --out or in the history, latest or previous "
+            "(default: latest)"
+        ),
+    )
     flags.add_view(parser, layout=False)
     parser.add_argument("--out", metavar="DIR", default="results", help="folder of run files (default: results)")
-    parser.example("attnbench show", "attnbench show previous --columns median,speedup,tflops",
-                   "attnbench show 1a2b3c4d --columns all --sort memory")
+    parser.example(
+        "attnbench show",
+        "attnbench show previous --columns median,speedup,tflops",
+        "attnbench show 1a2b3c4d --columns all --sort memory",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

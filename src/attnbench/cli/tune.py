@@ -32,31 +32,51 @@ NUMBERS = {"rounds": whole(10), "finalists": whole(2), "heat": whole(2), "jobs":
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("backend", metavar="BACKEND", help=(
-        "its name; `attnbench list configs` shows what there is to choose from"))
+    parser.add_argument(
+        "backend", metavar="BACKEND", help=("its name; `attnbench list configs` shows what there is to choose from")
+    )
     group = parser.add_argument_group("space")
-    group.add_argument("--configs", action="append", metavar="LIST", help=(
-        "only these short forms; wildcards such as 'm128*' are (default: all of the backend's)"))
-    group.add_argument("--backends", action="append", metavar="FILE.py", help=(
-        "a Python file that holds the backend (default: none)"))
-    group.add_argument("--path", action="append", metavar="DIR", help=(
-        "a checkout to import a library from that is on no package index (default: its environment variable's)"))
-    flags.add_shape(parser, note=(
-        "Each a value or a comma list; every case is tuned apart. Defaults are those of `attnbench compare`."))
+    group.add_argument(
+        "--configs",
+        action="append",
+        metavar="LIST",
+        help=("only these short forms; wildcards such as 'm128*' are (default: all of the backend's)"),
+    )
+    group.add_argument(
+        "--backends", action="append", metavar="FILE.py", help=("a Python file that holds the backend (default: none)")
+    )
+    group.add_argument(
+        "--path",
+        action="append",
+        metavar="DIR",
+        help=("a checkout to import a library from that is on no package index (default: its environment variable's)"),
+    )
+    flags.add_shape(
+        parser,
+        note=("Each a value or a comma list; every case is tuned apart. Defaults are those of `attnbench compare`."),
+    )
     _add_race(parser)
     group = parser.add_argument_group("output", "A path, or - for stdout (the tables then move to stderr).")
     group.add_argument("--csv", metavar="PATH", help="a row a configuration (default: one file a case beside the race)")
     group.add_argument("--json", metavar="PATH", help="the same rows as JSON (default: none)")
-    group.add_argument("--save", action=argparse.BooleanOptionalAction, default=True, help=(
-        "keep the race and its rows in DIR/tuning (default: kept)"))
+    group.add_argument(
+        "--save",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help=("keep the race and its rows in DIR/tuning (default: kept)"),
+    )
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of results (default: results)")
     group.add_argument("--dry-run", action="store_true", help="show cases and spaces, measure nothing")
     group.add_argument("-q", "--quiet", action="store_true", help="print nothing but the pick of each case")
-    parser.example("attnbench tune hstu-triton --seqlen 1024,4096 --dtype bf16",
-                   "attnbench tune hstu-bsa-triton --configs 's*' --seconds 5",
-                   "attnbench tune hstu-triton --mode fwd-bwd --resume",
-                   remark=("A race that is kept answers again for the same bucket of shapes (batch and lengths up to "
-                           "the next power of two), card, versions and kernel source."))
+    parser.example(
+        "attnbench tune hstu-triton --seqlen 1024,4096 --dtype bf16",
+        "attnbench tune hstu-bsa-triton --configs 's*' --seconds 5",
+        "attnbench tune hstu-triton --mode fwd-bwd --resume",
+        remark=(
+            "A race that is kept answers again for the same bucket of shapes (batch and lengths up to "
+            "the next power of two), card, versions and kernel source."
+        ),
+    )
 
 
 def _add_race(parser: Parser) -> None:
@@ -65,15 +85,24 @@ def _add_race(parser: Parser) -> None:
     group.add_argument("--rounds", metavar="N", help="samples of each finalist (default: 100)")
     group.add_argument("--finalists", metavar="N", help="configurations in the final, at most (default: 8)")
     group.add_argument("--heat", metavar="N", help="configurations sampled in turn with each other (default: 16)")
-    group.add_argument("--jobs", metavar="N", help=(
-        "processes that compile ahead on a GPU; 0: none (default: as many as cores, at most 8)"))
+    group.add_argument(
+        "--jobs",
+        metavar="N",
+        help=("processes that compile ahead on a GPU; 0: none (default: as many as cores, at most 8)"),
+    )
     for one in SETTINGS:
         if one.name in TAKEN:
             default = "none" if one.default is None else str(one.default).removesuffix(".0")
             group.add_argument(one.flag, metavar=one.metavar, help=f"{one.help} (default: {default})")
-    group.add_argument("--reference", action="append", metavar="LIST", help=(
-        "backends sampled in turn with the pick of each race, or none; the first is 100 %% of the column "
-        "relative_performance (default: sdpa-flash,fa3-fwd for flash-triton, else none)"))
+    group.add_argument(
+        "--reference",
+        action="append",
+        metavar="LIST",
+        help=(
+            "backends sampled in turn with the pick of each race, or none; the first is 100 %% of the column "
+            "relative_performance (default: sdpa-flash,fa3-fwd for flash-triton, else none)"
+        ),
+    )
     group.add_argument("--resume", action="store_true", help="take up what was stopped (default: begin anew)")
     group.add_argument("--again", action="store_true", help="measure although the answer is kept")
 
@@ -137,8 +166,16 @@ class _Request:
         name_checkouts(args.path or (), WHO)
         selectors, self.files = flags.backend_words(args.backends)
         if selectors:
-            raise UsageError(refusal(WHO, "--backends", selectors[0], "is no file", "a Python file",
-                                     "the backend to be tuned is the first argument"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "--backends",
+                    selectors[0],
+                    "is no file",
+                    "a Python file",
+                    "the backend to be tuned is the first argument",
+                )
+            )
         known = known_backends(self.files)
         self.backend: Backend = find_backend(args.backend, known, WHO)
         self.references = references_of(args.reference, self.backend, known, WHO)
@@ -188,8 +225,14 @@ class _Request:
         if given.get("timer") == "all":
             raise UsageError(refusal(WHO, "--timer", "all", "is no one timer to race by", "auto, or a timer's name"))
         settings = Settings(device=str(device), **given)
-        self.plan = Run(id=new_id(), suite="tune", command=self.command(), started=now(), settings=settings,
-                        backend_files=tuple(Path(file).name for file in self.files))
+        self.plan = Run(
+            id=new_id(),
+            suite="tune",
+            command=self.command(),
+            started=now(),
+            settings=settings,
+            backend_files=tuple(Path(file).name for file in self.files),
+        )
         check_settings(settings)
         return settings
 
@@ -213,8 +256,12 @@ class _Request:
         """How to race."""
         from attnbench.stats.race_data import Rules
 
-        asked = {"final_rounds": self.numbers["rounds"], "finalists": self.numbers["finalists"],
-                 "heat": self.numbers["heat"], "seconds": self.numbers["seconds"]}
+        asked = {
+            "final_rounds": self.numbers["rounds"],
+            "finalists": self.numbers["finalists"],
+            "heat": self.numbers["heat"],
+            "seconds": self.numbers["seconds"],
+        }
         return Rules(**{name: value for name, value in asked.items() if value is not None})
 
     def command(self, *more: str) -> str:
@@ -239,8 +286,10 @@ class _Request:
         rules = self.rules()
         for case_id, space in self.spaces.items():
             samples = len(space) * rules.final_rounds
-            output.line(f"{self.backend.name} on {self.settings.device}, {case_id}: {len(space)} configurations, the "
-                        f"default among them; about {100 * rules.share:g} % of {samples} samples")
+            output.line(
+                f"{self.backend.name} on {self.settings.device}, {case_id}: {len(space)} configurations, the "
+                f"default among them; about {100 * rules.share:g} % of {samples} samples"
+            )
         output.line(f"command: {self.command()}")
 
     # ── measuring ──────────────────────────────────────────────────────────────────────────────────
@@ -256,6 +305,7 @@ class _Request:
         self.fresh: set[str] = set()
         with Bar(output, WHO) as bar, Execution(self.plan, files=self.files) as execution:
             for case_id in self.cases:
+
                 def tell(news: Progress, case_id: str = case_id) -> None:
                     bar.event(Event("word", news.word, f"{case_id}  {news.step}", None, news.done, news.total))
 
@@ -283,16 +333,35 @@ class _Request:
         if known is not None and over and set(self.references) <= set(known.references):
             return known
         same = known is not None and known.case_id == case_id and (self.args.resume or over)
-        kept = known if same and known is not None else race_file.RaceFile(
-            key=key, backend=self.backend.name, workload=self.workload.name, case=case.to_dict(), case_id=case_id,
-            started=now(), environment=environment, settings=self.settings, configs=self.spaces[case_id],
-            rules=dataclasses.asdict(self.rules()))
+        kept = (
+            known
+            if same and known is not None
+            else race_file.RaceFile(
+                key=key,
+                backend=self.backend.name,
+                workload=self.workload.name,
+                case=case.to_dict(),
+                case_id=case_id,
+                started=now(),
+                environment=environment,
+                settings=self.settings,
+                configs=self.spaces[case_id],
+                rules=dataclasses.asdict(self.rules()),
+            )
+        )
         if not (same and over):
             self.fresh.add(case_id)
         on_card = self.backend.compiles and not self.settings.device.startswith("cpu")
         jobs = self.numbers["jobs"] if self.numbers["jobs"] is not None else default_jobs()
-        return Tuning(kept=kept, path=path, execution=execution, files=self.files, jobs=jobs if on_card else 0,
-                      references=self.references, on_progress=tell).carry_out()
+        return Tuning(
+            kept=kept,
+            path=path,
+            execution=execution,
+            files=self.files,
+            jobs=jobs if on_card else 0,
+            references=self.references,
+            on_progress=tell,
+        ).carry_out()
 
     def _key(self, stands_for: Any, environment: Any, case_id: str) -> dict[str, Any]:
         import inspect
@@ -302,11 +371,21 @@ class _Request:
         from attnbench.worker.source import hash_of
 
         # A user's backend is described here, not imported: its file is one of those given.
-        own = [Path(file) for file in self.files] if isinstance(self.backend, Described) else [
-            Path(inspect.getfile(type(self.backend)))]
+        own = (
+            [Path(file) for file in self.files]
+            if isinstance(self.backend, Described)
+            else [Path(inspect.getfile(type(self.backend)))]
+        )
         source = " ".join(str(hash_of(file)) for file in own)
-        return key(backend=self.backend.name, bucket=stands_for, environment=environment, settings=self.settings,
-                   source=source, configs=self.spaces[case_id], rules=self.rules())
+        return key(
+            backend=self.backend.name,
+            bucket=stands_for,
+            environment=environment,
+            settings=self.settings,
+            source=source,
+            configs=self.spaces[case_id],
+            rules=self.rules(),
+        )
 
     # ── telling ────────────────────────────────────────────────────────────────────────────────────
 
@@ -345,10 +424,18 @@ class _Request:
             output.line(outcome.pick)
             return
         render_tuning(
-            output.console(), title=f"{kept.backend}  {kept.case_id}", conditions=conditions(kept), outcome=outcome,
-            flops=kept.flops, short=short_of, rerun=rerun(kept, outcome, self.files),
-            failures=[*((failure.status, short_of(name), failure.reason) for name, failure in kept.failures.items()),
-                      *no_times(kept)],
+            output.console(),
+            title=f"{kept.backend}  {kept.case_id}",
+            conditions=conditions(kept),
+            outcome=outcome,
+            flops=kept.flops,
+            short=short_of,
+            rerun=rerun(kept, outcome, self.files),
+            failures=[
+                *((failure.status, short_of(name), failure.reason) for name, failure in kept.failures.items()),
+                *no_times(kept),
+            ],
             references=standings(kept),
-            remarks=remarks(kept, outcome, fresh=kept.case_id in self.fresh, asked=case_id))
+            remarks=remarks(kept, outcome, fresh=kept.case_id in self.fresh, asked=case_id),
+        )
         output.line("")

@@ -40,5 +40,13 @@ def draw(users: int, seed: int) -> Iterator[History]:
         play = (duration * drawn.uniform(0, WATCHED, len(log.items))).astype(np.int64)
         days = FIRST_DAY + (log.times - FIRST_MS) // DAY_MS
         date = np.char.replace(np.datetime_as_string(days), "-", "").astype(np.int64)
-        yield History(user, tuple(int(one) + 1 for one in log.context[1:]), log.items, log.times, log.actions, play,
-                      duration, date)
+        yield History(
+            user,
+            tuple(int(one) + 1 for one in log.context[1:]),
+            log.items,
+            log.times,
+            log.actions,
+            play,
+            duration,
+            date,
+        )

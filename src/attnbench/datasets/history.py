@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FEATURES = ("user_active_degree", "follow_user_num_range", "fans_user_num_range", "friend_user_num_range",
-            "register_days_range")
+FEATURES = (
+    "user_active_degree",
+    "follow_user_num_range",
+    "fans_user_num_range",
+    "friend_user_num_range",
+    "register_days_range",
+)
 "Of a user; with the user's own number the six context features of the model."
 ACTIONS = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
 "Bits of `action_weights`, the lowest first."

@@ -74,13 +74,23 @@ def _opened(source: Path, name: str) -> Iterator[IO[str]]:
             yield file
     except (OSError, EOFError, tarfile.TarError, UnicodeError) as error:
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UsageError(refusal(WHO, "source", source, f"cannot be read at {name} ({words})",
-                                 "the folder of KuaiRand-1K, or its archive")) from None
+        raise UsageError(
+            refusal(
+                WHO,
+                "source",
+                source,
+                f"cannot be read at {name} ({words})",
+                "the folder of KuaiRand-1K, or its archive",
+            )
+        ) from None
 
 
 def _missing(source: Path, name: str) -> UsageError:
-    return UsageError(refusal(WHO, "source", source, f"has no {name}", "the folder of KuaiRand-1K, or its archive",
-                              f"get it by: {FETCH}"))
+    return UsageError(
+        refusal(
+            WHO, "source", source, f"has no {name}", "the folder of KuaiRand-1K, or its archive", f"get it by: {FETCH}"
+        )
+    )
 
 
 def _rows(name: str, file: IO[str], wanted: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
@@ -90,17 +100,24 @@ def _rows(name: str, file: IO[str], wanted: tuple[str, ...]) -> Iterator[tuple[i
         header = next(reader, [])
         missing = [column for column in wanted if column not in header]
         if missing:
-            raise UsageError(refusal(f"{WHO}: {name}:1", "columns", ",".join(missing), "are missing",
-                                     ",".join(wanted)))
+            raise UsageError(refusal(f"{WHO}: {name}:1", "columns", ",".join(missing), "are missing", ",".join(wanted)))
         places = [header.index(column) for column in wanted]
         for row in reader:
             if len(row) != len(header):
-                raise UsageError(refusal(f"{WHO}: {name}:{reader.line_num}", "fields", len(row), "are not a row",
-                                         f"{len(header)}"))
+                raise UsageError(
+                    refusal(f"{WHO}: {name}:{reader.line_num}", "fields", len(row), "are not a row", f"{len(header)}")
+                )
             yield reader.line_num, [row[place] for place in places]
     except csv.Error as error:
-        raise UsageError(refusal(f"{WHO}: {name}:{reader.line_num}", "line", reader.line_num,
-                                 f"is not CSV ({error})", "comma-separated fields")) from None
+        raise UsageError(
+            refusal(
+                f"{WHO}: {name}:{reader.line_num}",
+                "line",
+                reader.line_num,
+                f"is not CSV ({error})",
+                "comma-separated fields",
+            )
+        ) from None
 
 
 def _whole(name: str, line: int, column: str, text: str, most: int = 2**62) -> int:
@@ -117,8 +134,9 @@ def _features(file: IO[str]) -> dict[int, tuple[int, ...]]:
         number = _whole(USERS, line, "user_id", user)
         if number in found:
             raise UsageError(refusal(f"{WHO}: {USERS}:{line}", "user_id", number, "is there twice", "each user once"))
-        found[number] = tuple(known.setdefault(word, len(known) + 1)
-                              for known, word in zip(numbered, words, strict=True))
+        found[number] = tuple(
+            known.setdefault(word, len(known) + 1) for known, word in zip(numbered, words, strict=True)
+        )
     return found
 
 
@@ -127,9 +145,10 @@ def _log(name: str, file: IO[str], told: Callable[[str], None]) -> dict[int, tup
     found: dict[int, tuple[array[int], ...]] = {}
     for line, fields in _rows(name, file, (*NUMBERS, *ACTIONS)):
         user, video, date, time, play, duration = (
-            _whole(name, line, column, text) for column, text in zip(NUMBERS, fields, strict=False))
+            _whole(name, line, column, text) for column, text in zip(NUMBERS, fields, strict=False)
+        )
         bits = 0
-        for bit, (column, text) in enumerate(zip(ACTIONS, fields[len(NUMBERS):], strict=True)):
+        for bit, (column, text) in enumerate(zip(ACTIONS, fields[len(NUMBERS) :], strict=True)):
             bits |= _whole(name, line, column, text, most=1) << bit
         columns = found.get(user)
         if columns is None:
@@ -142,7 +161,9 @@ def _log(name: str, file: IO[str], told: Callable[[str], None]) -> dict[int, tup
 
 
 def _history(user: int, features: tuple[int, ...], periods: list[tuple[array[int], ...]]) -> History:
-    columns = [np.concatenate([np.frombuffer(period[number], dtype=np.int64) for period in periods])
-               for number in range(len(LISTS) + 1)]
+    columns = [
+        np.concatenate([np.frombuffer(period[number], dtype=np.int64) for period in periods])
+        for number in range(len(LISTS) + 1)
+    ]
     order = np.argsort(columns[LISTS.index("time_ms")], kind="stable")
     return History(user, features, *(column[order] for column in columns))

@@ -71,8 +71,10 @@ class Summary:
     def lines(self) -> Iterator[str]:
         """What a preprocessing says when it is done."""
         mean = self.interactions / self.users if self.users else 0.0
-        yield (f"{self.users} users, {self.interactions} interactions: shortest history {self.lengths[0]}, longest "
-               f"{self.lengths[1]}, mean {mean:.1f}")
+        yield (
+            f"{self.users} users, {self.interactions} interactions: shortest history {self.lengths[0]}, longest "
+            f"{self.lengths[1]}, mean {mean:.1f}"
+        )
         for name, (least, most) in self.ranges.items():
             yield f"{name}: {least} to {most}"
         yield f"{self.days} users' days, {self.batches} intervals to replay"
@@ -117,8 +119,16 @@ def _write(histories: Iterable[History], files: Sequence[IO[str]], interval_ms: 
         for date, run in history.days():
             times = history.time_ms[run]
             indptr = intervals(times, interval_ms)
-            inference.writerow([history.user_id, date, *(_json(values[run]) for values in lists), json.dumps(indptr),
-                                len(indptr) - 1, *history.features])
+            inference.writerow(
+                [
+                    history.user_id,
+                    date,
+                    *(_json(values[run]) for values in lists),
+                    json.dumps(indptr),
+                    len(indptr) - 1,
+                    *history.features,
+                ]
+            )
             ends += [(int(times[end - 1]), history.user_id, date, end) for end in indptr[1:]]
             summary.days += 1
         summary.add(history)
@@ -154,11 +164,25 @@ def read_days(path: Path) -> Iterator[tuple[History, list[int]]]:
         indptr = _list(place, "interval_indptr", row["interval_indptr"])
         rises = all(before < after for before, after in pairwise(indptr))
         if not indptr or indptr[0] != 0 or indptr[-1] != len(history.video_id) or not rises:
-            raise UsageError(refusal(place, "interval_indptr", shown(row["interval_indptr"]), "is no list of ends",
-                                     f"rising from 0 to {len(history.video_id)}"))
+            raise UsageError(
+                refusal(
+                    place,
+                    "interval_indptr",
+                    shown(row["interval_indptr"]),
+                    "is no list of ends",
+                    f"rising from 0 to {len(history.video_id)}",
+                )
+            )
         if _number(place, "num_intervals", row["num_intervals"]) != len(indptr) - 1:
-            raise UsageError(refusal(place, "num_intervals", row["num_intervals"], "is not what interval_indptr has",
-                                     f"{len(indptr) - 1}"))
+            raise UsageError(
+                refusal(
+                    place,
+                    "num_intervals",
+                    row["num_intervals"],
+                    "is not what interval_indptr has",
+                    f"{len(indptr) - 1}",
+                )
+            )
         yield history, indptr
 
 
@@ -190,8 +214,15 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str,
             for row in reader:
                 place = f"{name}:{reader.line_num}"
                 if None in row or any(row[column] is None for column in columns):
-                    raise UsageError(refusal(place, "fields", sum(value is not None for value in row.values()),
-                                             "are not a row", f"{len(reader.fieldnames or ())}"))
+                    raise UsageError(
+                        refusal(
+                            place,
+                            "fields",
+                            sum(value is not None for value in row.values()),
+                            "are not a row",
+                            f"{len(reader.fieldnames or ())}",
+                        )
+                    )
                 yield place, row
     except (OSError, UnicodeError, csv.Error) as error:
         words = getattr(error, "strerror", None) or str(error)
@@ -205,18 +236,27 @@ def _history(place: str, row: dict[str, str], date: int) -> History:
     length = len(lists[LISTS[0]])
     for name, values in lists.items():
         if len(values) != length:
-            raise UsageError(refusal(place, name, f"{len(values)} numbers", f"are not as many as {LISTS[0]} has",
-                                     f"{length}"))
+            raise UsageError(
+                refusal(place, name, f"{len(values)} numbers", f"are not as many as {LISTS[0]} has", f"{length}")
+            )
     if max(lists["action_weights"], default=0) >= ACTIONS_BELOW:
-        raise UsageError(refusal(place, "action_weights", max(lists["action_weights"]), "is no mask of eight actions",
-                                 f"0 to {ACTIONS_BELOW - 1}"))
+        raise UsageError(
+            refusal(
+                place,
+                "action_weights",
+                max(lists["action_weights"]),
+                "is no mask of eight actions",
+                f"0 to {ACTIONS_BELOW - 1}",
+            )
+        )
     times = np.array(lists["time_ms"], dtype=np.int64)
     if (np.diff(times) < 0).any():
         raise UsageError(refusal(place, "time_ms", "a list", "goes back", "the order of time"))
     features = tuple(_number(place, name, row[name]) for name in FEATURES)
     arrays = {name: np.array(values, dtype=np.int64) for name, values in lists.items()}
-    return History(_number(place, "user_id", row["user_id"]), features, **arrays,
-                   date=np.full(length, date, dtype=np.int64))
+    return History(
+        _number(place, "user_id", row["user_id"]), features, **arrays, date=np.full(length, date, dtype=np.int64)
+    )
 
 
 def _number(place: str, column: str, text: str) -> int:

@@ -45,8 +45,9 @@ def model_of(name: str) -> ModelConfig:
     return config_of(name)
 
 
-def draw_shapes(histories: Iterable[History], config: ModelConfig, *, count: int, interval_s: int, seed: int
-                ) -> tuple[list[Shape], int]:
+def draw_shapes(
+    histories: Iterable[History], config: ModelConfig, *, count: int, interval_s: int, seed: int
+) -> tuple[list[Shape], int]:
     """Requests that span the cached lengths of all.
 
     Args:
@@ -67,19 +68,34 @@ def draw_shapes(histories: Iterable[History], config: ModelConfig, *, count: int
         ends = [end for end in intervals(history.time_ms, 1000 * interval_s) if end <= config.max_history]
         found += [(before, end - before) for before, end in pairwise(ends)]
     if len(found) < count:
-        raise UsageError(refusal(WHO, "--shapes", count, f"are more than the {len(found)} requests of these users",
-                                 "fewer shapes or more users"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "--shapes",
+                count,
+                f"are more than the {len(found)} requests of these users",
+                "fewer shapes or more users",
+            )
+        )
     found.sort()
     drawn, context = np.random.default_rng([seed, 5]), len(config.context)
     edges = np.linspace(0, len(found), count + 1).astype(int)
     chosen = sorted(found[int(drawn.integers(low, high))] for low, high in pairwise(edges))
     # Of a user's first request nothing is cached, the context neither.
-    return [Shape(context + 2 * before, 2 * new) if before else Shape(0, context + 2 * new)
-            for before, new in chosen], len(found)
+    return [
+        Shape(context + 2 * before, 2 * new) if before else Shape(0, context + 2 * new) for before, new in chosen
+    ], len(found)
 
 
-def write_suites(folder: Path, shapes: Sequence[Shape], config: ModelConfig, *, batches: Sequence[int],
-                 candidates: Sequence[int], source: str) -> list[Path]:
+def write_suites(
+    folder: Path,
+    shapes: Sequence[Shape],
+    config: ModelConfig,
+    *,
+    batches: Sequence[int],
+    candidates: Sequence[int],
+    source: str,
+) -> list[Path]:
     """Write a suite of whole steps (workload hstu-serving) and one of their attention alone (workload hstu).
 
     Args:
@@ -94,23 +110,48 @@ def write_suites(folder: Path, shapes: Sequence[Shape], config: ModelConfig, *, 
         UsageError: the folder cannot be written to.
     """
     cases = [(batch, shape, targets) for batch in batches for targets in candidates for shape in shapes]
-    steps = [_case(batch=batch, num_candidates=targets, cached=shape.cached, new_tokens=shape.new, model=config.name,
-                   dtype="bf16") for batch, shape, targets in cases]
+    steps = [
+        _case(
+            batch=batch,
+            num_candidates=targets,
+            cached=shape.cached,
+            new_tokens=shape.new,
+            model=config.name,
+            dtype="bf16",
+        )
+        for batch, shape, targets in cases
+    ]
     attention = [_attention(batch, shape, targets, config, "bf16") for batch, shape, targets in cases]
     context = len(config.context)
     small = [Shape(min(max(shape.cached - context, 0), CPU_TOKENS), min(shape.new, 64)) for shape in shapes[:2]]
-    on_cpu = [_case(batch=2, num_candidates=32, cached=shape.cached, new_tokens=shape.new, model="small", dtype="fp32")
-              for shape in small]
+    on_cpu = [
+        _case(batch=2, num_candidates=32, cached=shape.cached, new_tokens=shape.new, model="small", dtype="fp32")
+        for shape in small
+    ]
     attention_on_cpu = [_attention(2, shape, 32, config, "fp32") for shape in small]
     words = f"of {len(shapes)} requests drawn from {source.partition(':')[0]}"
     files = {
-        STEPS: _suite("serving-shapes", f"HSTU ranking steps {words}", "hstu-serving",
-                      ('"serving-paged", "serving-gathered[hstu-triton]", "serving-paged[no-cache]"',
-                       "serving-paged[no-cache]"),
-                      ('"serving-eager", "serving-eager[no-cache]"', "serving-eager[no-cache]"), steps, on_cpu, source),
-        ATTENTION: _suite("serving-shapes-attention", f"HSTU attention of ranking steps {words}", "hstu",
-                          ('"hstu-triton"', "hstu-triton"), ('"hstu-eager", "hstu-compile"', "hstu-eager"), attention,
-                          attention_on_cpu, source)}
+        STEPS: _suite(
+            "serving-shapes",
+            f"HSTU ranking steps {words}",
+            "hstu-serving",
+            ('"serving-paged", "serving-gathered[hstu-triton]", "serving-paged[no-cache]"', "serving-paged[no-cache]"),
+            ('"serving-eager", "serving-eager[no-cache]"', "serving-eager[no-cache]"),
+            steps,
+            on_cpu,
+            source,
+        ),
+        ATTENTION: _suite(
+            "serving-shapes-attention",
+            f"HSTU attention of ranking steps {words}",
+            "hstu",
+            ('"hstu-triton"', "hstu-triton"),
+            ('"hstu-eager", "hstu-compile"', "hstu-eager"),
+            attention,
+            attention_on_cpu,
+            source,
+        ),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -122,9 +163,16 @@ def write_suites(folder: Path, shapes: Sequence[Shape], config: ModelConfig, *, 
 
 def _attention(batch: int, shape: Shape, targets: int, config: ModelConfig, dtype: str) -> str:
     """A case of the workload hstu: the new history and the candidates are the queries."""
-    return _case(batch=batch, seqlen=shape.cached + shape.new + targets, nheads=config.heads, attn_dim=config.dim,
-                 num_targets=str(targets), delta_q=shape.new + targets, scaling_seqlen=config.scaling_seqlen,
-                 dtype=dtype)
+    return _case(
+        batch=batch,
+        seqlen=shape.cached + shape.new + targets,
+        nheads=config.heads,
+        attn_dim=config.dim,
+        num_targets=str(targets),
+        delta_q=shape.new + targets,
+        scaling_seqlen=config.scaling_seqlen,
+        dtype=dtype,
+    )
 
 
 def _case(**values: int | str) -> str:
@@ -135,13 +183,38 @@ def _value(value: int | str) -> str:
     return str(value) if isinstance(value, int) else f'"{value}"'
 
 
-def _suite(name: str, title: str, workload: str, backends: tuple[str, str], on_cpu: tuple[str, str],
-           cases: Sequence[str], cpu_cases: Sequence[str], source: str) -> str:
+def _suite(
+    name: str,
+    title: str,
+    workload: str,
+    backends: tuple[str, str],
+    on_cpu: tuple[str, str],
+    cases: Sequence[str],
+    cpu_cases: Sequence[str],
+    source: str,
+) -> str:
     lines = [
-        f"# Source: {source}.", "# Written by attnbench data serving-shapes.", f'name = "{name}"', f'title = "{title}"',
-        f'workload = "{workload}"', f"backends = [{backends[0]}]", f'baseline = "{backends[1]}"', "cases = [",
-        *(f"    {case}" for case in dict.fromkeys(cases)), "]", "",
-        "[settings]", "rel_ci = 0.01", "max_seconds = 2.0", "", "[cpu]",
-        f'title = "{title}, cut down for a CPU, fp32"', f"backends = [{on_cpu[0]}]", f'baseline = "{on_cpu[1]}"',
-        "cases = [", *(f"    {case}" for case in dict.fromkeys(cpu_cases)), "]"]
+        f"# Source: {source}.",
+        "# Written by attnbench data serving-shapes.",
+        f'name = "{name}"',
+        f'title = "{title}"',
+        f'workload = "{workload}"',
+        f"backends = [{backends[0]}]",
+        f'baseline = "{backends[1]}"',
+        "cases = [",
+        *(f"    {case}" for case in dict.fromkeys(cases)),
+        "]",
+        "",
+        "[settings]",
+        "rel_ci = 0.01",
+        "max_seconds = 2.0",
+        "",
+        "[cpu]",
+        f'title = "{title}, cut down for a CPU, fp32"',
+        f"backends = [{on_cpu[0]}]",
+        f'baseline = "{on_cpu[1]}"',
+        "cases = [",
+        *(f"    {case}" for case in dict.fromkeys(cpu_cases)),
+        "]",
+    ]
     return "\n".join(lines) + "\n"

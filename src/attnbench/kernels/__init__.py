@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["flash_attention", "flash_sparse_attention", "hstu_attention", "hstu_bsa_attention", "make_lists"]
 
-_HOME = {"flash_attention": "flash.api", "flash_sparse_attention": "flash.sparse.api", "make_lists": "flash.sparse.api",
-         "hstu_attention": "hstu.dense.api", "hstu_bsa_attention": "hstu.bsa.api"}
+_HOME = {
+    "flash_attention": "flash.api",
+    "flash_sparse_attention": "flash.sparse.api",
+    "make_lists": "flash.sparse.api",
+    "hstu_attention": "hstu.dense.api",
+    "hstu_bsa_attention": "hstu.bsa.api",
+}
 
 
 def __getattr__(name: str) -> Any:

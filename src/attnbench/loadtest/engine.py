@@ -86,15 +86,17 @@ class Scored:
         if self.end is not None:
             self.end.synchronize()
         if len(self.scores) != self.candidates:
-            raise AttnbenchError(refusal(WHO, "scores", len(self.scores), "are not one of each candidate",
-                                         f"{self.candidates}"))
+            raise AttnbenchError(
+                refusal(WHO, "scores", len(self.scores), "are not one of each candidate", f"{self.candidates}")
+            )
         if not bool(torch.isfinite(self.scores).all()):
             raise AttnbenchError(refusal(WHO, "scores", "nan", "are not all finite", "finite scores"))
         return None if self.begin is None else float(self.begin.elapsed_time(self.end))
 
 
-def make_cache(model: HstuRanking, *, pages: int, page_size: int, host_pages: int, reload: bool | Choice = True
-               ) -> PagedCache:
+def make_cache(
+    model: HstuRanking, *, pages: int, page_size: int, host_pages: int, reload: bool | Choice = True
+) -> PagedCache:
     """A cache of a model, arguments as of `PagedCache`, or one line where memory is exhausted.
 
     Raises:
@@ -104,6 +106,12 @@ def make_cache(model: HstuRanking, *, pages: int, page_size: int, host_pages: in
         return model.make_cache(pages=pages, page_size=page_size, host_pages=host_pages, reload=reload)
     except (RuntimeError, MemoryError) as error:
         words = " ".join(str(error).split())[:120]
-        raise UsageError(refusal(WHO, "cache", f"{pages} pages + {host_pages} host pages",
-                                 f"take more memory than there is ({words})",
-                                 "a smaller --pool-share or --host-pages")) from None
+        raise UsageError(
+            refusal(
+                WHO,
+                "cache",
+                f"{pages} pages + {host_pages} host pages",
+                f"take more memory than there is ({words})",
+                "a smaller --pool-share or --host-pages",
+            )
+        ) from None

@@ -15,8 +15,9 @@ ACTIVITY_SIGMA = 1.0
 MOST_REQUESTS = 20_000_000
 
 
-def arrivals(*, users: int, rate: float, duration_s: float, burstiness: float, seed: int
-             ) -> tuple[np.ndarray, np.ndarray]:
+def arrivals(
+    *, users: int, rate: float, duration_s: float, burstiness: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """When who arrives.
 
     Args:
@@ -74,6 +75,13 @@ def count_of(rate: float, duration_s: float) -> int:
     """
     wanted = round(rate * duration_s)
     if not is_possible(rate, duration_s):
-        raise UsageError(refusal(WHO, "--rate", f"{rate:g}", f"gives {wanted} requests in {duration_s:g} s",
-                                 f"1 to {MOST_REQUESTS} requests"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "--rate",
+                f"{rate:g}",
+                f"gives {wanted} requests in {duration_s:g} s",
+                f"1 to {MOST_REQUESTS} requests",
+            )
+        )
     return wanted

@@ -98,8 +98,14 @@ class Generator:
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         handles = (out, answers) if wants_answers else (out,)
         self._process = subprocess.Popen(
-            child.command(module, *map(str, handles)), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, pass_fds=handles, start_new_session=True, env=child.environment())
+            child.command(module, *map(str, handles)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=handles,
+            start_new_session=True,
+            env=child.environment(),
+        )
         os.close(out)
         os.close(answers)
         if generator_cores():
@@ -185,5 +191,6 @@ def scheduled(due_ns: Sequence[int]) -> Generator:
 
 def by_loadgen(settings: Settings) -> Generator:
     """LoadGen's test."""
-    return Generator("attnbench.loadtest.issuing.loadgen", json.dumps(dataclasses.asdict(settings)).encode(),
-                     wants_answers=True)
+    return Generator(
+        "attnbench.loadtest.issuing.loadgen", json.dumps(dataclasses.asdict(settings)).encode(), wants_answers=True
+    )

@@ -108,5 +108,8 @@ class Ledger:
 
 def of_answered(ledger: Ledger, values: Sequence[int | None], since: Sequence[int | None]) -> list[float]:
     """Milliseconds between two columns, for the requests that were answered."""
-    return [(value - start) / 1e6 for outcome, value, start in zip(ledger.outcome, values, since, strict=True)
-            if outcome == ANSWERED and value is not None and start is not None]
+    return [
+        (value - start) / 1e6
+        for outcome, value, start in zip(ledger.outcome, values, since, strict=True)
+        if outcome == ANSWERED and value is not None and start is not None
+    ]

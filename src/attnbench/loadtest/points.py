@@ -22,8 +22,17 @@ class Schedule:
     words: Mapping[str, Any] = field(default_factory=dict)
 
 
-def point_of(ledger: Ledger, schedule: Schedule, *, scenario: str, generator: str, asked: float | None,
-             slos_ms: Sequence[float], cache: Mapping[str, int], notes: Sequence[str] = ()) -> Point:
+def point_of(
+    ledger: Ledger,
+    schedule: Schedule,
+    *,
+    scenario: str,
+    generator: str,
+    asked: float | None,
+    slos_ms: Sequence[float],
+    cache: Mapping[str, int],
+    notes: Sequence[str] = (),
+) -> Point:
     """The numbers of one load.
 
     Args:
@@ -46,19 +55,30 @@ def point_of(ledger: Ledger, schedule: Schedule, *, scenario: str, generator: st
     sent_s = (max(ledger.issued_ns, default=origin) - origin) / 1e9
     whole_s = (max(done.values(), default=origin) - origin) / 1e9
     found = Point(
-        scenario=scenario, generator=generator, asked_rate=asked,
+        scenario=scenario,
+        generator=generator,
+        asked_rate=asked,
         offered_rate=issued / sent_s if asked is not None and sent_s > 0 else None,
         achieved_rate=len(places) / whole_s if whole_s > 0 else None,
-        load_s=max(load_s, 0.0), whole_s=max(whole_s, 0.0), issued=issued, answered=len(places),
-        refused=ledger.refused, backlog=ledger.backlog, splits=ledger.splits, interrupted=ledger.interrupted,
-        latency_ms=_ms(latency), at_s=tuple(round((due[place] - origin) / 1e9, 6) for place in places),
+        load_s=max(load_s, 0.0),
+        whole_s=max(whole_s, 0.0),
+        issued=issued,
+        answered=len(places),
+        refused=ledger.refused,
+        backlog=ledger.backlog,
+        splits=ledger.splits,
+        interrupted=ledger.interrupted,
+        latency_ms=_ms(latency),
+        at_s=tuple(round((due[place] - origin) / 1e9, 6) for place in places),
         queue_ms=_ms(started[place] - due[place] for place in places),
         late_ms=_ms(at - planned for at, planned in zip(ledger.issued_ns, due, strict=True)),
         batch_size=tuple(one.size for one in ledger.batches),
         host_ms=tuple(round(one.host_ms, DIGITS) for one in ledger.batches),
         device_ms=tuple(round(one.device_ms, DIGITS) for one in ledger.batches if one.device_ms is not None),
-        cache=dict(cache), loadgen=dict(schedule.words),
-        notes=(*notes, *(f"{reason}, for one: {text}" for reason, text in ledger.examples.items())))
+        cache=dict(cache),
+        loadgen=dict(schedule.words),
+        notes=(*notes, *(f"{reason}, for one: {text}" for reason, text in ledger.examples.items())),
+    )
     return derived(found, slos_ms)
 
 

@@ -34,19 +34,60 @@ class Preset:
         return config_of(self.model)
 
 
-PRESETS = {one.model: one for one in (
-    Preset(model="bench", users=200, candidates=256, max_batch=8, max_wait_ms=2.0,
-           rates=(100.0, 200.0, 400.0), duration_s=10.0),
-    Preset(model="kuairand", users=1000, candidates=100, max_batch=16, max_wait_ms=2.0,
-           rates=(200.0, 500.0, 1000.0), duration_s=10.0),
-    # MLPerf's limit is 80 ms, its reference batches 10; its model allows no cache.
-    Preset(model="dlrm-v3", users=512, candidates=2048, max_batch=10, max_wait_ms=5.0,
-           rates=(200.0, 400.0, 600.0), duration_s=10.0, slos_ms=(80.0,)),
-    Preset(model="small", users=16, candidates=64, most_items=256, max_batch=4, max_wait_ms=2.0,
-           rates=(10.0, 20.0, 40.0), duration_s=5.0),
-    Preset(model="tiny", users=20, candidates=10, max_batch=4, max_wait_ms=2.0, rates=(50.0,),
-           duration_s=5.0, page_size=32),
-)}
+PRESETS = {
+    one.model: one
+    for one in (
+        Preset(
+            model="bench",
+            users=200,
+            candidates=256,
+            max_batch=8,
+            max_wait_ms=2.0,
+            rates=(100.0, 200.0, 400.0),
+            duration_s=10.0,
+        ),
+        Preset(
+            model="kuairand",
+            users=1000,
+            candidates=100,
+            max_batch=16,
+            max_wait_ms=2.0,
+            rates=(200.0, 500.0, 1000.0),
+            duration_s=10.0,
+        ),
+        # MLPerf's limit is 80 ms, its reference batches 10; its model allows no cache.
+        Preset(
+            model="dlrm-v3",
+            users=512,
+            candidates=2048,
+            max_batch=10,
+            max_wait_ms=5.0,
+            rates=(200.0, 400.0, 600.0),
+            duration_s=10.0,
+            slos_ms=(80.0,),
+        ),
+        Preset(
+            model="small",
+            users=16,
+            candidates=64,
+            most_items=256,
+            max_batch=4,
+            max_wait_ms=2.0,
+            rates=(10.0, 20.0, 40.0),
+            duration_s=5.0,
+        ),
+        Preset(
+            model="tiny",
+            users=20,
+            candidates=10,
+            max_batch=4,
+            max_wait_ms=2.0,
+            rates=(50.0,),
+            duration_s=5.0,
+            page_size=32,
+        ),
+    )
+}
 
 
 def preset_of(name: str | None, *, on_gpu: bool) -> Preset:

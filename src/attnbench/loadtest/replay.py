@@ -89,7 +89,10 @@ class Replay:
         return _Known(
             hashed(np.concatenate([day.video_id for day in days]), config.items),
             np.concatenate([day.action_weights for day in days]) % config.actions,
-            np.concatenate([day.time_ms for day in days]) // 1000, np.array(context, dtype=np.int64), before)
+            np.concatenate([day.time_ms for day in days]) // 1000,
+            np.array(context, dtype=np.int64),
+            before,
+        )
 
     def due_ns(self, rate: float, duration_s: float) -> list[int]:
         """When each request is due: the times of the lines, compressed so that the rate is the one asked for.
@@ -117,14 +120,24 @@ class Replay:
             text = f"user {line.user}, date {line.date}: {line.end} interactions of {max(length, 0)}"
             return Refused("not in the user's history", text)
         end = start + line.end
-        return self._policy.fit(Request(
-            user=line.user, items=user.items[:end], actions=user.actions[:end], context=user.context,
-            candidates=user.items[end:end + self._candidates], times=user.times[:end], now=line.when_ms // 1000))
+        return self._policy.fit(
+            Request(
+                user=line.user,
+                items=user.items[:end],
+                actions=user.actions[:end],
+                context=user.context,
+                candidates=user.items[end : end + self._candidates],
+                times=user.times[:end],
+                now=line.when_ms // 1000,
+            )
+        )
 
     def tokens(self, config: ModelConfig) -> list[int]:
         """Tokens of each user's longest history, for the size of a pool."""
-        return [len(config.context) + config.item_tokens * min(len(one.items), config.max_history)
-                for one in self._users.values()]
+        return [
+            len(config.context) + config.item_tokens * min(len(one.items), config.max_history)
+            for one in self._users.values()
+        ]
 
     def numbers(self) -> list[int]:
         """All users."""
@@ -137,4 +150,3 @@ class Replay:
     def __len__(self) -> int:
         """Lines."""
         return len(self.lines)
-

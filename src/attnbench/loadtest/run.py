@@ -77,7 +77,7 @@ class Bench:
         most = self.batching.max_batch
         before = self.users.before() if self.engine.cache is not None else []
         for start in range(0, len(before), most):
-            self._serve(before[start:start + most])
+            self._serve(before[start : start + most])
         for size in range(1, most + 1):  # kernels may be compiled for some sizes of a batch
             self._serve(self._visits(size))
         began, served = time.monotonic(), 0
@@ -138,19 +138,35 @@ class Bench:
             duration_ms -= 1  # the last one is at the end, and none is to follow
         with tempfile.TemporaryDirectory(prefix="attnbench-loadgen-") as folder:
             settings = Settings(
-                scenario=scenario.capitalize(), rate=given, duration_ms=max(1, int(duration_ms)), slo_ms=slo_ms,
-                queries=queries, samples=len(self.users), seed=self.seed, folder=folder)
+                scenario=scenario.capitalize(),
+                rate=given,
+                duration_ms=max(1, int(duration_ms)),
+                slo_ms=slo_ms,
+                queries=queries,
+                samples=len(self.users),
+                seed=self.seed,
+                folder=folder,
+            )
             with by_loadgen(settings) as generator:
                 ledger, counts = self._served(generator, self.users, self._label(scenario, rate))
             schedule, notes = loadgen_schedule(ledger, generator, Path(folder))
-        return point_of(ledger, schedule, scenario=scenario, generator=f"{LOADGEN} {version}",
-                        asked=rate if scenario == "server" else None, slos_ms=self.slos_ms, cache=counts, notes=notes)
+        return point_of(
+            ledger,
+            schedule,
+            scenario=scenario,
+            generator=f"{LOADGEN} {version}",
+            asked=rate if scenario == "server" else None,
+            slos_ms=self.slos_ms,
+            cache=counts,
+            notes=notes,
+        )
 
     def returning(self, rate: float, burstiness: float) -> Point:
         """Users who return after gaps of their own, issued by our generator."""
         assert isinstance(self.users, Users)
-        due, users = gaps.arrivals(users=len(self.users), rate=rate, duration_s=self.duration_s,
-                                   burstiness=burstiness, seed=self.seed)
+        due, users = gaps.arrivals(
+            users=len(self.users), rate=rate, duration_s=self.duration_s, burstiness=burstiness, seed=self.seed
+        )
         return self.on_time("gaps", rate, due.tolist(), Indexed(self.users, users.tolist()))
 
     def replayed(self, rate: float) -> Point:
@@ -162,8 +178,9 @@ class Bench:
         notes = [] if len(due) < lines else [f"all {lines} lines of the source"]
         return self.on_time("replay", rate, due, self.users, notes)
 
-    def on_time(self, scenario: str, rate: float, due_ns: Sequence[int], library: Library,
-                notes: Sequence[str] = ()) -> Point:
+    def on_time(
+        self, scenario: str, rate: float, due_ns: Sequence[int], library: Library, notes: Sequence[str] = ()
+    ) -> Point:
         """Requests at given times, issued by our generator.
 
         Args:
@@ -179,8 +196,16 @@ class Bench:
         with scheduled(due_ns) as generator:
             ledger, counts = self._served(generator, library, self._label(scenario, rate))
         schedule = by_schedule(ledger, due_ns, generator.origin_ns or 0)
-        return point_of(ledger, schedule, scenario=scenario, generator=OURS, asked=rate, slos_ms=self.slos_ms,
-                        cache=counts, notes=notes)
+        return point_of(
+            ledger,
+            schedule,
+            scenario=scenario,
+            generator=OURS,
+            asked=rate,
+            slos_ms=self.slos_ms,
+            cache=counts,
+            notes=notes,
+        )
 
     def _served(self, generator: Generator, library: Library, label: str) -> tuple[Ledger, dict[str, int]]:
         cache = self.engine.cache
@@ -233,8 +258,10 @@ class Progress:
             return
         self._next = now
         answered = sum(batch.size for batch in ledger.batches)
-        self._on_progress(f"load: {self._label}: {now - self._began:.0f} s, {len(ledger.index)} arrived, "
-                          f"{answered} answered, {waiting} wait")
+        self._on_progress(
+            f"load: {self._label}: {now - self._began:.0f} s, {len(ledger.index)} arrived, "
+            f"{answered} answered, {waiting} wait"
+        )
 
 
 def loadgen_schedule(ledger: Ledger, generator: Generator, folder: Path) -> tuple[Schedule, list[str]]:
@@ -252,8 +279,9 @@ def loadgen_schedule(ledger: Ledger, generator: Generator, folder: Path) -> tupl
         return Schedule(list(ledger.issued_ns), origin), [note]
     found = loadgen_files.samples(folder)
     if [one.index for one in found] != ledger.index:
-        raise AttnbenchError(f"load: LoadGen's trace has {len(found)} samples that are not the {len(ledger.index)} "
-                             "that it issued")
+        raise AttnbenchError(
+            f"load: LoadGen's trace has {len(found)} samples that are not the {len(ledger.index)} that it issued"
+        )
     words = loadgen_files.summary(folder)
     if not found:
         return Schedule([], origin, [], words), []
@@ -262,8 +290,15 @@ def loadgen_schedule(ledger: Ledger, generator: Generator, folder: Path) -> tupl
     return Schedule(due, due[0], [one.done_ns for one in found], words), []
 
 
-def highest_rate(measure: Callable[[float], Point], slo_ms: float, start: float, *, most_probes: int = 12,
-                 resolution: float = 0.05, possible: Callable[[float], bool] = lambda rate: True) -> float | None:
+def highest_rate(
+    measure: Callable[[float], Point],
+    slo_ms: float,
+    start: float,
+    *,
+    most_probes: int = 12,
+    resolution: float = 0.05,
+    possible: Callable[[float], bool] = lambda rate: True,
+) -> float | None:
     """The highest rate at which 99 % of all requests are in time: doubled or halved first, then bisected.
 
     Args:

@@ -112,9 +112,16 @@ def reason_of(error: BaseException) -> Refused:
 class Server:
     """One load."""
 
-    def __init__(self, source: Source, engine: Engine, library: Library, batching: Batching, *,
-                 clock: Callable[[], int] = time.monotonic_ns, on_progress: Callable[[Ledger, int], None] | None = None
-                 ) -> None:
+    def __init__(
+        self,
+        source: Source,
+        engine: Engine,
+        library: Library,
+        batching: Batching,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        on_progress: Callable[[Ledger, int], None] | None = None,
+    ) -> None:
         """Ready.
 
         Args:

@@ -77,11 +77,29 @@ class Options:
 
     def words(self) -> dict[str, Any]:
         """For the result."""
-        names = ("users", "candidates", "max_batch", "max_wait_ms", "duration_s", "drain_s", "slos_ms", "pool_share",
-                 "page_size", "host_pages", "on_host_hit", "graph", "long_history", "seed")
+        names = (
+            "users",
+            "candidates",
+            "max_batch",
+            "max_wait_ms",
+            "duration_s",
+            "drain_s",
+            "slos_ms",
+            "pool_share",
+            "page_size",
+            "host_pages",
+            "on_host_hit",
+            "graph",
+            "long_history",
+            "seed",
+        )
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        found |= {"cache": self.cached, "attention": self.attention_name, "dtype": self.precision,
-                  "slos_ms": list(self.slos_ms)}
+        found |= {
+            "cache": self.cached,
+            "attention": self.attention_name,
+            "dtype": self.precision,
+            "slos_ms": list(self.slos_ms),
+        }
         return found
 
 
@@ -97,11 +115,18 @@ def make_users(options: Options) -> Users | Replay:
             return Replay(Path(options.source), config, candidates=options.candidates, policy=policy)
         if config.recency:
             return dlrm(config, users=options.users, candidates=options.candidates, seed=options.seed, policy=policy)
-        return kuairand(config, users=options.users, candidates=options.candidates,
-                        most_items=options.preset.most_items, seed=options.seed, policy=policy)
+        return kuairand(
+            config,
+            users=options.users,
+            candidates=options.candidates,
+            most_items=options.preset.most_items,
+            seed=options.seed,
+            policy=policy,
+        )
     except MemoryError:
-        raise UsageError(refusal(WHO, "--users", options.users, "take more host memory than there is",
-                                 "fewer users")) from None
+        raise UsageError(
+            refusal(WHO, "--users", options.users, "take more host memory than there is", "fewer users")
+        ) from None
 
 
 def make_model(options: Options) -> HstuRanking:
@@ -119,12 +144,16 @@ def make_model(options: Options) -> HstuRanking:
     if not options.device.on_gpu:
         _check_memory(options)
     try:
-        model = HstuRanking(options.preset.config, seed=0, dtype=torch_dtype(options.precision),
-                            device=str(options.device))
+        model = HstuRanking(
+            options.preset.config, seed=0, dtype=torch_dtype(options.precision), device=str(options.device)
+        )
     except (RuntimeError, MemoryError) as error:
         words = " ".join(str(error).split())[:120]
-        raise UsageError(refusal(WHO, "--config", options.preset.model, f"takes more memory than there is ({words})",
-                                 "a smaller model")) from None
+        raise UsageError(
+            refusal(
+                WHO, "--config", options.preset.model, f"takes more memory than there is ({words})", "a smaller model"
+            )
+        ) from None
     if options.checkpoint is not None:
         load(model, Path(options.checkpoint))
     return model
@@ -164,8 +193,15 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
     needed = [-(-tokens // options.page_size) for tokens in users.tokens(model.config)]
     pages = max(1, round(options.pool_share * sum(needed)))
     if pages < max(needed):
-        raise UsageError(refusal(WHO, "--pool-share", f"{options.pool_share:g}",
-                                 f"gives {pages} pages, fewer than the {max(needed)} of one user", "a larger share"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "--pool-share",
+                f"{options.pool_share:g}",
+                f"gives {pages} pages, fewer than the {max(needed)} of one user",
+                "a larger share",
+            )
+        )
     reload: bool | Choice = options.on_host_hit == "reload"
     if options.host_pages and options.on_host_hit == "auto":
         name = options.attention_name
@@ -207,7 +243,8 @@ def make_bench(options: Options, on_progress: OnProgress) -> Bench:
 
     users = make_users(options)
     model = make_model(options)
-    engine = ModelEngine(model, attention=options.attention_name, cache=make_pool(options, model, users),
-                         graph=options.graph)
+    engine = ModelEngine(
+        model, attention=options.attention_name, cache=make_pool(options, model, users), graph=options.graph
+    )
     batching = Batching(max_batch=options.max_batch, max_wait_ms=options.max_wait_ms, drain_s=options.drain_s)
     return Bench(engine, users, batching, options.slos_ms, options.duration_s, options.seed, on_progress)

@@ -92,8 +92,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.long_history not in POLICIES:
-            raise UsageError(refusal(WHO, "--long-history", self.long_history, "is not known",
-                                     f"one of {', '.join(POLICIES)}"))
+            raise UsageError(
+                refusal(WHO, "--long-history", self.long_history, "is not known", f"one of {', '.join(POLICIES)}")
+            )
 
     def fit(self, request: Request) -> Request | Refused:
         """The request as the model takes it."""
@@ -106,8 +107,9 @@ class Policy:
         return dataclasses.replace(request, items=request.items[:most], actions=request.actions[:most], times=times)
 
 
-def kuairand(config: ModelConfig, *, users: int, candidates: int, most_items: int | None, seed: int, policy: Policy
-             ) -> Users:
+def kuairand(
+    config: ModelConfig, *, users: int, candidates: int, most_items: int | None, seed: int, policy: Policy
+) -> Users:
     """Users shaped as those of KuaiRand-1K, each at a visit drawn by seed while the history still grows.
 
     Args:
@@ -153,10 +155,19 @@ def dlrm(config: ModelConfig, *, users: int, candidates: int, seed: int, policy:
         counts *= drawn.random(at) < PRESENT
         length = int(counts.sum())
         items = hashed(draw_ranks(drawn, length + candidates), config.items)
-        logs.append([Request(
-            user=user, items=items[:length], actions=drawn.integers(0, config.actions, length),
-            candidates=items[length:], context=np.array([user % size for size in config.context], dtype=np.int64),
-            times=np.repeat(np.arange(at), counts) * SECONDS, now=at * SECONDS)])
+        logs.append(
+            [
+                Request(
+                    user=user,
+                    items=items[:length],
+                    actions=drawn.integers(0, config.actions, length),
+                    candidates=items[length:],
+                    context=np.array([user % size for size in config.context], dtype=np.int64),
+                    times=np.repeat(np.arange(at), counts) * SECONDS,
+                    now=at * SECONDS,
+                )
+            ]
+        )
     return Users(logs, [0] * users, policy)
 
 

@@ -84,8 +84,10 @@ def _memory_available() -> int | None:
 
 
 def _cgroup_room() -> int | None:
-    for limit, used in (("memory.max", "memory.current"),
-                        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         try:
             return max(0, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()))
         except (OSError, ValueError):  # no such file, or "max": no limit

@@ -46,7 +46,8 @@ def _cache(index: Path) -> tuple[int, int, str] | None:
     """Level, bytes and the CPUs that share it; None for an instruction cache and where a file is missing."""
     try:
         kind, level, size, shared = (
-            (index / name).read_text().strip() for name in ("type", "level", "size", "shared_cpu_list"))
+            (index / name).read_text().strip() for name in ("type", "level", "size", "shared_cpu_list")
+        )
     except OSError:
         return None
     match = re.fullmatch(r"(\d+)([KMG]?)", size)

@@ -74,8 +74,10 @@ def matmul_tflops(device: Device, dtype: str) -> float | None:
     torch.set_float32_matmul_precision("highest")
     try:
         generator = _generator(device)
-        a, b = (torch.randn(shape, device=str(device), dtype=torch.float32, generator=generator).to(torch_dtype(dtype))
-                for _ in range(2))
+        a, b = (
+            torch.randn(shape, device=str(device), dtype=torch.float32, generator=generator).to(torch_dtype(dtype))
+            for _ in range(2)
+        )
         out = torch.empty_like(a)
         seconds = _best(lambda: torch.matmul(a, b, out=out), device, MATMUL_LAUNCHES)
     except torch.OutOfMemoryError:

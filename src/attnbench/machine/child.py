@@ -58,8 +58,13 @@ class Question:
         self._began = time.perf_counter()
         with self._words.open("wb") as stderr:
             self._process = subprocess.Popen(
-                command(module, str(self._answer), *args), env=environment(), cwd=folder or place,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True,
+                command(module, str(self._answer), *args),
+                env=environment(),
+                cwd=folder or place,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
             )
 
     def answer(self, timeout_s: float) -> Answer | None:

@@ -65,8 +65,15 @@ def parse(spec: str) -> tuple[int, int | None]:
     """
     match = re.fullmatch(r"([1-9]\d*)(?:,([1-9]\d*))?", spec)
     if not match:
-        raise UsageError(refusal("clocks", "lock_clocks", spec, "is not SM[,MEM]",
-                                 "one or two whole numbers of MHz, such as 1500 or 1500,2619"))
+        raise UsageError(
+            refusal(
+                "clocks",
+                "lock_clocks",
+                spec,
+                "is not SM[,MEM]",
+                "one or two whole numbers of MHz, such as 1500 or 1500,2619",
+            )
+        )
     return int(match[1]), int(match[2]) if match[2] else None
 
 
@@ -91,8 +98,15 @@ def _check_supported(gpu: Gpu, spec: str, sm_mhz: int, mem_mhz: int | None) -> N
 
 def _unsupported(spec: str, clock: str, value: int, accepted: Sequence[int]) -> UsageError:
     near = " and ".join(str(mhz) for mhz in nearest(value, accepted))
-    return UsageError(refusal("clocks", "lock_clocks", spec, f"has no {clock} clock of {value} MHz on this card",
-                              f"{min(accepted)} to {max(accepted)}, nearest {near}"))
+    return UsageError(
+        refusal(
+            "clocks",
+            "lock_clocks",
+            spec,
+            f"has no {clock} clock of {value} MHz on this card",
+            f"{min(accepted)} to {max(accepted)}, nearest {near}",
+        )
+    )
 
 
 def _start(gpu: Gpu, sm_mhz: int, mem_mhz: int | None) -> subprocess.Popen[str]:
@@ -101,8 +115,12 @@ def _start(gpu: Gpu, sm_mhz: int, mem_mhz: int | None) -> subprocess.Popen[str]:
         raise Unavailable("clocks: gpu_uuid=None is not told by the driver; a card that NVML can name")
     clocks = [str(mhz) for mhz in (sm_mhz, mem_mhz) if mhz is not None]
     return subprocess.Popen(
-        child.command("attnbench.machine.clock_guard", str(os.getpid()), uuid, *clocks), env=child.environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        child.command("attnbench.machine.clock_guard", str(os.getpid()), uuid, *clocks),
+        env=child.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -115,8 +133,16 @@ def _await_lock(guard: subprocess.Popen[str], gpu: Gpu, sm_mhz: int, mem_mhz: in
     if answer.get("error") == "permission":
         lock = " && ".join(advice.lock_commands(gpu, sm_mhz, mem_mhz))
         back = " && ".join(advice.reset_commands(gpu, memory=mem_mhz is not None))
-        raise Unavailable(refusal("clocks", "lock_clocks", asked, f"is not permitted ({answer['reason']})",
-                                  f"an administrator locks them with: {lock}", f"afterwards: {back}"))
+        raise Unavailable(
+            refusal(
+                "clocks",
+                "lock_clocks",
+                asked,
+                f"is not permitted ({answer['reason']})",
+                f"an administrator locks them with: {lock}",
+                f"afterwards: {back}",
+            )
+        )
     if "error" in answer:
         raise Unavailable(refusal("clocks", "lock_clocks", asked, "cannot be set", answer["reason"]))
 

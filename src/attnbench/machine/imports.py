@@ -29,7 +29,10 @@ class ImportOutcome:
 
 
 def try_imports(
-    modules: Iterable[str], *, timeout_s: float = TIMEOUT_S, at_once: int = 1,
+    modules: Iterable[str],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    at_once: int = 1,
     done: Callable[[str], None] = lambda module: None,
 ) -> dict[str, ImportOutcome]:
     """Import each module in a fresh process of its own.

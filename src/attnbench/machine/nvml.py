@@ -195,8 +195,10 @@ class Gpu:
         if all(found is None for found in lists):
             return None
         found = {process.pid: process for group in lists for process in group or () if process.pid != os.getpid()}
-        return tuple(GpuProcess(pid, self._process_name(pid), _mib(process.usedGpuMemory))
-                     for pid, process in sorted(found.items()))
+        return tuple(
+            GpuProcess(pid, self._process_name(pid), _mib(process.usedGpuMemory))
+            for pid, process in sorted(found.items())
+        )
 
     def supported_clocks(self) -> dict[int, tuple[int, ...]] | None:
         """SM clocks the card accepts under each memory clock, both falling; `None` where it keeps them secret."""
@@ -209,10 +211,17 @@ class Gpu:
     def state(self) -> GpuState:
         """Everything that changes from moment to moment."""
         return GpuState(
-            sm_mhz=self.sm_mhz(), sm_max_mhz=self.sm_max_mhz(), mem_mhz=self.mem_mhz(), mem_max_mhz=self.mem_max_mhz(),
-            power_w=self.power_w(), power_limit_w=self.power_limit_w(), celsius=self.celsius(),
-            memory_used_mb=self.memory_used_mb(), memory_total_mb=self.memory_total_mb(),
-            load_percent=self.load_percent(), throttle=self.throttle(),
+            sm_mhz=self.sm_mhz(),
+            sm_max_mhz=self.sm_max_mhz(),
+            mem_mhz=self.mem_mhz(),
+            mem_max_mhz=self.mem_max_mhz(),
+            power_w=self.power_w(),
+            power_limit_w=self.power_limit_w(),
+            celsius=self.celsius(),
+            memory_used_mb=self.memory_used_mb(),
+            memory_total_mb=self.memory_total_mb(),
+            load_percent=self.load_percent(),
+            throttle=self.throttle(),
         )
 
     def lock_clocks(self, sm_mhz: int, mem_mhz: int | None) -> None:

@@ -13,8 +13,11 @@ from pathlib import Path
 from attnbench.machine.imports import try_imports
 
 FOLDERS = (
-    "usr/local/cuda/bin", "usr/local/cuda-*/bin",
-    "opt/nvidia/nsight-compute/*", "opt/nvidia/nsight-systems/*/bin", "opt/nvidia/nsight-systems/*",
+    "usr/local/cuda/bin",
+    "usr/local/cuda-*/bin",
+    "opt/nvidia/nsight-compute/*",
+    "opt/nvidia/nsight-systems/*/bin",
+    "opt/nvidia/nsight-systems/*",
 )
 """Where NVIDIA's installers put ncu and nsys, from the root."""
 
@@ -102,8 +105,15 @@ def _newest_last(path: Path) -> list[tuple[int, str]]:
 def _ask_version(path: str) -> tuple[str | None, str | None]:
     """Version, or the reason why there is none."""
     try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace",
-                                stdin=subprocess.DEVNULL, timeout=ANSWER_S, check=False)
+        answer = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=ANSWER_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return None, f"--version did not answer within {ANSWER_S:g} s"
     except OSError as error:

@@ -90,8 +90,10 @@ class Inspections:
 
             return reset
 
-        ordinary, inspected = (dataclasses.replace(subject, reset=then_lead(prepare), callable_untimed=False)
-                               for prepare in (inspector.disturb, inspector.prepare))
+        ordinary, inspected = (
+            dataclasses.replace(subject, reset=then_lead(prepare), callable_untimed=False)
+            for prepare in (inspector.disturb, inspector.prepare)
+        )
         known = timer is self.timer and known_ms > LONG_MS
         while True:
             # As many calls on known data as nobody can count on; the last of them is compared.

@@ -100,7 +100,11 @@ Announce = Callable[[int, str], None]
 
 
 def sample(
-    subjects: Sequence[Subject], *, device: Device, plan: Plan, announce: Announce = lambda index, phase: None,
+    subjects: Sequence[Subject],
+    *,
+    device: Device,
+    plan: Plan,
+    announce: Announce = lambda index, phase: None,
     yardsticks: Sequence[Subject] = (),
 ) -> GroupTiming:
     """Sample all subjects round by round.
@@ -121,8 +125,10 @@ def sample(
         return _sample(subjects, choose(plan.timer, device), device, plan, announce, yardsticks)
     timers = [t for t in available(device) if not any(t.accepts(subject) for subject in subjects)]
     share = dataclasses.replace(plan, max_seconds=plan.max_seconds / len(timers))
-    groups = {timer.name: _sample(subjects, timer, device, share, announce, () if number else yardsticks)
-              for number, timer in enumerate(timers)}
+    groups = {
+        timer.name: _sample(subjects, timer, device, share, announce, () if number else yardsticks)
+        for number, timer in enumerate(timers)
+    }
     first = groups[timers[0].name]
     first.by_timer = {name: group.timings for name, group in groups.items()}
     of_device = [groups[timer.name] for timer in timers if timer.device_time]
@@ -133,7 +139,11 @@ def sample(
 
 
 def _sample(
-    subjects: Sequence[Subject], timer: Timer, device: Device, plan: Plan, announce: Announce,
+    subjects: Sequence[Subject],
+    timer: Timer,
+    device: Device,
+    plan: Plan,
+    announce: Announce,
     yardsticks: Sequence[Subject],
 ) -> GroupTiming:
     from attnbench.machine.telemetry import PowerSampler
@@ -150,15 +160,21 @@ def _sample(
             stopped_by = sampler.run()
             spent = time.perf_counter() - sampler.begun
     timings = [sampler.timing(index, stopped_by) for index in range(len(subjects) + len(known_work))]
-    return GroupTiming(timings=timings[: len(subjects)], yardsticks=timings[len(subjects) :],
-                       power=power.series(0.0), sampling_s=spent)
+    return GroupTiming(
+        timings=timings[: len(subjects)], yardsticks=timings[len(subjects) :], power=power.series(0.0), sampling_s=spent
+    )
 
 
 class _Sampler:
     """One group under one timer."""
 
     def __init__(
-        self, subjects: Sequence[Subject], timer: Timer, stage: Stage, plan: Plan, announce: Announce,
+        self,
+        subjects: Sequence[Subject],
+        timer: Timer,
+        stage: Stage,
+        plan: Plan,
+        announce: Announce,
         known_work: Sequence[Subject] = (),
     ) -> None:
         self.subjects, self.timer, self.stage, self.plan, self.announce = subjects, timer, stage, plan, announce
@@ -274,8 +290,11 @@ class _Sampler:
                 self.readings[index].append(reading)
                 self.rounds[index].append(number)
         self._remember_device_times(batch, readings, ended - started)
-        self.last_mhz = [reading.sm_mhz for (index, _), reading in zip(batch, readings, strict=True)
-                         if reading.sm_mhz and index < len(self.subjects)]
+        self.last_mhz = [
+            reading.sm_mhz
+            for (index, _), reading in zip(batch, readings, strict=True)
+            if reading.sm_mhz and index < len(self.subjects)
+        ]
         gc.collect(0)  # what the batch left in circles; nothing else collects while the group is sampled
 
     def _order(self, number: int) -> list[int]:
@@ -298,8 +317,9 @@ class _Sampler:
         for (index, _), reading in zip(batch, readings, strict=True):
             sums[index] += reading.ms / 1e3
             counts[index] += 1
-        self.device_s = [total / count if count else before
-                         for total, count, before in zip(sums, counts, self.device_s, strict=True)]
+        self.device_s = [
+            total / count if count else before for total, count, before in zip(sums, counts, self.device_s, strict=True)
+        ]
         apart = max(0.0, elapsed_s - sum(sums)) / len(batch)  # what a sample takes beside the call: a flush, markers
         costs, own = [apart + one for one in self.device_s], len(self.subjects)
         self.yardstick_every = max(1, math.ceil(sum(costs[own:]) / (YARDSTICK_SHARE * sum(costs[:own]) or math.inf)))

@@ -71,10 +71,14 @@ def _made(device: Device) -> tuple[KnownWork, ...]:
     target = torch.empty_like(source)
     # Bound here: a backend that replaces torch.matmul does not change the yardstick.
     return (
-        KnownWork(subject=Subject(name=f"{WHAT} {MATMUL}", call=partial(torch.matmul, a, b, out=out)),
-                  flops=2 * side**3, bytes=3 * side**2 * size),
-        KnownWork(subject=Subject(name=f"{WHAT} {COPY}", call=partial(target.copy_, source)),
-                  flops=0, bytes=2 * COPIED[kind]),
+        KnownWork(
+            subject=Subject(name=f"{WHAT} {MATMUL}", call=partial(torch.matmul, a, b, out=out)),
+            flops=2 * side**3,
+            bytes=3 * side**2 * size,
+        ),
+        KnownWork(
+            subject=Subject(name=f"{WHAT} {COPY}", call=partial(target.copy_, source)), flops=0, bytes=2 * COPIED[kind]
+        ),
     )
 
 
@@ -86,8 +90,11 @@ def measured(known: Sequence[KnownWork], timings: Sequence[Timing]) -> dict[str,
         timings: `GroupTiming.yardsticks`; a timer that could not time one of them has none of it.
     """
     by_name = {timing.name: timing for timing in timings if timing.samples_ms}
-    return {one.subject.name.removeprefix(f"{WHAT} "): _block(one, by_name[one.subject.name])
-            for one in known if one.subject.name in by_name}
+    return {
+        one.subject.name.removeprefix(f"{WHAT} "): _block(one, by_name[one.subject.name])
+        for one in known
+        if one.subject.name in by_name
+    }
 
 
 def matmul_tflops(found: Mapping[str, Yardstick]) -> float | None:
@@ -102,5 +109,10 @@ def matmul_tflops(found: Mapping[str, Yardstick]) -> float | None:
 
 def _block(one: KnownWork, timing: Timing) -> Yardstick:
     clocks = timing.sm_mhz if any(clock is not None and math.isfinite(clock) for clock in timing.sm_mhz) else ()
-    return Yardstick(flops=one.flops, bytes=one.bytes, samples_ms=tuple(timing.samples_ms),
-                     rounds=tuple(timing.rounds), sm_mhz=tuple(clocks))
+    return Yardstick(
+        flops=one.flops,
+        bytes=one.bytes,
+        samples_ms=tuple(timing.samples_ms),
+        rounds=tuple(timing.rounds),
+        sm_mhz=tuple(clocks),
+    )

@@ -114,8 +114,14 @@ def _block(run: Run, records: Sequence[Record], count: int, view: View) -> Block
     lines = [line_of(record, unit, bases, fastest=record is quickest[0] and len(rows) > 1,
                      processes=behind.get(record.backend)) for record in view.sorted(rows)]  # fmt: skip
     notes = remarks(run, sorted(records, key=_median), replicated=count > 0)
-    return Block(records[0].case_id, conditions_of(run, records), columns_for(unit, lines, view), lines, notes=notes,
-                 reading=read_table(run, quickest))
+    return Block(
+        records[0].case_id,
+        conditions_of(run, records),
+        columns_for(unit, lines, view),
+        lines,
+        notes=notes,
+        reading=read_table(run, quickest),
+    )
 
 
 def _merged(run: Run, parts: Sequence[Block]) -> Block:
@@ -137,8 +143,9 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
     conditions = conditions_of(run, measured)
     notes = remarks(run, measured, replicated=any(line.processes for line in lines))
     title = f"{run.suite}, all {'-'.join(shared)}" if shared else run.suite
-    return Block(title, conditions, [case, *columns_for(unit, lines)], lines, notes=notes,
-                 reading=read_sweep(run, records))
+    return Block(
+        title, conditions, [case, *columns_for(unit, lines)], lines, notes=notes, reading=read_sweep(run, records)
+    )
 
 
 def shared_words(records: Sequence[Record]) -> list[str]:

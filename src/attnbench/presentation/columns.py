@@ -107,8 +107,11 @@ def columns_for(unit: figures.Unit, lines: Sequence[Line], view: View | None = N
     asked = view.columns if view else ()
     if not asked:
         return said(every, lines)
-    shown = said(every, lines) if asked == (ALL,) else [
-        column for key in dict.fromkeys(("backend", *asked)) for column in every if column.key == key]
+    shown = (
+        said(every, lines)
+        if asked == (ALL,)
+        else [column for key in dict.fromkeys(("backend", *asked)) for column in every if column.key == key]
+    )
     return [replace(column, rank=0) for column in shown]
 
 

@@ -17,9 +17,14 @@ from attnbench.record import Record, Run, Time
 def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
     """What rows that serve or generate, predicted maps, `--timer all` and phases add to a case."""
     baseline = run.settings.baseline
-    return [*serving(title, records), *maps(title, records), *video(title, records, baseline),
-            *reconciled(title, records, baseline), *_timers(run, title, records),
-            *_phases(run, title, records)]
+    return [
+        *serving(title, records),
+        *maps(title, records),
+        *video(title, records, baseline),
+        *reconciled(title, records, baseline),
+        *_timers(run, title, records),
+        *_phases(run, title, records),
+    ]
 
 
 def _timers(run: Run, title: str, records: Sequence[Record]) -> list[Block]:

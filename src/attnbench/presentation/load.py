@@ -28,10 +28,15 @@ class Table:
 def title_of(run: LoadRun) -> str:
     """What was loaded, in one line."""
     settings = run.settings
-    cache = "no cache" if not settings.get("cache") else (
-        f"pool for {100 * float(settings.get('pool_share', 0)):g} % of what all users need")
-    return (f"{run.workload}, model {run.model} on {run.environment.gpu or run.device}, {settings.get('users')} users, "
-            f"{settings.get('candidates')} candidates, batches up to {settings.get('max_batch')}, {cache}")
+    cache = (
+        "no cache"
+        if not settings.get("cache")
+        else (f"pool for {100 * float(settings.get('pool_share', 0)):g} % of what all users need")
+    )
+    return (
+        f"{run.workload}, model {run.model} on {run.environment.gpu or run.device}, {settings.get('users')} users, "
+        f"{settings.get('candidates')} candidates, batches up to {settings.get('max_batch')}, {cache}"
+    )
 
 
 def tables(run: LoadRun) -> list[Table]:
@@ -41,15 +46,33 @@ def tables(run: LoadRun) -> list[Table]:
 
 def _latency(run: LoadRun) -> Table:
     slos = [one.slo_ms for one in run.points[0].goodput] if run.points else []
-    heading = ["load", "asked/s", "offered/s", "answered/s", "p50 ms", "p90", "p95", "p99", "p99.9", "max",
-               *(f"goodput/s, {slo:g} ms" for slo in slos), *(f"within {slo:g} ms %" for slo in slos)]
+    heading = [
+        "load",
+        "asked/s",
+        "offered/s",
+        "answered/s",
+        "p50 ms",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+        "max",
+        *(f"goodput/s, {slo:g} ms" for slo in slos),
+        *(f"within {slo:g} ms %" for slo in slos),
+    ]
     rows = []
     for point in run.points:
-        rows.append([
-            point.scenario, figures.plain(point.asked_rate, 4), figures.plain(point.offered_rate, 4),
-            figures.plain(point.achieved_rate, 4), *_percentiles(point.latency),
-            *(figures.plain(one.rate, 4) for one in point.goodput),
-            *(f"{100 * one.share:.1f}" for one in point.goodput)])
+        rows.append(
+            [
+                point.scenario,
+                figures.plain(point.asked_rate, 4),
+                figures.plain(point.offered_rate, 4),
+                figures.plain(point.achieved_rate, 4),
+                *_percentiles(point.latency),
+                *(figures.plain(one.rate, 4) for one in point.goodput),
+                *(f"{100 * one.share:.1f}" for one in point.goodput),
+            ]
+        )
     return Table("latency from the scheduled time", heading, rows)
 
 
@@ -60,30 +83,66 @@ def _percentiles(spread: Spread | None) -> list[str]:
 
 
 def _parts(run: LoadRun) -> Table:
-    heading = ["load", "asked/s", "queue p50 ms", "queue p99", "service p50", "service p99", "host p50", "host p99",
-               "GPU p50", "GPU p99", "mean batch", "late p99"]
+    heading = [
+        "load",
+        "asked/s",
+        "queue p50 ms",
+        "queue p99",
+        "service p50",
+        "service p99",
+        "host p50",
+        "host p99",
+        "GPU p50",
+        "GPU p99",
+        "mean batch",
+        "late p99",
+    ]
     rows = []
     for point in run.points:
         sizes = point.batch_size
         row = [point.scenario, figures.plain(point.asked_rate, 4)]
         for spread in (point.queue, point.service, point.host, point.device):
             row += [figures.plain(spread.p50), figures.plain(spread.p99)] if spread else ["", ""]
-        row += [figures.plain(sum(sizes) / len(sizes)) if sizes else "", figures.plain(point.late.p99) if point.late
-                else ""]
+        row += [
+            figures.plain(sum(sizes) / len(sizes)) if sizes else "",
+            figures.plain(point.late.p99) if point.late else "",
+        ]
         rows.append(row)
     return Table("where the time goes: queue and service of a request, host and GPU of a batch", heading, rows)
 
 
 def _requests(run: LoadRun) -> Table:
-    heading = ["load", "asked/s", "issued", "answered", "refused", "backlog", "split batches", "tokens", "hit %",
-               "host hit %", "missed %", "evicted users"]
+    heading = [
+        "load",
+        "asked/s",
+        "issued",
+        "answered",
+        "refused",
+        "backlog",
+        "split batches",
+        "tokens",
+        "hit %",
+        "host hit %",
+        "missed %",
+        "evicted users",
+    ]
     rows = []
     for point in run.points:
         counts = point.cache
-        rows.append([
-            point.scenario, figures.plain(point.asked_rate, 4), str(point.issued), str(point.answered),
-            str(sum(point.refused.values())), str(point.backlog), str(point.splits), str(counts.get("tokens", "")),
-            *(_share(counts, name) for name in ("hit", "host_hit", "missed")), str(counts.get("evicted_users", ""))])
+        rows.append(
+            [
+                point.scenario,
+                figures.plain(point.asked_rate, 4),
+                str(point.issued),
+                str(point.answered),
+                str(sum(point.refused.values())),
+                str(point.backlog),
+                str(point.splits),
+                str(counts.get("tokens", "")),
+                *(_share(counts, name) for name in ("hit", "host_hit", "missed")),
+                str(counts.get("evicted_users", "")),
+            ]
+        )
     return Table("requests, and tokens of history in the cache", heading, rows)
 
 
@@ -94,8 +153,9 @@ def _share(counts: Mapping[str, int], name: str) -> str:
 
 def _without_empty(table: Table) -> Table:
     kept = [place for place in range(len(table.heading)) if any(row[place] for row in table.rows)]
-    return Table(table.title, [table.heading[place] for place in kept],
-                 [[row[place] for place in kept] for row in table.rows])
+    return Table(
+        table.title, [table.heading[place] for place in kept], [[row[place] for place in kept] for row in table.rows]
+    )
 
 
 def notes(run: LoadRun) -> list[str]:
@@ -115,8 +175,10 @@ def _of_generator(point: Point) -> list[str]:
     if point.late is not None and (point.late.p99 or point.late.max or 0.0) > LATE_MS:
         found.append(f"the generator was late, {_worst(point.late)} ms: the machine had no core free for it")
     if point.asked_rate and point.offered_rate and abs(point.offered_rate / point.asked_rate - 1) > RATE_OFF:
-        found.append(f"offered {point.offered_rate:.4g}/s, {100 * (point.offered_rate / point.asked_rate - 1):+.1f} % "
-                     "from the rate asked for")
+        found.append(
+            f"offered {point.offered_rate:.4g}/s, {100 * (point.offered_rate / point.asked_rate - 1):+.1f} % "
+            "from the rate asked for"
+        )
     return found
 
 
@@ -147,16 +209,22 @@ def sentence(found: Highest) -> str:
     """A highest rate in words."""
     if found.rate is None:
         return f"no rate tried has 99 % of requests within {found.slo_ms:g} ms{found.note and f' ({found.note})'}"
-    return (f"{found.rate:.4g} requests/s is the highest rate tried with 99 % of requests within {found.slo_ms:g} ms"
-            f"{found.note and f' ({found.note})'}")
+    return (
+        f"{found.rate:.4g} requests/s is the highest rate tried with 99 % of requests within {found.slo_ms:g} ms"
+        f"{found.note and f' ({found.note})'}"
+    )
 
 
 def markdown(run: LoadRun) -> str:
     """The tables as Markdown."""
     lines = [f"# {title_of(run)}", "", f"`{run.command}`", ""]
     for table in tables(run):
-        lines += [f"## {table.title[0].upper()}{table.title[1:]}", "", _line(table.heading),
-                  _line("---" if place == 0 else "---:" for place in range(len(table.heading)))]
+        lines += [
+            f"## {table.title[0].upper()}{table.title[1:]}",
+            "",
+            _line(table.heading),
+            _line("---" if place == 0 else "---:" for place in range(len(table.heading))),
+        ]
         lines += [*map(_line, table.rows), ""]
     lines += [f"- {text}" for text in (*map(sentence, run.highest), *notes(run))]
     return "\n".join(lines).rstrip() + "\n"

@@ -107,8 +107,14 @@ def summary(run: Run, view: View | None = None) -> Summary:
     return Summary(matrices, lost_of(run.records), _sentence(standings), notes, reading, break_even(run.records))
 
 
-def _matrix(run: Run, title: str, conditions: Conditions | None, records: Sequence[Record],
-            cells: Mapping[str, Mapping[str, Cell]], shared: Sequence[str]) -> Matrix:
+def _matrix(
+    run: Run,
+    title: str,
+    conditions: Conditions | None,
+    records: Sequence[Record],
+    cells: Mapping[str, Mapping[str, Cell]],
+    shared: Sequence[str],
+) -> Matrix:
     """Rows and columns in the order of the run, with the status where a record of the case has no number."""
     there = {backend_name(record) for record in records}
     backends = [name for name in dict.fromkeys(map(backend_name, run.records)) if name in there]
@@ -188,7 +194,8 @@ def _standings(run: Run) -> Iterator[Standing]:
             if line.record.time and line.record.time.median_ms:
                 cases.setdefault(case_of(line.record), []).append(line.record)
                 behind.setdefault(case_of(line.record), []).extend(
-                    line.processes.records if line.processes else [line.record])
+                    line.processes.records if line.processes else [line.record]
+                )
         for case, records in cases.items():
             records.sort(key=lambda record: record.time.median_ms or 0.0 if record.time else 0.0)
             yield Standing(case, records, verdicts_of_fastest(behind[case], records[0].backend, replicated=replicated))
@@ -205,8 +212,10 @@ def _sentence(standings: Sequence[Standing]) -> str:
         return _single(contests[0])
     if not wins:
         name, count = leads.most_common(1)[0]
-        return (f"no clear winner in any of {len(contests)} cases; {name} has the lowest median in {count}"
-                f"{_against(contests, name)}")
+        return (
+            f"no clear winner in any of {len(contests)} cases; {name} has the lowest median in {count}"
+            f"{_against(contests, name)}"
+        )
     name, count = max(wins.items(), key=lambda item: (item[1], leads[item[0]]))
     open_cases = len(contests) - wins.total()
     parts = [f"{name} is fastest in {count} of {len(contests)} cases"]

@@ -27,8 +27,10 @@ from attnbench.record import Record
 
 ATTENTION, COPIES = "attention", "copies"
 COMPUTED = "missed_tokens"
-NOTE = ("predicted: the first row's step with this row's attention in place of its own; difference: measured against "
-        "predicted")
+NOTE = (
+    "predicted: the first row's step with this row's attention in place of its own; difference: measured against "
+    "predicted"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +73,40 @@ def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reco
     for rows in known.values():
         rows.sort(key=lambda row: baseline not in (backend_name(row[0]), row[0].backend))
         (first, step, attention), *others = rows
-        tables.append([Reconciled(first, step, attention, None)] + [
-            Reconciled(record, measured, own, step - attention + own) for record, measured, own in others])
+        tables.append(
+            [Reconciled(first, step, attention, None)]
+            + [Reconciled(record, measured, own, step - attention + own) for record, measured, own in others]
+        )
     return [table for table in tables if len(table) > 1]
 
 
 def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> list[Block]:
     """The tables of one case; nothing where attention is timed of fewer than two rows."""
-    late = [backend_name(record) for record in records if record.time and record.time.median_ms
-            and (attention := attention_ms(record)) is not None and attention >= record.time.median_ms]
-    notes = [NOTE] + [f"left out: {', '.join(late)}: attention took longer than the whole step; it has few samples, "
-                      "and another program or the host's launches may have delayed it"] * bool(late)
+    late = [
+        backend_name(record)
+        for record in records
+        if record.time
+        and record.time.median_ms
+        and (attention := attention_ms(record)) is not None
+        and attention >= record.time.median_ms
+    ]
+    notes = [NOTE] + [
+        f"left out: {', '.join(late)}: attention took longer than the whole step; it has few samples, "
+        "and another program or the host's launches may have delayed it"
+    ] * bool(late)
     return [_block(title, rows, notes) for rows in reconcile(records, baseline)]
 
 
 def _block(title: str, rows: Sequence[Reconciled], notes: Sequence[str]) -> Block:
     unit = figures.unit_for(row.step_ms for row in rows)
     columns = [
-        Column("backend", f"explained, {unit.name}", 0, number=False), Column("attention", "attention", 2),
-        Column("share", "attention %", 3), Column("rest", "the rest", 4), Column("predicted", "predicted", 1),
-        Column("measured", "measured", 0), Column("difference", "difference %", 1),
+        Column("backend", f"explained, {unit.name}", 0, number=False),
+        Column("attention", "attention", 2),
+        Column("share", "attention %", 3),
+        Column("rest", "the rest", 4),
+        Column("predicted", "predicted", 1),
+        Column("measured", "measured", 0),
+        Column("difference", "difference %", 1),
     ]
     lines = [Line(row.record, _cells(row, unit)) for row in rows]
     return Block(title, None, columns, lines, notes=tuple(notes))
@@ -99,10 +115,14 @@ def _block(title: str, rows: Sequence[Reconciled], notes: Sequence[str]) -> Bloc
 def _cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
     difference = row.difference
     return {
-        "backend": backend_name(row.record), "attention": _in(unit, row.attention_ms),
-        "share": f"{100 * row.attention_ms / row.step_ms:.0f}", "rest": _in(unit, row.step_ms - row.attention_ms),
-        "predicted": _in(unit, row.predicted_ms), "measured": _in(unit, row.step_ms),
-        "difference": "" if difference is None else f"{100 * difference:+.1f}"}
+        "backend": backend_name(row.record),
+        "attention": _in(unit, row.attention_ms),
+        "share": f"{100 * row.attention_ms / row.step_ms:.0f}",
+        "rest": _in(unit, row.step_ms - row.attention_ms),
+        "predicted": _in(unit, row.predicted_ms),
+        "measured": _in(unit, row.step_ms),
+        "difference": "" if difference is None else f"{100 * difference:+.1f}",
+    }
 
 
 def _in(unit: figures.Unit, ms: float | None) -> str:

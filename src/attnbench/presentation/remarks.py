@@ -81,8 +81,11 @@ def _noise(run: Run, records: Sequence[Record]) -> Iterator[str]:
 
 def _load(run: Run, records: Sequence[Record]) -> Iterator[str]:
     """What other processes took of the CPU while this was measured."""
-    seen = [(record.time.other_cores, record.environment) for record in records
-            if record.time and record.time.other_cores is not None]
+    seen = [
+        (record.time.other_cores, record.environment)
+        for record in records
+        if record.time and record.time.other_cores is not None
+    ]
     if seen:
         most, place = max(seen, key=lambda one: one[0])
         cores = run.environments[place].cores if place is not None and place < len(run.environments) else None

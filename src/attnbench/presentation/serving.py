@@ -27,16 +27,26 @@ def serving(title: str, records: Sequence[Record]) -> list[Block]:
     served = [record for record in records if record.counters.get(REQUESTS) and record.time]
     if not served:
         return []
-    unit = figures.unit_for(time.median_ms for record in served
-                            if (time := end_to_end(record) or record.time) and time.median_ms is not None)
+    unit = figures.unit_for(
+        time.median_ms
+        for record in served
+        if (time := end_to_end(record) or record.time) and time.median_ms is not None
+    )
     columns = [
         Column("backend", f"served, {unit.name}", 0, number=False),
-        Column("p50", "p50", 0), Column("p95", "p95", 1), Column("p99", "p99", 0),
-        Column("host", "host", 3), Column("gpu", "GPU", 2),
-        Column(REQUESTS, "requests/s", 2), Column(TOKENS, "tokens/s", 4),
-        Column("hit", "hit %", 4), Column("host_hit", "host hit %", 5),
-        Column("pool", "pool MiB", 7), Column("host_pool", "host pool MiB", 8),
-        Column("share", "attention %", 3), Column("gain", "without it", 6),
+        Column("p50", "p50", 0),
+        Column("p95", "p95", 1),
+        Column("p99", "p99", 0),
+        Column("host", "host", 3),
+        Column("gpu", "GPU", 2),
+        Column(REQUESTS, "requests/s", 2),
+        Column(TOKENS, "tokens/s", 4),
+        Column("hit", "hit %", 4),
+        Column("host_hit", "host hit %", 5),
+        Column("pool", "pool MiB", 7),
+        Column("host_pool", "host pool MiB", 8),
+        Column("share", "attention %", 3),
+        Column("gain", "without it", 6),
     ]
     lines = [Line(record, _cells(record, unit)) for record in served]
     return [Block(title, None, said(columns, lines), lines)]
@@ -79,19 +89,27 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
     whole, device, counters = end_to_end(record), of_the_device(record), record.counters
     cells = {"backend": backend_name(record)}
     if whole is not None:
-        cells |= {name: _in(unit, value) for name, value in (
-            ("p50", whole.median_ms), ("p95", whole.p95_ms), ("p99", whole.p99_ms))}
+        cells |= {
+            name: _in(unit, value)
+            for name, value in (("p50", whole.median_ms), ("p95", whole.p95_ms), ("p99", whole.p99_ms))
+        }
         seconds = whole.median_ms / 1e3 if whole.median_ms else None
-        cells |= {name: figures.plain(count / seconds) for name in PER_SECOND
-                  if (count := counters.get(name)) is not None and seconds}
+        cells |= {
+            name: figures.plain(count / seconds)
+            for name in PER_SECOND
+            if (count := counters.get(name)) is not None and seconds
+        }
     if device is not None:
         cells |= {"gpu": _in(unit, device.median_ms), "host": _in(unit, whole.host_ms if whole else None)}
     share = attention_share(record)
     return cells | {
-        "hit": _percent(hit_share(record, "hit_tokens")), "host_hit": _percent(hit_share(record, "host_hit_tokens")),
-        "pool": figures.plain(counters.get("pool_mb")), "host_pool": figures.plain(counters.get("host_pool_mb")),
+        "hit": _percent(hit_share(record, "hit_tokens")),
+        "host_hit": _percent(hit_share(record, "host_hit_tokens")),
+        "pool": figures.plain(counters.get("pool_mb")),
+        "host_pool": figures.plain(counters.get("host_pool_mb")),
         "share": _percent(share),
-        "gain": f"{1 / (1 - share):.2f}x" if share is not None and share < 1 else ""}
+        "gain": f"{1 / (1 - share):.2f}x" if share is not None and share < 1 else "",
+    }
 
 
 def _in(unit: figures.Unit, ms: float | None) -> str:

@@ -49,8 +49,11 @@ def efficiency(record: Record) -> float | None:
 
 def cells(record: Record) -> dict[str, str]:
     """Texts of the three columns."""
-    return {"effective": figures.plain(effective(record)), "density": figures.plain(density(record), 3),
-            "efficiency": figures.plain(efficiency(record), 3)}
+    return {
+        "effective": figures.plain(effective(record)),
+        "density": figures.plain(density(record), 3),
+        "efficiency": figures.plain(efficiency(record), 3),
+    }
 
 
 def maps(title: str, records: Sequence[Record]) -> list[Block]:
@@ -59,8 +62,10 @@ def maps(title: str, records: Sequence[Record]) -> list[Block]:
     if not chosen:
         return []
     columns = [
-        Column("backend", "map by", 0, number=False), Column("density", "density", 0),
-        Column("sparsity", "sparsity %", 1), Column("mass", "softmax mass kept %", 0),
+        Column("backend", "map by", 0, number=False),
+        Column("density", "density", 0),
+        Column("sparsity", "sparsity %", 1),
+        Column("mass", "softmax mass kept %", 0),
         Column("distance", "rel L1 to dense", 0),
     ]
     lines = [Line(record, _map_cells(record.counters, backend_name(record))) for record in chosen]
@@ -76,8 +81,11 @@ def break_even(records: Sequence[Record]) -> list[str]:
             found.setdefault((record.backend, key), {})[int(record.case["seqlen"])] = record
     several = {key: by_length for key, by_length in found.items() if len(by_length) > 1}
     cases = [dict(key) for _, key in several]
-    varied = [name for name in (cases[0] if cases else ()) if name not in SAID
-              and any(case.get(name) != cases[0][name] for case in cases)]
+    varied = [
+        name
+        for name in (cases[0] if cases else ())
+        if name not in SAID and any(case.get(name) != cases[0][name] for case in cases)
+    ]
     sentences = []
     for (backend, key), by_length in several.items():
         case = dict(key)
@@ -111,8 +119,13 @@ def _share(by_length: Mapping[int, Record]) -> str:
 
 def _map_cells(counters: Mapping[str, float | None], name: str) -> dict[str, str]:
     share, kept, distance = (counters[one] or 0.0 for one in CHOSEN)
-    return {"backend": name, "density": figures.plain(share, 3), "sparsity": figures.plain(100 * (1 - share), 3),
-            "mass": figures.plain(100 * kept, 4), "distance": f"{distance:.2g}"}
+    return {
+        "backend": name,
+        "density": figures.plain(share, 3),
+        "sparsity": figures.plain(100 * (1 - share), 3),
+        "mass": figures.plain(100 * kept, 4),
+        "distance": f"{distance:.2g}",
+    }
 
 
 def _dense(backend: str) -> bool:

@@ -43,17 +43,30 @@ def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
     unit = figures.unit_for(ms for record in rows if (ms := _step_ms(record)) is not None)
     columns = [
         Column("backend", f"denoising step, {unit.name}", 0, number=False),
-        Column("step", "step", 0), Column("attention", "attention", 1), Column("share", "attention %", 2),
+        Column("step", "step", 0),
+        Column("attention", "attention", 1),
+        Column("share", "attention %", 2),
         Column("measured", "measured x", 2),
-        Column("limit", "without it", 6), Column("generation", "generation s", 4), Column("decode", "VAE s", 5),
-        Column("peak", "peak GiB", 5), Column("calls", "calls", 8), Column("breaks", "graph breaks", 7),
+        Column("limit", "without it", 6),
+        Column("generation", "generation s", 4),
+        Column("decode", "VAE s", 5),
+        Column("peak", "peak GiB", 5),
+        Column("calls", "calls", 8),
+        Column("breaks", "graph breaks", 7),
         Column("recompiles", "recompiles", 8),
     ]
     lines = [Line(record, _cells(record, first, unit)) for record in rows]
-    late = [backend_name(record) for record in rows if (step := _step_ms(record)) is not None
-            and (attention := attention_ms(record)) is not None and attention >= step]
-    notes = [f"no share: {', '.join(late)}: attention took longer than the whole step; it has few samples, and another "
-             "program or the host's launches may have delayed it"] * bool(late)
+    late = [
+        backend_name(record)
+        for record in rows
+        if (step := _step_ms(record)) is not None
+        and (attention := attention_ms(record)) is not None
+        and attention >= step
+    ]
+    notes = [
+        f"no share: {', '.join(late)}: attention took longer than the whole step; it has few samples, and another "
+        "program or the host's launches may have delayed it"
+    ] * bool(late)
     return Block(title, None, said(columns, lines), lines, notes=tuple(notes))
 
 
@@ -62,33 +75,54 @@ def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str
     base = _step_ms(first) if first else None
     peak = counters.get("generation_peak_mb")
     return {
-        "backend": backend_name(record), "step": _in(unit, step), "attention": _in(unit, attention_ms(record)),
+        "backend": backend_name(record),
+        "step": _in(unit, step),
+        "attention": _in(unit, attention_ms(record)),
         "share": "" if share is None else f"{100 * share:.0f}",
         "measured": f"{base / step:.2f}x" if base and step and record is not first else "",
         "limit": f"{1 / (1 - share):.2f}x" if share is not None else "",
-        "generation": figures.plain(counters.get("generation_s")), "decode": figures.plain(counters.get("decode_s")),
+        "generation": figures.plain(counters.get("generation_s")),
+        "decode": figures.plain(counters.get("decode_s")),
         "peak": figures.plain(None if peak is None else peak / MIB_OF_A_GIB),
-        "calls": _count(counters.get("attention_calls")), "breaks": _count(counters.get("graph_breaks")),
-        "recompiles": _count(counters.get("recompiles"))}
+        "calls": _count(counters.get("attention_calls")),
+        "breaks": _count(counters.get("graph_breaks")),
+        "recompiles": _count(counters.get("recompiles")),
+    }
 
 
 def _latents(title: str, rows: Sequence[Record]) -> list[Block]:
     """How far the latents are from the baseline's, by step; nothing where no other row generated."""
-    steps = sorted({int(name.removeprefix(DISTANCE)) for record in rows for name in record.counters
-                    if name.startswith(DISTANCE)})
+    steps = sorted(
+        {int(name.removeprefix(DISTANCE)) for record in rows for name in record.counters if name.startswith(DISTANCE)}
+    )
     if not steps:
         return []
     shown = sorted({steps[round(n * (len(steps) - 1) / (MOST_STEPS_SHOWN - 1))] for n in range(MOST_STEPS_SHOWN)})
-    columns = [Column("backend", "latents, relative L1 after step", 0, number=False),
-               *(Column(f"{DISTANCE}{step}", str(step), 1 + (step != steps[-1])) for step in shown),
-               Column("cosine", "cosine at the end", 4), Column("psnr", "PSNR dB", 3), Column("ssim", "SSIM", 3)]
+    columns = [
+        Column("backend", "latents, relative L1 after step", 0, number=False),
+        *(Column(f"{DISTANCE}{step}", str(step), 1 + (step != steps[-1])) for step in shown),
+        Column("cosine", "cosine at the end", 4),
+        Column("psnr", "PSNR dB", 3),
+        Column("ssim", "SSIM", 3),
+    ]
     lines = [
-        Line(record, {"backend": backend_name(record), "cosine": _cosine(record.counters.get(f"{COSINE}{steps[-1]}")),
-                      "psnr": figures.plain(record.counters.get("frames_psnr_db")),
-                      "ssim": figures.plain(record.counters.get("frames_ssim")),
-                      **{key: f"{record.counters[key]:.1e}" for step in shown
-                         if (key := f"{DISTANCE}{step}") in record.counters}})
-        for record in rows if f"{DISTANCE}{steps[-1]}" in record.counters]
+        Line(
+            record,
+            {
+                "backend": backend_name(record),
+                "cosine": _cosine(record.counters.get(f"{COSINE}{steps[-1]}")),
+                "psnr": figures.plain(record.counters.get("frames_psnr_db")),
+                "ssim": figures.plain(record.counters.get("frames_ssim")),
+                **{
+                    key: f"{record.counters[key]:.1e}"
+                    for step in shown
+                    if (key := f"{DISTANCE}{step}") in record.counters
+                },
+            },
+        )
+        for record in rows
+        if f"{DISTANCE}{steps[-1]}" in record.counters
+    ]
     return [Block(title, None, said(columns, lines), lines)] if lines else []
 
 

@@ -27,9 +27,16 @@ def attach(run: Run, captures: Iterable[Capture]) -> tuple[Run, int]:
         for row in capture.kernels:
             rows[row.backend, row.case].append(row)
             launches[row.backend, row.case].add(capture.launches)
-    found = {owner: counters for owner, kernels in rows.items() if (
-        counters := of_record(kernels, next(iter(launches[owner])) if len(launches[owner]) == 1 else None))}
-    records = [dataclasses.replace(record, counters={**record.counters, **found[record.backend, record.case_id]})
-               if (record.backend, record.case_id) in found else record for record in run.records]
+    found = {
+        owner: counters
+        for owner, kernels in rows.items()
+        if (counters := of_record(kernels, next(iter(launches[owner])) if len(launches[owner]) == 1 else None))
+    }
+    records = [
+        dataclasses.replace(record, counters={**record.counters, **found[record.backend, record.case_id]})
+        if (record.backend, record.case_id) in found
+        else record
+        for record in run.records
+    ]
     count = sum((record.backend, record.case_id) in found for record in run.records)
     return dataclasses.replace(run, records=tuple(records)), count

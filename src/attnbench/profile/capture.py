@@ -191,9 +191,17 @@ def loads(text: str, who: str) -> tuple[Capture, ...]:
     try:
         data = parse(text, who, FORMAT)
     except RunFileError:
-        raise RunFileError(refusal(who, "file", Path(who).name, "is cut short or is no JSON",
-                                   "a capture written by attnbench profile --json")) from None
+        raise RunFileError(
+            refusal(
+                who,
+                "file",
+                Path(who).name,
+                "is cut short or is no JSON",
+                "a capture written by attnbench profile --json",
+            )
+        ) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("captures"), list):
-        raise RunFileError(refusal(who, "format", data.get("format") if isinstance(data, dict) else "none",
-                                   "is not known", FORMAT))
+        raise RunFileError(
+            refusal(who, "format", data.get("format") if isinstance(data, dict) else "none", "is not known", FORMAT)
+        )
     return tuple(from_dict(Capture, one, f"{who}: captures[{number}]") for number, one in enumerate(data["captures"]))

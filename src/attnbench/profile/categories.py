@@ -63,14 +63,18 @@ def _read(path: Path, who: str) -> tuple[Rule, ...]:
     rules = data.pop("rule", None)
     if data or not isinstance(rules, list) or not rules:
         field = next(iter(data), "rule")
-        raise UsageError(refusal(who, "field", field, "is not what it should hold",
-                                 "[[rule]] tables with category and match"))
+        raise UsageError(
+            refusal(who, "field", field, "is not what it should hold", "[[rule]] tables with category and match")
+        )
     return tuple(_rule(rule, f"{who}: rule {number}") for number, rule in enumerate(rules, start=1))
 
 
 def _rule(rule: Any, who: str) -> Rule:
-    if not isinstance(rule, dict) or set(rule) != {"category", "match"} or not all(
-            isinstance(value, str) and value.strip() for value in rule.values()):
+    if (
+        not isinstance(rule, dict)
+        or set(rule) != {"category", "match"}
+        or not all(isinstance(value, str) and value.strip() for value in rule.values())
+    ):
         shown = ",".join(rule) if isinstance(rule, dict) else rule
         raise UsageError(refusal(who, "fields", shown, "are wrong", "category and match, each a text"))
     if rule["category"] == IDLE:
@@ -78,5 +82,6 @@ def _rule(rule: Any, who: str) -> Rule:
     try:
         return Rule(rule["category"], re.compile(rule["match"]))
     except re.error as error:
-        raise UsageError(refusal(who, "match", rule["match"], f"is no regular expression ({error})",
-                                 "one as Python's re has them")) from None
+        raise UsageError(
+            refusal(who, "match", rule["match"], f"is no regular expression ({error})", "one as Python's re has them")
+        ) from None

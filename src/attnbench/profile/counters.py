@@ -45,8 +45,11 @@ def counters(metrics: Metrics) -> dict[str, float | None]:
     rows, patterns = known()
     found: dict[str, float | None] = {}
     for counter in rows:
-        values = [_value(metrics, metric, counter.unit) for metric in counter.metrics
-                  if all(part.strip() in metrics for part in metric.split(" + "))]
+        values = [
+            _value(metrics, metric, counter.unit)
+            for metric in counter.metrics
+            if all(part.strip() in metrics for part in metric.split(" + "))
+        ]
         if values:
             found[counter.name] = next((value for value in values if value is not None), None)
     for pattern in patterns:
@@ -75,8 +78,11 @@ def means(many: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]
 
 def worst_stall(row: KernelRow) -> tuple[str, float] | None:
     """The reason most warps wait for, and how many do for every instruction issued."""
-    reasons = {name.removeprefix(STALL): value for name, value in row.counters.items()
-               if name.startswith(STALL) and value is not None and name != f"{STALL}selected"}
+    reasons = {
+        name.removeprefix(STALL): value
+        for name, value in row.counters.items()
+        if name.startswith(STALL) and value is not None and name != f"{STALL}selected"
+    }
     return max(reasons.items(), key=lambda item: item[1]) if reasons else None
 
 
@@ -99,6 +105,9 @@ def of_record(rows: Iterable[KernelRow], launches: int | None = None) -> dict[st
         values = [row.counters.get(name) for row in rows]
         times = [row.calls / (launches or min(one.calls for one in rows)) for row in rows]
         if name in found:
-            found[name] = (None if None in values else
-                           sum(value * count for value, count in zip(values, times, strict=True) if value is not None))
+            found[name] = (
+                None
+                if None in values
+                else sum(value * count for value, count in zip(values, times, strict=True) if value is not None)
+            )
     return found

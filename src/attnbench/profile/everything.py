@@ -32,10 +32,29 @@ FILES = {"nsys": "flash_attn_nsys", "ncu": "flash_attn_ncu_full", "torch": "flas
 TEXTS = {"nsys": ("nsys_stats.txt",), "ncu": ("ncu_memory_metrics.txt", "ncu_compute_metrics.txt"), "torch": ()}
 TIMES = "comparison.md"
 """Times, who is fastest and what they mean, as `attnbench compare --md` writes them: SUMMARY.md opens with it."""
-MEMORY = ("duration_ms", "dram_gbps", "dram_percent", "dram_bytes", "memory_percent", "l1_hit_percent",
-          "l2_hit_percent", "dram_mhz")
-COMPUTE = ("duration_ms", "cycles", "sm_mhz", "sm_percent", "tensor_percent", "registers", "shared_bytes",
-           "theoretical_occupancy_percent", "achieved_occupancy_percent", "instructions_per_cycle", "eligible_warps")
+MEMORY = (
+    "duration_ms",
+    "dram_gbps",
+    "dram_percent",
+    "dram_bytes",
+    "memory_percent",
+    "l1_hit_percent",
+    "l2_hit_percent",
+    "dram_mhz",
+)
+COMPUTE = (
+    "duration_ms",
+    "cycles",
+    "sm_mhz",
+    "sm_percent",
+    "tensor_percent",
+    "registers",
+    "shared_bytes",
+    "theoretical_occupancy_percent",
+    "achieved_occupancy_percent",
+    "instructions_per_cycle",
+    "eligible_warps",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +93,14 @@ class Everything:
     captures: list[Capture]
 
 
-def profile_all(request: Request, folder: Path, rules: Categories, *, on_step: Callable[[str], None],
-                points: Callable[[Sequence[Capture], int], Sequence[Point]]) -> Everything:
+def profile_all(
+    request: Request,
+    folder: Path,
+    rules: Categories,
+    *,
+    on_step: Callable[[str], None],
+    points: Callable[[Sequence[Capture], int], Sequence[Point]],
+) -> Everything:
     """Do every step; SUMMARY.md is written again after each.
 
     Args:
@@ -89,13 +114,21 @@ def profile_all(request: Request, folder: Path, rules: Categories, *, on_step: C
     (folder / TIMES).unlink(missing_ok=True)  # with --force an earlier one
     plan: list[tuple[str, Callable[[], Step]]] = [
         ("gpu_info.txt", lambda: _command("the machine", ("doctor",), folder / "gpu_info.txt")),
-        ("baseline_benchmark.txt", lambda: _command(
-            "baseline", request.run_words, folder / "baseline_benchmark.txt")),
-        ("comparison_results.txt", lambda: _command(
-            "comparison", (*request.compare_words, "--md", str(folder / TIMES)), folder / "comparison_results.txt",
-            shown=request.compare_words)),
-        *((FILES[tool] + SUFFIX[tool], lambda tool=tool: _capture(
-            tool, request, folder, rules, done.captures)) for tool in tools_of(request.job.device))]
+        ("baseline_benchmark.txt", lambda: _command("baseline", request.run_words, folder / "baseline_benchmark.txt")),
+        (
+            "comparison_results.txt",
+            lambda: _command(
+                "comparison",
+                (*request.compare_words, "--md", str(folder / TIMES)),
+                folder / "comparison_results.txt",
+                shown=request.compare_words,
+            ),
+        ),
+        *(
+            (FILES[tool] + SUFFIX[tool], lambda tool=tool: _capture(tool, request, folder, rules, done.captures))
+            for tool in tools_of(request.job.device)
+        ),
+    ]
     for file, step in plan:
         on_step(file)
         done.steps.append(step())
@@ -127,8 +160,9 @@ def _capture(tool: str, request: Request, folder: Path, rules: Categories, captu
     title = {"nsys": "Nsight Systems", "ncu": "Nsight Compute", "torch": "torch.profiler"}[tool]
     file = FILES[tool]
     options = dataclasses.replace(request.options, file=file, set="full")
-    job = dataclasses.replace(request.job, marks="torch" if tool == "torch" else "nvtx",
-                              launches=request.launches or LAUNCHES[tool])
+    job = dataclasses.replace(
+        request.job, marks="torch" if tool == "torch" else "nvtx", launches=request.launches or LAUNCHES[tool]
+    )
     for name in TEXTS[tool]:  # with --force those of an earlier capture would stand beside the failure of this one
         (folder / name).unlink(missing_ok=True)
     try:
@@ -137,8 +171,9 @@ def _capture(tool: str, request: Request, folder: Path, rules: Categories, captu
         taken = Taken(None, str(why))
     if taken.capture is None:
         return Step(title, file + SUFFIX[tool], taken.reason)
-    capture = dataclasses.replace(taken.capture, name=tool, notes=(*taken.capture.notes, *(
-        f"left out: {one}" for one in taken.left_out)))
+    capture = dataclasses.replace(
+        taken.capture, name=tool, notes=(*taken.capture.notes, *(f"left out: {one}" for one in taken.left_out))
+    )
     captures.append(capture)
     _texts(tool, capture, folder)
     return Step(title, file + SUFFIX[tool], None, capture.command)
@@ -157,8 +192,11 @@ def _texts(tool: str, capture: Capture, folder: Path) -> None:
 
 def _summary(request: Request, done: Everything, times: str, points: Sequence[Point]) -> str:
     failed = [step for step in done.steps if step.reason is not None]
-    steps = Table(title="", heads=("step", "file", "outcome"), rows=tuple(
-        (step.title, step.file, "done" if step.reason is None else "failed") for step in done.steps))
+    steps = Table(
+        title="",
+        heads=("step", "file", "outcome"),
+        rows=tuple((step.title, step.file, "done" if step.reason is None else "failed") for step in done.steps),
+    )
     parts = ["# Profile\n", f"Launched: {request.job.title}.\n"]
     cards = {capture.device for capture in done.captures if capture.device}
     parts += [f"On {', '.join(sorted(cards))}.\n"] if cards else []

@@ -43,8 +43,9 @@ def open_folder(path: str | Path, *, force: bool) -> Path:
             return one
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or str(error)
-        raise UsageError(refusal("profile", "--out", path, f"cannot be made ({words})",
-                                 "a folder you may write to")) from None
+        raise UsageError(
+            refusal("profile", "--out", path, f"cannot be made ({words})", "a folder you may write to")
+        ) from None
     raise AssertionError("unreachable: itertools.count does not end")
 
 

@@ -43,13 +43,24 @@ def _row(ranges: tuple[str, ...], name: str, found: list[Profiled], rules: Categ
     whole = ms if len(ms) == len(found) else []
     owner = next((owner for owner in map(split_range, reversed(ranges)) if owner[0]), (None, None))
     return KernelRow(
-        name=name, short=short_name(name), category=rules.of(name), backend=owner[0], case=owner[1],
-        range=ranges[-1] if ranges else None, within=ranges[:-1], calls=len(found),
-        total_ms=sum(whole) if whole else None, mean_ms=statistics.fmean(whole) if whole else None,
+        name=name,
+        short=short_name(name),
+        category=rules.of(name),
+        backend=owner[0],
+        case=owner[1],
+        range=ranges[-1] if ranges else None,
+        within=ranges[:-1],
+        calls=len(found),
+        total_ms=sum(whole) if whole else None,
+        mean_ms=statistics.fmean(whole) if whole else None,
         median_ms=statistics.median(whole) if whole else None,
-        min_ms=min(whole, default=None), max_ms=max(whole, default=None),
-        grid=same([launch.grid for launch in found]), block=same([launch.block for launch in found]),
-        counters=means(values), advice=_advice(found))
+        min_ms=min(whole, default=None),
+        max_ms=max(whole, default=None),
+        grid=same([launch.grid for launch in found]),
+        block=same([launch.block for launch in found]),
+        counters=means(values),
+        advice=_advice(found),
+    )
 
 
 def _advice(found: Iterable[Profiled]) -> tuple[Advice, ...]:

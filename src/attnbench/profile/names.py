@@ -6,7 +6,8 @@ import re
 
 CARRIERS = re.compile(
     r"^(?:\w*elementwise_kernel\w*|reduce_kernel|device_kernel|Kernel2?|kernel|index_elementwise_kernel|"
-    r"gpu_index_kernel|enable_if\w*)$")
+    r"gpu_index_kernel|enable_if\w*)$"
+)
 """Kernels that only carry a functor or a kernel class: its name is the one that says something."""
 
 INNER = re.compile(r"(\w+_kernel(?:_cuda|_impl)|\w*Functor\w*(?:_\w+)?|\w+Ops)\b(?=[<>(,{ ]|$|…)")
@@ -34,12 +35,12 @@ def short_name(name: str) -> str:
 
 
 def _carried(plain: str, own: str) -> str:
-    inner = [match[1] for match in INNER.finditer(plain[plain.find(own) + len(own):])]
+    inner = [match[1] for match in INNER.finditer(plain[plain.find(own) + len(own) :])]
     named = [one for one in inner if one not in PLUMBING]
     if named:
         return named[0]
     # CUTLASS and cuBLAS: the first class in the brackets that is not a wrapper of one.
-    for path in re.findall(r"[<: ](?:\w+::)*(\w{4,})(?=[<>,(]|$|…)", plain[plain.find(own):]):
+    for path in re.findall(r"[<: ](?:\w+::)*(\w{4,})(?=[<>,(]|$|…)", plain[plain.find(own) :]):
         if not re.match(r"enable_|is_|type$|array$|TensorIterator|unsigned$|\d", path) and path not in (*PLUMBING, own):
             return str(path)
     return own

@@ -21,8 +21,20 @@ PUSH_POP = "Push/Pop_Range"
 RANGE = re.compile(r'<[^<>]*>:(.*?)(?::none){2,}|<[^<>]*>:([^":]+):')
 """``123  "<default domain>:name:none:none:…"``: the name ends where the payload's fields begin."""
 
-IDENTITY = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream",
-            "Block Size", "Grid Size", "Device", "CC")
+IDENTITY = (
+    "ID",
+    "Process ID",
+    "Process Name",
+    "Host Name",
+    "Kernel Name",
+    "Kernel Time",
+    "Context",
+    "Stream",
+    "Block Size",
+    "Grid Size",
+    "Device",
+    "CC",
+)
 ACCEPTED = "what `ncu --page raw --csv` prints"
 
 
@@ -50,11 +62,24 @@ def parse(text: str, *, name: str, source: str, rules: Categories, advice: str |
             if key in launches:
                 launches[key].advice = found.advice
     if not launches:
-        raise RunFileError(refusal("ncu", "capture", source, "holds no kernel", ACCEPTED,
-                                   "ncu says `No kernels were profiled` where a filter left none"))
+        raise RunFileError(
+            refusal(
+                "ncu",
+                "capture",
+                source,
+                "holds no kernel",
+                ACCEPTED,
+                "ncu says `No kernels were profiled` where a filter left none",
+            )
+        )
     devices = {one.device for one in launches.values() if one.device}
-    return Capture(tool="ncu", name=name, source=source, kernels=kernel_rows(launches.values(), rules),
-                   device=devices.pop() if len(devices) == 1 else None)
+    return Capture(
+        tool="ncu",
+        name=name,
+        source=source,
+        kernels=kernel_rows(launches.values(), rules),
+        device=devices.pop() if len(devices) == 1 else None,
+    )
 
 
 def _launches(text: str, source: str) -> dict[str, Profiled]:
@@ -73,8 +98,9 @@ def _launches(text: str, source: str) -> dict[str, Profiled]:
     for number_, line in enumerate(lines[1:] if units else lines):
         launch = _launch(line)
         launch.device = line.get("device__attribute_display_name") or None
-        launch.metrics = {name: (number(value, mark), units.get(name, "")) for name, value in line.items()
-                          if _measured(name)}
+        launch.metrics = {
+            name: (number(value, mark), units.get(name, "")) for name, value in line.items() if _measured(name)
+        }
         found[line.get("ID") or f"row {number_}"] = launch
     return found
 
@@ -88,9 +114,9 @@ def _table(text: str, source: str) -> tuple[list[str], list[list[str]]]:
     """Header and rows; ncu may print remarks in between, and a file may end in the middle of a row."""
     match = HEADER.search(text)
     if match is None:
-        raise RunFileError(refusal("ncu", "capture", source, "has no header line (\"ID\",\"Process ID\",…)", ACCEPTED))
+        raise RunFileError(refusal("ncu", "capture", source, 'has no header line ("ID","Process ID",…)', ACCEPTED))
     # With their ends: a quoted remark may go on over several lines.
-    lines = [f"{line}\n" for line in text[match.start():].splitlines() if line.strip() and not line.startswith("==")]
+    lines = [f"{line}\n" for line in text[match.start() :].splitlines() if line.strip() and not line.startswith("==")]
     try:
         header, *rows = list(csv.reader(lines, strict=True))
     except csv.Error as error:
@@ -116,8 +142,14 @@ def _by_line(lines: Sequence[dict[str, str]], mark: str) -> dict[str, Profiled]:
             metrics.setdefault(key, {}).setdefault(metric + rate, value)
         if text := line.get("Rule Description"):
             gain = number(line.get("Estimated Speedup"), mark)
-            launch.advice += (Advice(rule=line.get("Rule Name") or "", text=" ".join(text.split()),
-                                     speedup_percent=gain, scope=scope(line.get("Estimated Speedup Type"))),)
+            launch.advice += (
+                Advice(
+                    rule=line.get("Rule Name") or "",
+                    text=" ".join(text.split()),
+                    speedup_percent=gain,
+                    scope=scope(line.get("Estimated Speedup Type")),
+                ),
+            )
     for key, mine in metrics.items():
         found[key].metrics = mine
     return found
@@ -130,8 +162,12 @@ def scope(text: str | None) -> str | None:
 
 def _launch(line: dict[str, str]) -> Profiled:
     ranges = next((line[name] for name in line if PUSH_POP in name), "")
-    return Profiled(name=line.get("Kernel Name") or "", ranges=tuple(_names(ranges)),
-                    grid=triple(line.get("Grid Size")), block=triple(line.get("Block Size")))
+    return Profiled(
+        name=line.get("Kernel Name") or "",
+        ranges=tuple(_names(ranges)),
+        grid=triple(line.get("Grid Size")),
+        block=triple(line.get("Block Size")),
+    )
 
 
 def _names(cell: str) -> Iterable[str]:

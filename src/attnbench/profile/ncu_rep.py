@@ -47,8 +47,16 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
     if there and ncu.path is not None:
         raw = page(ncu.path, path, "raw")
         return ncu_csv.parse(raw, name=name, source=path.name, rules=rules, advice=page(ncu.path, path, "details"))
-    raise Unavailable(refusal("ncu", "capture", path.name, "can be read by NVIDIA's own module or by ncu only",
-                              "the module ncu_report, or ncu on the PATH", INSTALL))
+    raise Unavailable(
+        refusal(
+            "ncu",
+            "capture",
+            path.name,
+            "can be read by NVIDIA's own module or by ncu only",
+            "the module ncu_report, or ncu on the PATH",
+            INSTALL,
+        )
+    )
 
 
 def page(ncu: str, path: Path, name: str) -> str:
@@ -63,14 +71,33 @@ def page(ncu: str, path: Path, name: str) -> str:
         RunFileError: ncu cannot read it.
     """
     # Not in base units: ncu prints two decimals of those, six of scaled ones (0.31 % of a pipe is 0.307689 %).
-    argv = [ncu, "--import", str(path), "--page", name, "--csv", "--print-units", "auto", "--print-kernel-base",
-            "demangled"]
+    argv = [
+        ncu,
+        "--import",
+        str(path),
+        "--page",
+        name,
+        "--csv",
+        "--print-units",
+        "auto",
+        "--print-kernel-base",
+        "demangled",
+    ]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
-                              timeout=IMPORT_S, check=False, env={**os.environ, "LC_ALL": "C"})
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=IMPORT_S,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunFileError(refusal("ncu", "capture", path.name, f"was not read ({type(error).__name__})",
-                                   ACCEPTED)) from None
+        raise RunFileError(
+            refusal("ncu", "capture", path.name, f"was not read ({type(error).__name__})", ACCEPTED)
+        ) from None
     if done.returncode != 0 or not ncu_csv.looks_like(done.stdout):
         said = (done.stderr or done.stdout).strip().splitlines()
         wrong = f"cannot be read by ncu ({said[-1][:200] if said else f'code {done.returncode}'})"
@@ -101,8 +128,13 @@ def _by_module(module: Any, path: Path, name: str, rules: Categories) -> Capture
     if not launches:
         raise RunFileError(refusal("ncu", "capture", path.name, "holds no kernel", ACCEPTED))
     devices = {one.device for one in launches if one.device}
-    return Capture(tool="ncu", name=name, source=path.name, kernels=kernel_rows(launches, rules),
-                   device=devices.pop() if len(devices) == 1 else None)
+    return Capture(
+        tool="ncu",
+        name=name,
+        source=path.name,
+        kernels=kernel_rows(launches, rules),
+        device=devices.pop() if len(devices) == 1 else None,
+    )
 
 
 def _launches(module: Any, report: Any) -> Iterator[Profiled]:
@@ -115,14 +147,25 @@ def _launches(module: Any, report: Any) -> Iterator[Profiled]:
 def _launch(module: Any, action: Any) -> Profiled:
     metrics = {name: action.metric_by_name(name) for name in action.metric_names()}
     values = {name: (_number(metric), metric.unit() or "") for name, metric in metrics.items()}
-    shapes = [tuple(int(value or 1) for axis in "xyz" if (value := values.get(f"launch__{kind}_dim_{axis}",
-              (None, ""))[0]) is not None) for kind in ("grid", "block")]
+    shapes = [
+        tuple(
+            int(value or 1)
+            for axis in "xyz"
+            if (value := values.get(f"launch__{kind}_dim_{axis}", (None, ""))[0]) is not None
+        )
+        for kind in ("grid", "block")
+    ]
     card = metrics.get("device__attribute_display_name")
     base = getattr(action, "NameBase_DEMANGLED", None) or getattr(module.IAction, "NameBase_DEMANGLED", None)
     return Profiled(
-        name=action.name(base) if base is not None else action.name(), ranges=_ranges(action), metrics=values,
-        grid=shapes[0] if len(shapes[0]) == 3 else None, block=shapes[1] if len(shapes[1]) == 3 else None,
-        device=str(card.value()) if card is not None else None, advice=tuple(_advice(module, action)))
+        name=action.name(base) if base is not None else action.name(),
+        ranges=_ranges(action),
+        metrics=values,
+        grid=shapes[0] if len(shapes[0]) == 3 else None,
+        block=shapes[1] if len(shapes[1]) == 3 else None,
+        device=str(card.value()) if card is not None else None,
+        advice=tuple(_advice(module, action)),
+    )
 
 
 def _number(metric: Any) -> float | None:
@@ -146,9 +189,12 @@ def _advice(module: Any, action: Any) -> Iterator[Advice]:
         text = message.get("message") if isinstance(message, dict) else None
         if text:
             speedup = gain.get("speedup") if isinstance(gain, dict) else None
-            yield Advice(rule=str(rule.get("rule_identifier") or rule.get("name") or ""), text=" ".join(text.split()),
-                         speedup_percent=float(speedup) if isinstance(speedup, int | float) else None,
-                         scope=_scope(module, gain.get("type")) if isinstance(gain, dict) else None)
+            yield Advice(
+                rule=str(rule.get("rule_identifier") or rule.get("name") or ""),
+                text=" ".join(text.split()),
+                speedup_percent=float(speedup) if isinstance(speedup, int | float) else None,
+                scope=_scope(module, gain.get("type")) if isinstance(gain, dict) else None,
+            )
 
 
 def _scope(module: Any, kind: Any) -> str | None:

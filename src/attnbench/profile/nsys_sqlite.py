@@ -32,8 +32,9 @@ KEY = int | None
 PROCESS = ~0xFFFFFF
 """A global thread id holds the thread in its lowest 24 bits; the rest names the process."""
 
-WHOLE_GRAPHS = ("CUDA graphs are in it as wholes, without their kernels: nsys profile --cuda-graph-trace=node "
-                "takes them apart")
+WHOLE_GRAPHS = (
+    "CUDA graphs are in it as wholes, without their kernels: nsys profile --cuda-graph-trace=node takes them apart"
+)
 
 
 def parse(path: Path, *, name: str, rules: Categories) -> Capture:
@@ -65,13 +66,25 @@ def _read(database: sqlite3.Connection, source: str, name: str, rules: Categorie
     line = _timeline(database, there)
     if not line.events:
         wrong = "holds whole CUDA graphs only" if graphs else "holds no kernel and no copy of a GPU"
-        raise RunFileError(refusal("nsys", "capture", source, wrong, "a capture whose window saw launches",
-                                   WHOLE_GRAPHS if graphs else ""))
+        raise RunFileError(
+            refusal(
+                "nsys", "capture", source, wrong, "a capture whose window saw launches", WHOLE_GRAPHS if graphs else ""
+            )
+        )
     window, busy = span(line.events)
     return Capture(
-        tool="nsys", name=name, source=source, device=_device(database, there), kernels=line.kernels(rules),
-        ranges=line.ranges(), copies=line.copies(), api=line.api(), window_ms=window, busy_ms=busy,
-        notes=(WHOLE_GRAPHS,) if graphs else ())
+        tool="nsys",
+        name=name,
+        source=source,
+        device=_device(database, there),
+        kernels=line.kernels(rules),
+        ranges=line.ranges(),
+        copies=line.copies(),
+        api=line.api(),
+        window_ms=window,
+        busy_ms=busy,
+        notes=(WHOLE_GRAPHS,) if graphs else (),
+    )
 
 
 def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
@@ -83,8 +96,8 @@ def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
     if RUNTIME in there:
         plain = {key: text.partition("_v")[0] for key, text in texts.items()}  # cudaLaunchKernel_v7000
         for start, end, thread, correlation, key in _rows(
-                database, f"SELECT start, end, globalTid, correlationId, nameId FROM {RUNTIME}",
-                int, int, int, KEY, KEY):
+            database, f"SELECT start, end, globalTid, correlationId, nameId FROM {RUNTIME}", int, int, int, KEY, KEY
+        ):
             calls[plain.get(key, "?")].append(float(end - start))
             points.append((thread, start, (thread & PROCESS, correlation)))
     open_then = enclosing(instances, points)
@@ -97,32 +110,70 @@ def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
 
 def _instances(database: sqlite3.Connection, texts: Mapping[int, str]) -> list[Instance]:
     key = "textId" if "textId" in _columns(database, "NVTX_EVENTS") else "NULL"
-    return [Instance(str(text or texts.get(number, "?")), float(start), float(end), thread)
-            for start, end, thread, text, number in _rows(
-                database, f"SELECT start, end, globalTid, text, {key} FROM NVTX_EVENTS WHERE end IS NOT NULL "
-                f"AND eventType IN {RANGE_TYPES} ORDER BY start", int, int, KEY, str | None, KEY)]
+    return [
+        Instance(str(text or texts.get(number, "?")), float(start), float(end), thread)
+        for start, end, thread, text, number in _rows(
+            database,
+            f"SELECT start, end, globalTid, text, {key} FROM NVTX_EVENTS WHERE end IS NOT NULL "
+            f"AND eventType IN {RANGE_TYPES} ORDER BY start",
+            int,
+            int,
+            KEY,
+            str | None,
+            KEY,
+        )
+    ]
 
 
-def _kernels(database: sqlite3.Connection, texts: Mapping[int, str],
-             open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
+def _kernels(
+    database: sqlite3.Connection, texts: Mapping[int, str], open_then: Mapping[object, tuple[int, ...]]
+) -> Iterable[Event]:
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
     for start, end, process, correlation, whole, short, *sizes in _rows(
-            database, "SELECT start, end, globalPid, correlationId, demangledName, shortName, gridX, gridY, gridZ, "
-            f"blockX, blockY, blockZ FROM {KERNEL} ORDER BY start", int, int, KEY, KEY, KEY, KEY, *[int] * 6):
+        database,
+        "SELECT start, end, globalPid, correlationId, demangledName, shortName, gridX, gridY, gridZ, "
+        f"blockX, blockY, blockZ FROM {KERNEL} ORDER BY start",
+        int,
+        int,
+        KEY,
+        KEY,
+        KEY,
+        KEY,
+        *[int] * 6,
+    ):
         grid, block = tuple(sizes[:3]), tuple(sizes[3:])
-        yield Event("kernel", texts.get(whole) or texts.get(short, "?"), float(start), float(end),
-                    open_then.get((process, correlation), ()), grid=shapes.setdefault(grid, grid),
-                    block=shapes.setdefault(block, block))
+        yield Event(
+            "kernel",
+            texts.get(whole) or texts.get(short, "?"),
+            float(start),
+            float(end),
+            open_then.get((process, correlation), ()),
+            grid=shapes.setdefault(grid, grid),
+            block=shapes.setdefault(block, block),
+        )
 
 
 def _copies(database: sqlite3.Connection, table: str, open_then: Mapping[object, tuple[int, ...]]) -> Iterable[Event]:
     kind = "copyKind" if table == MEMCPY else "NULL"
     for start, end, process, correlation, size, copied in _rows(
-            database, f"SELECT start, end, globalPid, correlationId, bytes, {kind} FROM {table} ORDER BY start",
-            int, int, KEY, KEY, int, KEY):
+        database,
+        f"SELECT start, end, globalPid, correlationId, bytes, {kind} FROM {table} ORDER BY start",
+        int,
+        int,
+        KEY,
+        KEY,
+        int,
+        KEY,
+    ):
         words = COPY_KINDS.get(copied, f"kind {copied}") if table == MEMCPY else ""
-        yield Event("copy", f"[CUDA memcpy {words}]" if words else "[CUDA memset]", float(start), float(end),
-                    open_then.get((process, correlation), ()), bytes=size)
+        yield Event(
+            "copy",
+            f"[CUDA memcpy {words}]" if words else "[CUDA memset]",
+            float(start),
+            float(end),
+            open_then.get((process, correlation), ()),
+            bytes=size,
+        )
 
 
 def _device(database: sqlite3.Connection, there: set[str]) -> str | None:

@@ -22,8 +22,15 @@ from attnbench.profile.timeline import Event, Timeline, span
 DASHES = re.compile(r"^\s*-{2,}(?:\s+-{2,})+\s*$")
 RULE = re.compile(r"^\s*\+(?:-+\+)+\s*$")
 UNIT = re.compile(r"^(?P<head>.*?)\s*\((?P<unit>ns|us|μs|µs|ms|s|sec|MB|KB|KiB|MiB|GB|B|MBps|%)\)$")
-HEADS = {"average": "avg", "minimum": "min", "maximum": "max", "median": "med", "time(%)": "time", "calls": "num calls",
-         "operations": "count"}
+HEADS = {
+    "average": "avg",
+    "minimum": "min",
+    "maximum": "max",
+    "median": "med",
+    "time(%)": "time",
+    "calls": "num calls",
+    "operations": "count",
+}
 ACCEPTED = "what `nsys stats` prints, as text or CSV"
 PROGRAM = re.compile(r"nsight-systems/(\d[\d.]*)/")
 
@@ -83,8 +90,16 @@ def parse(text: str, *, name: str, source: str, rules: Categories) -> Capture:
         if kind is not None and table.rows:
             found.setdefault(kind, table)
     if not found:
-        raise RunFileError(refusal("nsys", "capture", source, "holds no table with rows", ACCEPTED,
-                                   "without GPU activity in the capture window nsys prints `SKIPPED`"))
+        raise RunFileError(
+            refusal(
+                "nsys",
+                "capture",
+                source,
+                "holds no table with rows",
+                ACCEPTED,
+                "without GPU activity in the capture window nsys prints `SKIPPED`",
+            )
+        )
     cells = [cell for table in found.values() for row in table.rows for cell in row.values()]
     try:
         mark = decimal_mark(cells)
@@ -108,8 +123,15 @@ def _filled(capture: Capture, found: Mapping[str, Table], rules: Categories) -> 
         notes.append("nsys cut the kernel names: categories go by what is left of them")
     copies = _copies(found.get("copies"), found.get("sizes")) or (line.copies() if line else ())
     return replace(
-        capture, kernels=kernels, copies=copies, ranges=_ranges(found.get("projection"), found.get("ranges")),
-        api=_api(found.get("api")), window_ms=window, busy_ms=busy, notes=tuple(notes))
+        capture,
+        kernels=kernels,
+        copies=copies,
+        ranges=_ranges(found.get("projection"), found.get("ranges")),
+        api=_api(found.get("api")),
+        window_ms=window,
+        busy_ms=busy,
+        notes=tuple(notes),
+    )
 
 
 def _kind(table: Table) -> str | None:
@@ -140,17 +162,31 @@ def tables(text: str) -> Iterator[Table]:
             edges = [(match.start(), match.end()) for match in re.finditer(r"-+", line)]
             # Right-justified heads and cells may be wider than their dashes only in the last column.
             spans = [(start, edges[i + 1][0] if i + 1 < len(edges) else None) for i, (start, _) in enumerate(edges)]
-            yield _table(lines[index - 1], lines[index + 1:], lambda row, spans=spans: [  # type: ignore[misc]
-                row[start:end].strip() for start, end in spans])
+            yield _table(
+                lines[index - 1],
+                lines[index + 1 :],
+                lambda row, spans=spans: [  # type: ignore[misc]
+                    row[start:end].strip() for start, end in spans
+                ],
+            )
         elif RULE.match(line) and index + 2 < len(lines) and RULE.match(lines[index + 2]):
             edges_ = [match.start() for match in re.finditer(r"\+", line)]
-            yield _table(lines[index + 1], list(_until_rule(lines[index + 3:])),
-                         lambda row, edges=edges_: [  # type: ignore[misc]
-                             row[a + 1:b].strip() for a, b in itertools.pairwise(edges)])
+            yield _table(
+                lines[index + 1],
+                list(_until_rule(lines[index + 3 :])),
+                lambda row, edges=edges_: [  # type: ignore[misc]
+                    row[a + 1 : b].strip() for a, b in itertools.pairwise(edges)
+                ],
+            )
         elif _is_csv_head(line):
             mark = "\t" if "\t" in line else ","
-            yield _table(line, lines[index + 1:], lambda row, mark=mark: next(  # type: ignore[misc]
-                csv.reader([row], delimiter=mark), []))
+            yield _table(
+                line,
+                lines[index + 1 :],
+                lambda row, mark=mark: next(  # type: ignore[misc]
+                    csv.reader([row], delimiter=mark), []
+                ),
+            )
 
 
 def _until_rule(lines: Sequence[str]) -> Iterator[str]:
@@ -166,7 +202,8 @@ def _is_csv_head(line: str) -> bool:
     cells = next(csv.reader([line], delimiter="\t" if "\t" in line else ","), []) if "," in line or "\t" in line else []
     heads = {_head(cell)[0] for cell in cells}
     return bool(heads & {"name", "operation", "range"}) and bool(
-        heads & {"total time", "total", "total proj time", "duration"})
+        heads & {"total time", "total", "total proj time", "duration"}
+    )
 
 
 def _table(head: str, lines: Sequence[str], cut: Callable[[str], list[str]]) -> Table:
@@ -193,11 +230,23 @@ def _head(cell: str) -> tuple[str, str]:
 def _kernels(table: Table | None, rules: Categories) -> tuple[KernelRow, ...]:
     if table is None:
         return ()
-    return tuple(KernelRow(
-        name=row["name"], short=short_name(row["name"]), category=rules.of(row["name"]),
-        calls=table.count(row, "instances"), total_ms=table.ms(row, "total time"), mean_ms=table.ms(row, "avg"),
-        median_ms=table.ms(row, "med"), min_ms=table.ms(row, "min"), max_ms=table.ms(row, "max"),
-        grid=triple(row.get("gridxyz")), block=triple(row.get("blockxyz"))) for row in table.rows if row.get("name"))
+    return tuple(
+        KernelRow(
+            name=row["name"],
+            short=short_name(row["name"]),
+            category=rules.of(row["name"]),
+            calls=table.count(row, "instances"),
+            total_ms=table.ms(row, "total time"),
+            mean_ms=table.ms(row, "avg"),
+            median_ms=table.ms(row, "med"),
+            min_ms=table.ms(row, "min"),
+            max_ms=table.ms(row, "max"),
+            grid=triple(row.get("gridxyz")),
+            block=triple(row.get("blockxyz")),
+        )
+        for row in table.rows
+        if row.get("name")
+    )
 
 
 def _share(table: Table | None) -> float | None:
@@ -211,22 +260,42 @@ def _share(table: Table | None) -> float | None:
 def _copies(times: Table | None, sizes: Table | None) -> tuple[CopyRow, ...]:
     found = {row["operation"]: sizes.mb(row, "total") for row in sizes.rows if row.get("operation")} if sizes else {}
     if times is None:
-        return tuple(CopyRow(operation=row["operation"], calls=sizes.count(row, "count"),
-                             total_mb=found[row["operation"]])
-                     for row in (sizes.rows if sizes else ()) if sizes and row.get("operation"))
-    return tuple(CopyRow(
-        operation=row["operation"], calls=times.count(row, "count", "instances"), total_ms=times.ms(row, "total time"),
-        mean_ms=times.ms(row, "avg"), min_ms=times.ms(row, "min"), max_ms=times.ms(row, "max"),
-        total_mb=found.get(row["operation"])) for row in times.rows if row.get("operation"))
+        return tuple(
+            CopyRow(operation=row["operation"], calls=sizes.count(row, "count"), total_mb=found[row["operation"]])
+            for row in (sizes.rows if sizes else ())
+            if sizes and row.get("operation")
+        )
+    return tuple(
+        CopyRow(
+            operation=row["operation"],
+            calls=times.count(row, "count", "instances"),
+            total_ms=times.ms(row, "total time"),
+            mean_ms=times.ms(row, "avg"),
+            min_ms=times.ms(row, "min"),
+            max_ms=times.ms(row, "max"),
+            total_mb=found.get(row["operation"]),
+        )
+        for row in times.rows
+        if row.get("operation")
+    )
 
 
 def _api(table: Table | None) -> tuple[ApiRow, ...]:
     if table is None:
         return ()
-    return tuple(ApiRow(
-        name=row["name"], calls=table.count(row, "num calls"), total_ms=table.ms(row, "total time"),
-        mean_ms=table.ms(row, "avg"), median_ms=table.ms(row, "med"), min_ms=table.ms(row, "min"),
-        max_ms=table.ms(row, "max")) for row in table.rows if row.get("name"))
+    return tuple(
+        ApiRow(
+            name=row["name"],
+            calls=table.count(row, "num calls"),
+            total_ms=table.ms(row, "total time"),
+            mean_ms=table.ms(row, "avg"),
+            median_ms=table.ms(row, "med"),
+            min_ms=table.ms(row, "min"),
+            max_ms=table.ms(row, "max"),
+        )
+        for row in table.rows
+        if row.get("name")
+    )
 
 
 def _ranges(projected: Table | None, host: Table | None) -> tuple[RangeRow, ...]:
@@ -238,9 +307,11 @@ def _ranges(projected: Table | None, host: Table | None) -> tuple[RangeRow, ...]
             if table is None or not name or name in found:
                 continue
             found[name] = RangeRow(
-                name=name, calls=table.count(row, "range instances", "instances"), gpu_ms=table.ms(
-                    row, "total proj time"), host_ms=table.ms(row, "total range time" if table is projected else
-                                                              "total time"))
+                name=name,
+                calls=table.count(row, "range instances", "instances"),
+                gpu_ms=table.ms(row, "total proj time"),
+                host_ms=table.ms(row, "total range time" if table is projected else "total time"),
+            )
     return tuple(found.values())
 
 
@@ -255,8 +326,15 @@ def _trace(table: Table) -> Timeline:
         shape = tuple(size for size in sizes if size is not None)
         copied = name.startswith("[CUDA mem")
         size = table.mb(row, "bytes")
-        line.events.append(Event(
-            "copy" if copied else "kernel", name, round(1e6 * start), round(1e6 * start) + round(1e6 * length),
-            bytes=None if size is None or not copied else round(1e6 * size),
-            grid=shape[:3] if len(shape) == 6 else None, block=shape[3:] if len(shape) == 6 else None))
+        line.events.append(
+            Event(
+                "copy" if copied else "kernel",
+                name,
+                round(1e6 * start),
+                round(1e6 * start) + round(1e6 * length),
+                bytes=None if size is None or not copied else round(1e6 * size),
+                grid=shape[:3] if len(shape) == 6 else None,
+                block=shape[3:] if len(shape) == 6 else None,
+            )
+        )
     return line

@@ -54,8 +54,9 @@ class Point:
         return None if self.gbps is None or not top else self.gbps / top / 10.0
 
 
-def points(captures: Iterable[Capture], works: Mapping[str, Work], peaks: Mapping[str, Peak | None],
-           launches: int) -> list[Point]:
+def points(
+    captures: Iterable[Capture], works: Mapping[str, Work], peaks: Mapping[str, Peak | None], launches: int
+) -> list[Point]:
     """A point for each backend and case of ncu's captures.
 
     Args:
@@ -70,8 +71,16 @@ def points(captures: Iterable[Capture], works: Mapping[str, Work], peaks: Mappin
         for backend, case in owners:
             if backend is not None and case is not None and case in works:
                 rows = [row for row in capture.kernels if (row.backend, row.case) == (backend, case)]
-                found.append(Point(backend=backend, case=case, flops=works[case].flops, ms=_ms(rows, launches),
-                                   dram_mb=_dram_mb(rows, launches), peak=peaks.get(case)))
+                found.append(
+                    Point(
+                        backend=backend,
+                        case=case,
+                        flops=works[case].flops,
+                        ms=_ms(rows, launches),
+                        dram_mb=_dram_mb(rows, launches),
+                        peak=peaks.get(case),
+                    )
+                )
     return found
 
 

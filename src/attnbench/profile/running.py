@@ -21,25 +21,42 @@ NOTHING = "No kernels were profiled"
 """ncu says it after whatever went wrong, too."""
 
 COMPLAINTS: tuple[tuple[str, str], ...] = (
-    (r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters",
-     "this user may not read the GPU's counters (ERR_NVGPUCTRPERM); run it as root, or load the driver with "
-     "NVreg_RestrictProfilingToAdminUsers=0"),
-    (r"driver resource was unavailable|ResourceUnavailable|MULTIPLE_SUBSCRIBERS|another (tool|profiler|instance)",
-     "another profiler holds the GPU's counters; end it (DCGM's profiling metrics, a second ncu or nsys)"),
-    (r"Graph profiling is not supported|launches inside CUDA [Gg]raphs|not permitted when stream is capturing",
-     "the launches are inside a CUDA graph, which this version cannot take apart; a newer one, or another backend"),
-    (r"(?i)driver (version )?is (not compatible|insufficient)|[Cc]uda driver is not compatible|unsupported driver",
-     "it does not fit this driver; a version from the driver's CUDA toolkit"),
-    (r"(?i)device is not supported|unsupported (gpu|device)|No metrics to collect found",
-     "it does not know this GPU; a newer version"),
+    (
+        r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters",
+        "this user may not read the GPU's counters (ERR_NVGPUCTRPERM); run it as root, or load the driver with "
+        "NVreg_RestrictProfilingToAdminUsers=0",
+    ),
+    (
+        r"driver resource was unavailable|ResourceUnavailable|MULTIPLE_SUBSCRIBERS|another (tool|profiler|instance)",
+        "another profiler holds the GPU's counters; end it (DCGM's profiling metrics, a second ncu or nsys)",
+    ),
+    (
+        r"Graph profiling is not supported|launches inside CUDA [Gg]raphs|not permitted when stream is capturing",
+        "the launches are inside a CUDA graph, which this version cannot take apart; a newer one, or another backend",
+    ),
+    (
+        r"(?i)driver (version )?is (not compatible|insufficient)|[Cc]uda driver is not compatible|unsupported driver",
+        "it does not fit this driver; a version from the driver's CUDA toolkit",
+    ),
+    (
+        r"(?i)device is not supported|unsupported (gpu|device)|No metrics to collect found",
+        "it does not know this GPU; a newer version",
+    ),
     (r"(?i)no space left on device", "the disk is full"),
     (r"(?i)cuda out of memory|CUDA_ERROR_OUT_OF_MEMORY|out of memory", "the GPU has too little free memory for it"),
-    (r"nsight-compute-lock",
-     "another user's lock file of ncu is in the folder of temporary files; set TMPDIR to a folder of your own"),
-    (NOTHING, "no kernel was profiled: no launch in the window has a name that --kernel matches, or is in a range that "
-              "--range names"),
-    (r"(?i)unrecognised option|unrecognized option|unknown (option|argument)",
-     "this version does not know an option; a version from 2023 on"),
+    (
+        r"nsight-compute-lock",
+        "another user's lock file of ncu is in the folder of temporary files; set TMPDIR to a folder of your own",
+    ),
+    (
+        NOTHING,
+        "no kernel was profiled: no launch in the window has a name that --kernel matches, or is in a range that "
+        "--range names",
+    ),
+    (
+        r"(?i)unrecognised option|unrecognized option|unknown (option|argument)",
+        "this version does not know an option; a version from 2023 on",
+    ),
 )
 """What tools print, and what it means; the first that is found is the reason."""
 
@@ -81,11 +98,18 @@ def run(argv: Sequence[str], *, timeout_s: float, log: Path) -> Finished:
     began, start = time.perf_counter(), log.stat().st_size if log.exists() else 0
     with log.open("ab") as out:
         try:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                                       start_new_session=True, env=_environment())
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment(),
+            )
         except OSError as error:
-            raise Unavailable(f"{Path(argv[0]).name}: cannot be started ({error.strerror}); "
-                              "see `attnbench doctor`") from None
+            raise Unavailable(
+                f"{Path(argv[0]).name}: cannot be started ({error.strerror}); see `attnbench doctor`"
+            ) from None
         code: int | None = None
         try:
             code = process.wait(timeout_s)

@@ -21,8 +21,10 @@ NCU_MAGIC = b"NVR\0"
 SUFFIXES = re.compile(r"(\.(ncu-rep|nsys-rep|qdrep|sqlite|csv|tsv|txt|log|json|gz|pt|trace))+$")
 EXPORT_S = 600.0
 NSYS = (".nsys-rep", ".qdrep")
-ACCEPTED = ("an .ncu-rep, ncu's CSV (--page raw --csv), nsys's SQLite export, what `nsys stats` printed, a trace of "
-            "torch.profiler, or what attnbench profile --json wrote")
+ACCEPTED = (
+    "an .ncu-rep, ncu's CSV (--page raw --csv), nsys's SQLite export, what `nsys stats` printed, a trace of "
+    "torch.profiler, or what attnbench profile --json wrote"
+)
 
 
 def read(path: str | Path, rules: Categories) -> tuple[Capture, ...]:
@@ -58,12 +60,23 @@ def _exported(path: Path, name: str, rules: Categories) -> Capture:
     """A report of nsys, through the nsys that is here."""
     nsys = find_program("nsys")
     if nsys.reason is not None or nsys.path is None:
-        raise Unavailable(refusal("nsys", "capture", path.name, "is in a format that only nsys reads", "its SQLite "
-                                  "export", f"where nsys is: nsys export --type sqlite {path.name}"))
+        raise Unavailable(
+            refusal(
+                "nsys",
+                "capture",
+                path.name,
+                "is in a format that only nsys reads",
+                "its SQLite export",
+                f"where nsys is: nsys export --type sqlite {path.name}",
+            )
+        )
     with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
         database = Path(folder) / f"{path.stem}.sqlite"
-        done = run([nsys.path, "export", "--type=sqlite", f"--output={database}", str(path.absolute())],
-                   timeout_s=EXPORT_S, log=Path(folder) / "log")
+        done = run(
+            [nsys.path, "export", "--type=sqlite", f"--output={database}", str(path.absolute())],
+            timeout_s=EXPORT_S,
+            log=Path(folder) / "log",
+        )
         if not done.ok or not database.is_file():
             wrong = f"was not exported ({reason('nsys', done, EXPORT_S)})"
             raise RunFileError(refusal("nsys", "capture", path.name, wrong, "a report of this nsys or an older one"))
@@ -110,8 +123,9 @@ def _own(path: Path, rules: Categories) -> tuple[Capture, ...]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise RunFileError(refusal("profile", "--from", path.name, "is not text in UTF-8", ACCEPTED)) from None
-    return tuple(dataclasses.replace(one, kernels=tuple(
-        dataclasses.replace(row, category=rules.of(row.name)) for row in one.kernels))
-        for one in capture.loads(text, path.name))
-
-
+    return tuple(
+        dataclasses.replace(
+            one, kernels=tuple(dataclasses.replace(row, category=rules.of(row.name)) for row in one.kernels)
+        )
+        for one in capture.loads(text, path.name)
+    )

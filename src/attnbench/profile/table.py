@@ -30,8 +30,10 @@ class Table:
 
     def markdown(self) -> str:
         """As Markdown, without the title."""
-        lines = ["| " + " | ".join(map(_escaped, self.heads)) + " |",
-                 "|" + "|".join(" ---: " if number else " --- " for number in self.numbers()) + "|"]
+        lines = [
+            "| " + " | ".join(map(_escaped, self.heads)) + " |",
+            "|" + "|".join(" ---: " if number else " --- " for number in self.numbers()) + "|",
+        ]
         lines += ["| " + " | ".join(map(_escaped, row)) + " |" for row in self.texts()]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
 
@@ -39,9 +41,13 @@ class Table:
         """As columns of a text file."""
         texts, numbers = self.texts(), self.numbers()
         widths = [max(len(row[index]) for row in [list(self.heads), *texts]) for index in range(len(self.heads))]
-        lines = ["  ".join(cell.rjust(width) if number else cell.ljust(width)
-                           for cell, width, number in zip(row, widths, numbers, strict=True)).rstrip()
-                 for row in [list(self.heads), *texts]]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if number else cell.ljust(width)
+                for cell, width, number in zip(row, widths, numbers, strict=True)
+            ).rstrip()
+            for row in [list(self.heads), *texts]
+        ]
         return "\n".join([self.title, *lines, *self.notes]) + "\n"
 
 
@@ -59,7 +65,6 @@ def text(cell: Cell) -> str:
     if size < 1e-6:
         return f"{cell:.{DIGITS - 1}g}"
     return f"{cell:.{DIGITS - 1 - math.floor(math.log10(size))}f}"
-
 
 
 def _escaped(cell: str) -> str:

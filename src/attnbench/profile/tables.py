@@ -24,23 +24,42 @@ def kernels(capture: Capture) -> Table:
     total = capture.kernel_ms
     places = _places(capture)
     apart = len(set(places)) > 1
-    rows = [((place,) if apart else ()) + (
-        row.category, row.short, row.calls, row.total_ms, _percent(row.total_ms, total), row.mean_ms, row.median_ms,
-        row.min_ms, row.max_ms) for place, row in zip(places, capture.kernels[:MOST], strict=False)]
+    rows = [
+        ((place,) if apart else ())
+        + (
+            row.category,
+            row.short,
+            row.calls,
+            row.total_ms,
+            _percent(row.total_ms, total),
+            row.mean_ms,
+            row.median_ms,
+            row.min_ms,
+            row.max_ms,
+        )
+        for place, row in zip(places, capture.kernels[:MOST], strict=False)
+    ]
     more = len(capture.kernels) - len(rows)
     notes = [*capture.notes, *([f"{more} more kernels, all of them shorter"] if more > 0 else [])]
     heads = ("category", "kernel", "calls", "total ms", "%", "mean ms", "median", "min", "max")
     ranks = (0, 0, 0, 0, 0, 2, 1, 4, 3)
     whose = "" if capture.name == capture.tool else f" of {capture.name}"
-    return Table(title=f"kernels{whose} ({capture.tool})", heads=(("in",) if apart else ()) + heads,
-                 rows=tuple(rows), notes=tuple(notes), ranks=((0,) if apart else ()) + ranks)
+    return Table(
+        title=f"kernels{whose} ({capture.tool})",
+        heads=(("in",) if apart else ()) + heads,
+        rows=tuple(rows),
+        notes=tuple(notes),
+        ranks=((0,) if apart else ()) + ranks,
+    )
 
 
 def _places(capture: Capture) -> list[str]:
     """Where each kernel was launched: the backend where that says it, else the range."""
     several = len({row.case for row in capture.kernels if row.case}) > 1
-    return [row.backend if row.backend and not several and split_range(row.range)[0] else row.range or ""
-            for row in capture.kernels]
+    return [
+        row.backend if row.backend and not several and split_range(row.range)[0] else row.range or ""
+        for row in capture.kernels
+    ]
 
 
 def categories(captures: Sequence[Capture]) -> Table:
@@ -64,16 +83,19 @@ def _of_what(captures: Sequence[Capture]) -> tuple[str, ...]:
     mixed = f"{', '.join(without)}: " if 0 < len(without) < len(captures) else ""
     notes = []
     if len(without) < len(captures):
-        notes.append("per cent of the window, from the first start to the last end; idle is the part of it in "
-                     "which nothing ran; what overlaps counts twice")
+        notes.append(
+            "per cent of the window, from the first start to the last end; idle is the part of it in "
+            "which nothing ran; what overlaps counts twice"
+        )
     if without:
         notes.append(f"{mixed}per cent of all time of kernels and copies; the window is not known, nor what was idle")
     return tuple(notes)
 
 
 def _category_names(captures: Iterable[Capture]) -> list[str]:
-    own = dict.fromkeys(row.category for capture in captures for row in capture.kernels
-                        if row.category not in kinds.ORDER)
+    own = dict.fromkeys(
+        row.category for capture in captures for row in capture.kernels if row.category not in kinds.ORDER
+    )
     *known_first, other, memory, idle = kinds.ORDER
     return [*known_first, *own, other, memory, idle]
 
@@ -90,35 +112,54 @@ def _category_ms(capture: Capture, name: str) -> float | None:
 
 def copies(capture: Capture) -> Table:
     """Copies and fills, by time and size."""
-    rows = tuple((row.operation, row.calls, row.total_ms, row.mean_ms, row.min_ms, row.max_ms, row.total_mb)
-                 for row in capture.copies)
-    return Table(title=f"copies of {capture.name}", rows=rows,
-                 heads=("operation", "calls", "total ms", "mean ms", "min", "max", "MB"))
+    rows = tuple(
+        (row.operation, row.calls, row.total_ms, row.mean_ms, row.min_ms, row.max_ms, row.total_mb)
+        for row in capture.copies
+    )
+    return Table(
+        title=f"copies of {capture.name}",
+        rows=rows,
+        heads=("operation", "calls", "total ms", "mean ms", "min", "max", "MB"),
+    )
 
 
 def ranges(capture: Capture) -> Table:
     """Ranges, with the time of what was launched in them beside that on the host."""
     where = "operators" if capture.device == CPU else "GPU"
     rows = tuple((row.name, row.calls, row.gpu_ms, row.busy_ms, row.host_ms) for row in capture.ranges)
-    return Table(title=f"ranges of {capture.name}", rows=rows,
-                 heads=("range", "calls", f"{where} ms", f"{where} busy ms", "CPU ms"))
+    return Table(
+        title=f"ranges of {capture.name}",
+        rows=rows,
+        heads=("range", "calls", f"{where} ms", f"{where} busy ms", "CPU ms"),
+    )
 
 
 def api(capture: Capture) -> Table:
     """Calls of the CUDA API: the CPU's time, which no GPU time contains."""
-    rows = tuple((row.name, row.calls, row.total_ms, row.mean_ms, row.median_ms, row.max_ms)
-                 for row in capture.api[:MOST])
-    return Table(title=f"CUDA API of {capture.name}: time of the CPU, not of the GPU", rows=rows,
-                 heads=("function", "calls", "CPU ms", "mean ms", "median", "max"))
+    rows = tuple(
+        (row.name, row.calls, row.total_ms, row.mean_ms, row.median_ms, row.max_ms) for row in capture.api[:MOST]
+    )
+    return Table(
+        title=f"CUDA API of {capture.name}: time of the CPU, not of the GPU",
+        rows=rows,
+        heads=("function", "calls", "CPU ms", "mean ms", "median", "max"),
+    )
 
 
 # ── counters of ncu ────────────────────────────────────────────────────────────────────────────────
 
 SHOWN = {
-    "duration_ms": ("ms", 0), "cycles": ("cycles", 5), "sm_mhz": ("SM MHz", 7), "registers": ("regs", 3),
-    "theoretical_occupancy_percent": ("occ. max %", 6), "achieved_occupancy_percent": ("occ. %", 0),
-    "l2_hit_percent": ("L2 hit %", 0), "l2_percent": ("L2 %", 6), "dram_percent": ("DRAM %", 0),
-    "sm_percent": ("SM %", 0), "tensor_percent": ("tensor %", 0),
+    "duration_ms": ("ms", 0),
+    "cycles": ("cycles", 5),
+    "sm_mhz": ("SM MHz", 7),
+    "registers": ("regs", 3),
+    "theoretical_occupancy_percent": ("occ. max %", 6),
+    "achieved_occupancy_percent": ("occ. %", 0),
+    "l2_hit_percent": ("L2 hit %", 0),
+    "l2_percent": ("L2 %", 6),
+    "dram_percent": ("DRAM %", 0),
+    "sm_percent": ("SM %", 0),
+    "tensor_percent": ("tensor %", 0),
 }
 """Counters of the table, with their heads and ranks."""
 
@@ -129,13 +170,27 @@ def counters(captures: Sequence[Capture]) -> Table:
     for capture in captures:
         for row in capture.kernels[:MOST]:
             stall = worst_stall(row)
-            rows.append((row.backend or capture.name, row.short, row.calls,
-                         *(_counter(row, name) for name in SHOWN), f"{stall[0]} {stall[1]:.2f}" if stall else None))
-    return Table(title="counters (ncu)", rows=tuple(rows), ranks=(0, 0, 8, *(rank for _, rank in SHOWN.values()), 4),
-                 heads=("backend", "kernel", "calls", *(head for head, _ in SHOWN.values()), "warps wait for"),
-                 notes=(*_remarks(captures), "occ. is the share of warps an SM could hold that it did, occ. max what "
-                        "registers and shared memory allow; tensor % is of the cycles in which the SM worked; warps "
-                        "wait for: the commonest reason, and how many wait for it at each instruction issued"))
+            rows.append(
+                (
+                    row.backend or capture.name,
+                    row.short,
+                    row.calls,
+                    *(_counter(row, name) for name in SHOWN),
+                    f"{stall[0]} {stall[1]:.2f}" if stall else None,
+                )
+            )
+    return Table(
+        title="counters (ncu)",
+        rows=tuple(rows),
+        ranks=(0, 0, 8, *(rank for _, rank in SHOWN.values()), 4),
+        heads=("backend", "kernel", "calls", *(head for head, _ in SHOWN.values()), "warps wait for"),
+        notes=(
+            *_remarks(captures),
+            "occ. is the share of warps an SM could hold that it did, occ. max what "
+            "registers and shared memory allow; tensor % is of the cycles in which the SM worked; warps "
+            "wait for: the commonest reason, and how many wait for it at each instruction issued",
+        ),
+    )
 
 
 def _remarks(captures: Sequence[Capture]) -> list[str]:
@@ -148,8 +203,11 @@ def metrics(capture: Capture, title: str, names: Sequence[str]) -> Table:
     present = {name for row in capture.kernels for name in row.counters}
     there = [one for one in known()[0] if one.name in names and one.name in present]
     rows = tuple((row.backend, row.short, *(_counter(row, one.name) for one in there)) for row in capture.kernels)
-    return Table(title=f"{title} counters of {capture.source}", rows=rows,
-                 heads=("backend", "kernel", *(f"{one.title} {one.unit}".strip() for one in there)))
+    return Table(
+        title=f"{title} counters of {capture.source}",
+        rows=rows,
+        heads=("backend", "kernel", *(f"{one.title} {one.unit}".strip() for one in there)),
+    )
 
 
 def _counter(row: KernelRow, name: str) -> Cell:
@@ -159,13 +217,29 @@ def _counter(row: KernelRow, name: str) -> Cell:
 
 def roofline(points: Sequence[Point]) -> Table:
     """Where each backend stands under the roofs."""
-    rows = tuple((one.backend, one.case, one.flops / 1e9, one.dram_mb, one.intensity, one.tflops,
-                  one.percent_of_compute, one.gbps, one.percent_of_memory) for one in points)
+    rows = tuple(
+        (
+            one.backend,
+            one.case,
+            one.flops / 1e9,
+            one.dram_mb,
+            one.intensity,
+            one.tflops,
+            one.percent_of_compute,
+            one.gbps,
+            one.percent_of_memory,
+        )
+        for one in points
+    )
     return Table(
-        title="roofline", rows=rows,
+        title="roofline",
+        rows=rows,
         heads=("backend", "case", "GFLOP", "DRAM MB", "FLOP/byte", "TFLOP/s", "% of peak", "GB/s", "% of peak"),
-        notes=("useful FLOPs of the case over the time and the DRAM traffic that ncu measured, for one launch; peaks "
-               "are the data sheet's",))
+        notes=(
+            "useful FLOPs of the case over the time and the DRAM traffic that ncu measured, for one launch; peaks "
+            "are the data sheet's",
+        ),
+    )
 
 
 LINK = re.compile(r"\s*\(https?://[^)\s]*\)|@url:([^@]*?):https?://[^@]*@")
@@ -177,8 +251,12 @@ OF_ITSELF = re.compile(r"optional metrics? \S+ could not be found")
 
 def advice(captures: Sequence[Capture]) -> Table:
     """What ncu's own rules say, what promises most first; of each rule on a kernel that which promises most."""
-    remarks = [(row.backend or capture.name, row.short, (row.range, row.name), one)
-               for capture in captures for row in capture.kernels for one in row.advice]
+    remarks = [
+        (row.backend or capture.name, row.short, (row.range, row.name), one)
+        for capture in captures
+        for row in capture.kernels
+        for one in row.advice
+    ]
     remarks.sort(key=lambda item: item[-1].promise)
     first: dict[object, tuple[str, str, Advice]] = {}
     for backend, kernel, whole, one in remarks:
@@ -186,15 +264,30 @@ def advice(captures: Sequence[Capture]) -> Table:
             first.setdefault((backend, whole, one.rule), (backend, kernel, one))
     found = list(first.values())
     words = {"global": "kernel", "local": "part"}
-    rows = tuple((backend, kernel, one.rule, one.speedup_percent, words.get(one.scope or ""),
-                  LINK.sub(lambda link: link[1] or "", one.text))
-                 for backend, kernel, one in found[:MOST])
-    notes = ["gain is what the rule itself estimates, of the kernel's time or of the part the rule looks at alone; "
-             "gains of several rules do not add up"] * any(one.speedup_percent is not None for *_, one in found)
+    rows = tuple(
+        (
+            backend,
+            kernel,
+            one.rule,
+            one.speedup_percent,
+            words.get(one.scope or ""),
+            LINK.sub(lambda link: link[1] or "", one.text),
+        )
+        for backend, kernel, one in found[:MOST]
+    )
+    notes = [
+        "gain is what the rule itself estimates, of the kernel's time or of the part the rule looks at alone; "
+        "gains of several rules do not add up"
+    ] * any(one.speedup_percent is not None for *_, one in found)
     left = len(remarks) - len(rows)
     notes += [f"{left} more in captures.json (--json): further remarks of these rules, and lesser ones"] * (left > 0)
-    return Table(title="advice of ncu", rows=rows, heads=("backend", "kernel", "rule", "gain %", "of", "remark"),
-                 notes=tuple(notes), ranks=(0, 2, 1, 0, 3, 0))
+    return Table(
+        title="advice of ncu",
+        rows=rows,
+        heads=("backend", "kernel", "rule", "gain %", "of", "remark"),
+        notes=tuple(notes),
+        ranks=(0, 2, 1, 0, 3, 0),
+    )
 
 
 # ── the table of seed 003 ──────────────────────────────────────────────────────────────────────────
@@ -218,7 +311,8 @@ def _seed_003(capture: Capture) -> dict[str, str | None]:
     attention = _category_ms(capture, kinds.ATTENTION) or 0.0 if capture.kernel_ms is not None else None
     found: dict[str, str | None] = {
         "Attn (%)": _with(_percent(attention, capture.kernel_ms), "%"),
-        "Attn (s)": _with(None if attention is None else attention / 1e3, "s")}
+        "Attn (s)": _with(None if attention is None else attention / 1e3, "s"),
+    }
     for word in (DIRECT_COPY, FUNCTOR_ADD):
         rows = [row for row in capture.kernels if word in row.name]
         times = [row.total_ms for row in rows if row.total_ms is not None]
@@ -316,6 +410,11 @@ def to_csv(captures: Iterable[Capture]) -> str:
     writer.writerow([*FIELDS, *ordered, "name"])
     for capture in captures:
         for row in capture.kernels:
-            writer.writerow([*(field(capture, row) for field in FIELDS.values()),
-                             *(row.counters.get(name) for name in ordered), row.name])
+            writer.writerow(
+                [
+                    *(field(capture, row) for field in FIELDS.values()),
+                    *(row.counters.get(name) for name in ordered),
+                    row.name,
+                ]
+            )
     return out.getvalue()

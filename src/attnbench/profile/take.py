@@ -28,8 +28,14 @@ READ = (".csv", ".sqlite", "_stats.txt")
 
 SECTIONS = {
     "basic": ("basic", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
-    "roofline": ("roofline", "LaunchStats", "Occupancy", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis",
-                 "WarpStateStats"),
+    "roofline": (
+        "roofline",
+        "LaunchStats",
+        "Occupancy",
+        "MemoryWorkloadAnalysis",
+        "ComputeWorkloadAnalysis",
+        "WarpStateStats",
+    ),
     "full": ("full",),
 }
 """ncu's own set, and the sections it lacks (`ncu --list-sets`) for the counters of our table."""
@@ -81,9 +87,17 @@ def check_device(tool: str, device: str) -> None:
         Unavailable: it is a CPU, and the tool is no torch.profiler.
     """
     if tool != "torch" and not Device.parse(device).on_gpu:
-        raise Unavailable(refusal(f"profile {tool}", "device", "cpu", "has no kernels to profile", "a GPU",
-                                  "`attnbench profile torch` times the operators of torch on a CPU, and --from "
-                                  "CAPTURE reads a capture taken elsewhere"))
+        raise Unavailable(
+            refusal(
+                f"profile {tool}",
+                "device",
+                "cpu",
+                "has no kernels to profile",
+                "a GPU",
+                "`attnbench profile torch` times the operators of torch on a CPU, and --from "
+                "CAPTURE reads a capture taken elsewhere",
+            )
+        )
 
 
 def probe(tool: str, device: str) -> Profiler:
@@ -107,8 +121,9 @@ def probe(tool: str, device: str) -> Profiler:
     return found
 
 
-def commands(tool: str, program: str, job_words: Sequence[str], out: Path, options: Options,
-             version: str | None = None) -> list[list[str]]:
+def commands(
+    tool: str, program: str, job_words: Sequence[str], out: Path, options: Options, version: str | None = None
+) -> list[list[str]]:
     """The command lines of a capture, in order; the first takes it, the others read it.
 
     Args:
@@ -126,8 +141,7 @@ def commands(tool: str, program: str, job_words: Sequence[str], out: Path, optio
     return _ncu(program, job_words, out, options, version)
 
 
-def _ncu(program: str, job_words: Sequence[str], out: Path, options: Options,
-         version: str | None) -> list[list[str]]:
+def _ncu(program: str, job_words: Sequence[str], out: Path, options: Options, version: str | None) -> list[list[str]]:
     whole, *sections = SECTIONS[options.set]
     report = f"{out}.ncu-rep"
     take = [program, "--profile-from-start", "off", "--nvtx", "--set", whole]
@@ -154,8 +168,19 @@ def _nsys(program: str, job_words: Sequence[str], out: Path, options: Options) -
     overwrite = ["--force-overwrite=true"] if options.force else []
     return [
         # Without "stop" the end of the window would end the process before it answers.
-        [program, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=cudaProfilerApi",
-         "--capture-range-end=stop", "--cuda-graph-trace=node", *overwrite, f"--output={out}", *job_words],
+        [
+            program,
+            "profile",
+            "--trace=cuda,nvtx",
+            "--sample=none",
+            "--cpuctxsw=none",
+            "--capture-range=cudaProfilerApi",
+            "--capture-range-end=stop",
+            "--cuda-graph-trace=node",
+            *overwrite,
+            f"--output={out}",
+            *job_words,
+        ],
         [program, "export", "--type=sqlite", *overwrite, f"--output={out}.sqlite", f"{out}.nsys-rep"],
         [program, "stats", *(f"--report={name}" for name in REPORTS), f"{out}.nsys-rep"],
     ]
@@ -195,14 +220,20 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
     only = job.backends[0] if len(job.backends) == 1 else None
     capture = capture.of(only, job.case_id if only else None)
     capture = dataclasses.replace(
-        capture, tool_version=program.version, launches=job.launches, command=shown(first), name=only or capture.name,
+        capture,
+        tool_version=program.version,
+        launches=job.launches,
+        command=shown(first),
+        name=only or capture.name,
         device=capture.device or (answer.gpu if answer else None),
-        notes=(*capture.notes, *([] if finished.ok else [f"{_why(tool, finished, options)}; its end may be missing"])))
+        notes=(*capture.notes, *([] if finished.ok else [f"{_why(tool, finished, options)}; its end may be missing"])),
+    )
     return Taken(capture, None, left_out)
 
 
-def _launched(tool: str, program: Profiler, job: Job, out: Path,
-              options: Options) -> tuple[Finished, Answer | None, list[list[str]]]:
+def _launched(
+    tool: str, program: Profiler, job: Job, out: Path, options: Options
+) -> tuple[Finished, Answer | None, list[list[str]]]:
     """Run the tool: how it ended, what the profiled process answered, and the command lines."""
     log, trace = out.with_name(f"{out.name}.log"), out.with_name(out.name + SUFFIX["torch"])
     if options.force:  # nsys prints what it finds exported, however old
@@ -210,8 +241,9 @@ def _launched(tool: str, program: Profiler, job: Job, out: Path,
             path.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="attnbench-") as place:
         answer = Path(place) / "answer.json"
-        words = child.command("attnbench.profile.target", str(jobs.write(job, Path(place) / "job.json")), str(answer),
-                              str(trace))
+        words = child.command(
+            "attnbench.profile.target", str(jobs.write(job, Path(place) / "job.json")), str(answer), str(trace)
+        )
         lines = commands(tool, program.path or "", words, out, options, program.version)
         with _clocks_given_back(tool, program, options, log) as ended:
             finished = run(lines[0], timeout_s=options.timeout_s, log=log)
@@ -241,8 +273,15 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(tool: str, program: Profiler, out: Path, others: Sequence[Sequence[str]], finished: Finished,
-          options: Options, rules: Categories) -> Capture:
+def _read(
+    tool: str,
+    program: Profiler,
+    out: Path,
+    others: Sequence[Sequence[str]],
+    finished: Finished,
+    options: Options,
+    rules: Categories,
+) -> Capture:
     """What the tool left, read; its complaint where it left nothing."""
     left = out.with_name(out.name + SUFFIX[tool])
     name = out.name.removeprefix("profile_")
@@ -256,8 +295,9 @@ def _read(tool: str, program: Profiler, out: Path, others: Sequence[Sequence[str
         assert program.path is not None
         raw = ncu_rep.page(program.path, left, "raw")
         out.with_name(f"{out.name}.csv").write_text(raw, encoding="utf-8")
-        return ncu_csv.parse(raw, name=name, source=left.name, rules=rules,
-                             advice=ncu_rep.page(program.path, left, "details"))
+        return ncu_csv.parse(
+            raw, name=name, source=left.name, rules=rules, advice=ncu_rep.page(program.path, left, "details")
+        )
     except (RunFileError, Unavailable) as error:
         if finished.ok:
             raise
@@ -268,8 +308,9 @@ def _why(tool: str, finished: Finished, options: Options) -> str:
     return reason(tool, finished, options.timeout_s)
 
 
-def _nsys_capture(out: Path, name: str, others: Sequence[Sequence[str]], options: Options,
-                  rules: Categories) -> Capture:
+def _nsys_capture(
+    out: Path, name: str, others: Sequence[Sequence[str]], options: Options, rules: Categories
+) -> Capture:
     """From the SQLite export; from what `nsys stats` prints where the export fails."""
     export, stats = others
     log = out.with_name(f"{out.name}.log")
@@ -279,8 +320,9 @@ def _nsys_capture(out: Path, name: str, others: Sequence[Sequence[str]], options
     printed = run(stats, timeout_s=options.timeout_s, log=table)
     if not printed.ok:  # reports had other names before 2022.4; without names nsys prints its own choice
         table.unlink(missing_ok=True)
-        printed = run([word for word in stats if not word.startswith("--report=")], timeout_s=options.timeout_s,
-                      log=table)
+        printed = run(
+            [word for word in stats if not word.startswith("--report=")], timeout_s=options.timeout_s, log=table
+        )
     database = out.with_name(f"{out.name}.sqlite")
     if exported.ok and database.is_file():
         return nsys_sqlite.parse(database, name=name, rules=rules)

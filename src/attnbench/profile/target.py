@@ -163,7 +163,5 @@ def _machine(device: Device) -> Machine:
     return Machine("cuda", (properties.major, properties.minor), properties.total_memory)
 
 
-
-
 if __name__ == "__main__":
     sys.exit(main(*sys.argv[1:]))

@@ -75,8 +75,13 @@ class Timeline:
         windows = [window for window, _ in spans if window is not None]
         busy = [busy for _, busy in spans if busy is not None]
         host = sum(self.instances[index].end - self.instances[index].start for index in indices)
-        return RangeRow(name=name, calls=len(indices), host_ms=host / NS_MS, gpu_ms=sum(windows) if windows else None,
-                        busy_ms=sum(busy) if busy else None)
+        return RangeRow(
+            name=name,
+            calls=len(indices),
+            host_ms=host / NS_MS,
+            gpu_ms=sum(windows) if windows else None,
+            busy_ms=sum(busy) if busy else None,
+        )
 
     def copies(self) -> tuple[CopyRow, ...]:
         """Rows by kind of copy."""
@@ -91,8 +96,17 @@ class Timeline:
         rows = []
         for name, times in self.calls.items():
             ms = [time / NS_MS for time in times]
-            rows.append(ApiRow(name=name, calls=len(ms), total_ms=sum(ms), mean_ms=statistics.fmean(ms),
-                               median_ms=statistics.median(ms), min_ms=min(ms), max_ms=max(ms)))
+            rows.append(
+                ApiRow(
+                    name=name,
+                    calls=len(ms),
+                    total_ms=sum(ms),
+                    mean_ms=statistics.fmean(ms),
+                    median_ms=statistics.median(ms),
+                    min_ms=min(ms),
+                    max_ms=max(ms),
+                )
+            )
         return tuple(sorted(rows, key=lambda row: -(row.total_ms or 0)))
 
 
@@ -139,8 +153,12 @@ def enclosing(
     return found
 
 
-def _sweep(instances: Sequence[Instance], indices: Iterable[int], points: list[tuple[float, Hashable]],
-           found: dict[Hashable, tuple[int, ...]]) -> None:
+def _sweep(
+    instances: Sequence[Instance],
+    indices: Iterable[int],
+    points: list[tuple[float, Hashable]],
+    found: dict[Hashable, tuple[int, ...]],
+) -> None:
     waiting = sorted(indices, key=lambda index: (instances[index].start, -instances[index].end), reverse=True)
     stack: list[int] = []
     for time, key in sorted(points, key=lambda point: point[0]):
@@ -156,17 +174,36 @@ def _kernel_row(ranges: tuple[str, ...], name: str, events: Sequence[Event], rul
     owner = next((owner for owner in map(split_range, reversed(ranges)) if owner[0]), (None, None))
     ms = [(event.end - event.start) / NS_MS for event in events]
     return KernelRow(
-        name=name, short=short_name(name), category=rules.of(name), backend=owner[0], case=owner[1],
-        range=ranges[-1] if ranges else None, within=ranges[:-1], calls=len(ms), total_ms=sum(ms),
-        mean_ms=statistics.fmean(ms), median_ms=statistics.median(ms), min_ms=min(ms), max_ms=max(ms),
-        grid=same([event.grid for event in events]), block=same([event.block for event in events]))
+        name=name,
+        short=short_name(name),
+        category=rules.of(name),
+        backend=owner[0],
+        case=owner[1],
+        range=ranges[-1] if ranges else None,
+        within=ranges[:-1],
+        calls=len(ms),
+        total_ms=sum(ms),
+        mean_ms=statistics.fmean(ms),
+        median_ms=statistics.median(ms),
+        min_ms=min(ms),
+        max_ms=max(ms),
+        grid=same([event.grid for event in events]),
+        block=same([event.block for event in events]),
+    )
 
 
 def _copy_row(name: str, events: Sequence[Event]) -> CopyRow:
     ms = [(event.end - event.start) / NS_MS for event in events]
     sizes = [event.bytes for event in events if event.bytes is not None]
-    return CopyRow(operation=name, calls=len(ms), total_ms=sum(ms), mean_ms=statistics.fmean(ms), min_ms=min(ms),
-                   max_ms=max(ms), total_mb=sum(sizes) / 1e6 if sizes else None)
+    return CopyRow(
+        operation=name,
+        calls=len(ms),
+        total_ms=sum(ms),
+        mean_ms=statistics.fmean(ms),
+        min_ms=min(ms),
+        max_ms=max(ms),
+        total_mb=sum(sizes) / 1e6 if sizes else None,
+    )
 
 
 def same(values: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:

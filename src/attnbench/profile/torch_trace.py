@@ -49,18 +49,27 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
         raise RunFileError(refusal("torch", "capture", source, "has no traceEvents", ACCEPTED))
     line = _timeline([one for one in traced if isinstance(one, dict) and one.get("ph") == "X"], source)
     if not line.events:
-        raise RunFileError(refusal("torch", "capture", source, "holds no kernel, no copy and no operator",
-                                   ACCEPTED))
+        raise RunFileError(refusal("torch", "capture", source, "holds no kernel, no copy and no operator", ACCEPTED))
     window, busy = span(line.events)
     notes = _notes(traced)
     ours, cards = data.get(OURS), data.get("deviceProperties")
     ours = ours if isinstance(ours, dict) else {}
     card = cards[0].get("name") if isinstance(cards, list) and cards and isinstance(cards[0], dict) else None
     return Capture(
-        tool="torch", tool_version=_text(ours.get("torch")), name=name, source=source,
-        command=_text(ours.get("command")), device=CPU if notes else _text(card),
-        kernels=line.kernels(rules), ranges=line.ranges(), copies=line.copies(), api=line.api(), window_ms=window,
-        busy_ms=busy, notes=notes)
+        tool="torch",
+        tool_version=_text(ours.get("torch")),
+        name=name,
+        source=source,
+        command=_text(ours.get("command")),
+        device=CPU if notes else _text(card),
+        kernels=line.kernels(rules),
+        ranges=line.ranges(),
+        copies=line.copies(),
+        api=line.api(),
+        window_ms=window,
+        busy_ms=busy,
+        notes=notes,
+    )
 
 
 def _load(path: Path) -> Mapping[str, Any]:
@@ -95,8 +104,9 @@ def _timeline(traced: Sequence[Mapping[str, Any]], source: str) -> Timeline:
             elif kind == "user_annotation":
                 instances.append(Instance(str(one["name"]), start, end, thread))
     except (KeyError, TypeError, ValueError) as error:
-        raise RunFileError(refusal("torch", "capture", source, f"has an event that cannot be read ({error})",
-                                   ACCEPTED)) from None
+        raise RunFileError(
+            refusal("torch", "capture", source, f"has an event that cannot be read ({error})", ACCEPTED)
+        ) from None
     if not device:
         device = _operators(traced)
         points += [((_key(one.get("pid")), _key(one.get("tid"))), start, id(one)) for one, _, _, start, _ in device]
@@ -110,9 +120,12 @@ def _operators(traced: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, A
 
     An operator stands for those inside it where they take less than half of its time; otherwise they stand for it.
     """
-    found = [(one, "kernel", str(one["name"]), start, start + NS * _number(one.get("dur", 0.0)))
-             for one in traced if str(one.get("cat", "")).casefold() == "cpu_op"
-             for start in [NS * _number(one["ts"])]]
+    found = [
+        (one, "kernel", str(one["name"]), start, start + NS * _number(one.get("dur", 0.0)))
+        for one in traced
+        if str(one.get("cat", "")).casefold() == "cpu_op"
+        for start in [NS * _number(one["ts"])]
+    ]
     threads: dict[tuple[object, object], list[tuple[Mapping[str, Any], str, str, float, float]]] = defaultdict(list)
     for event in found:
         threads[_key(event[0].get("pid")), _key(event[0].get("tid"))].append(event)
@@ -163,13 +176,22 @@ def _key(value: object) -> str | int | float | None:
     return value if isinstance(value, str | int | float) else None
 
 
-def _event(one: Mapping[str, Any], kind: str, name: str, start: float, end: float,
-           open_then: Mapping[object, tuple[int, ...]]) -> Event:
+def _event(
+    one: Mapping[str, Any], kind: str, name: str, start: float, end: float, open_then: Mapping[object, tuple[int, ...]]
+) -> Event:
     given = one.get("args")
     arguments: Mapping[str, Any] = given if isinstance(given, dict) else {}
     ranges = open_then.get(id(one), ()) or open_then.get(_correlation(one), ())
-    return Event(kind, name, start, end, ranges, bytes=_whole(arguments.get("bytes")),
-                 grid=_shape(arguments.get("grid")), block=_shape(arguments.get("block")))
+    return Event(
+        kind,
+        name,
+        start,
+        end,
+        ranges,
+        bytes=_whole(arguments.get("bytes")),
+        grid=_shape(arguments.get("grid")),
+        block=_shape(arguments.get("block")),
+    )
 
 
 def _shape(value: object) -> tuple[int, ...] | None:

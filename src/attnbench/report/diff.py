@@ -75,8 +75,14 @@ def markdown(found: Diff) -> str:
     """A diff for a pull request: what changed first, what is the same folded away."""
     title = f"{' '.join(found.a_ids)} → {' '.join(found.b_ids)}"
     lines = [f"**{plain(shift_line(found.shift))}**", ""] if found.shift else []
-    lines += [f"### attnbench diff {title}", "", f"**{plain(summary(found))}**", "",
-             *(plain(machine) + "  " for machine in found.machines), ""]
+    lines += [
+        f"### attnbench diff {title}",
+        "",
+        f"**{plain(summary(found))}**",
+        "",
+        *(plain(machine) + "  " for machine in found.machines),
+        "",
+    ]
     loud = [one for one in found.changes if one.verdict != "same"]
     same = [one for one in found.changes if one.verdict == "same"]
     lines += [*_markdown_table(loud), ""] if loud else []
@@ -91,15 +97,39 @@ def markdown(found: Diff) -> str:
 def to_json(found: Diff) -> str:
     """Everything that a diff says, rows by what pairs them; changes are shares, + is slower."""
     data = {
-        "a": found.a_ids, "b": found.b_ids,
+        "a": found.a_ids,
+        "b": found.b_ids,
         "shift": None if found.shift is None else dataclasses.asdict(found.shift),
-        "same_within": found.same_within, "machines": found.machines,
-        "rows": [_named(one.key) | {
-            name: getattr(one, name) for name in
-            ("verdict", "change", "low", "high", "smallest", "a_ms", "b_ms", "time_change", "clock_change",
-             "cycles_change", "memory_change_mb", "processes", "references", "remark")} for one in found.changes],
-        "turned": [_named(key_of(one.a)) | {"a": one.a.status, "b": one.b.status, "reason": one.b.reason,
-                                            "regression": one.is_regression} for one in found.turned],
+        "same_within": found.same_within,
+        "machines": found.machines,
+        "rows": [
+            _named(one.key)
+            | {
+                name: getattr(one, name)
+                for name in (
+                    "verdict",
+                    "change",
+                    "low",
+                    "high",
+                    "smallest",
+                    "a_ms",
+                    "b_ms",
+                    "time_change",
+                    "clock_change",
+                    "cycles_change",
+                    "memory_change_mb",
+                    "processes",
+                    "references",
+                    "remark",
+                )
+            }
+            for one in found.changes
+        ],
+        "turned": [
+            _named(key_of(one.a))
+            | {"a": one.a.status, "b": one.b.status, "reason": one.b.reason, "regression": one.is_regression}
+            for one in found.turned
+        ],
         "untimed": [_named(key_of(one)) for one in found.untimed],
         "removed": [_named(key_of(one)) for one in found.removed],
         "added": [_named(key_of(one)) for one in found.added],
@@ -114,8 +144,10 @@ def shift_line(shift: Shift) -> str:
     change = f"{_percent(shift.change)} %"
     if shift.cause == "code":
         ends = "" if shift.low is None else f" ({_percent(shift.low)} to {_percent(shift.high)})"
-        return (f"all rows: {change}{ends} against the yardsticks ({beside}): the code, or what it is built with, not "
-                "the machine")
+        return (
+            f"all rows: {change}{ends} against the yardsticks ({beside}): the code, or what it is built with, not "
+            "the machine"
+        )
     if shift.cause == "machine":
         told = [f"yardsticks {beside}"] if beside else []
         if abs(shift.clock_change or 0.0) > STEADY_CLOCK:
@@ -133,9 +165,13 @@ def summary(found: Diff) -> str:
     counts = Counter[str](one.verdict for one in found.changes)
     words = [f"{counts[verdict]} {verdict}" for verdict in LOUD if counts[verdict]]
     regressions = len(found.regressions())
-    for count, word in ((regressions, "lost"), (len(found.turned) - regressions, "otherwise ended"),
-                        (len(found.untimed), "without times"),
-                        (len(found.removed), "only in A"), (len(found.added), "only in B")):
+    for count, word in (
+        (regressions, "lost"),
+        (len(found.turned) - regressions, "otherwise ended"),
+        (len(found.untimed), "without times"),
+        (len(found.removed), "only in A"),
+        (len(found.added), "only in B"),
+    ):
         words += [f"{count} {word}"] if count else []
     return ", ".join(words)
 
@@ -268,8 +304,10 @@ def _rows(records: Iterable[Record]) -> list[str]:
     by_backend: dict[str, list[str]] = {}
     for record in records:
         by_backend.setdefault(backend_name(record), []).append(record.case_id)
-    return [f"{name}: {cases[0]}" + (f" and {len(cases) - 1} more cases" if len(cases) > 1 else "")
-            for name, cases in by_backend.items()]
+    return [
+        f"{name}: {cases[0]}" + (f" and {len(cases) - 1} more cases" if len(cases) > 1 else "")
+        for name, cases in by_backend.items()
+    ]
 
 
 def remarks(shown: Sequence[Change], found: Diff) -> Iterator[str]:

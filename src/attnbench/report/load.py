@@ -20,8 +20,10 @@ def render_load(run: LoadRun, console: Console) -> None:
         terminal.gap()
         terminal.line(found.title, "dim")
         table = terminal.table()
-        columns = [decimal_aligned([row[place] for row in found.rows]) if place else [row[0] for row in found.rows]
-                   for place in range(len(found.heading))]
+        columns = [
+            decimal_aligned([row[place] for row in found.rows]) if place else [row[0] for row in found.rows]
+            for place in range(len(found.heading))
+        ]
         for place, name in enumerate(found.heading):
             table.add_column(terminal.text(name), justify="right" if place else "left", overflow="fold")
         for cells in zip(*columns, strict=True):

@@ -29,19 +29,32 @@ def figure(run: LoadRun) -> Figure | None:
     rates = sorted({point.x for point in found})
     highest = max(point.y for point in found)
     slos = sorted({one.slo_ms for point in run.points for one in point.goodput})
-    found += [Point(f"limit {slo:g} ms", rate, slo, "limit", dash=LIMIT) for slo in slos if slo <= 2 * highest
-              for rate in (rates[0], rates[-1])]
-    words = ", ".join(f"{name} {value:.3g} ms at {rate:.4g}/s" for key, name in PERCENTILES.items()
-                      for rate, value in _line(run, key)[-1:])
-    return Figure(name=f"latency_over_rate_{slug(run.model)}", kind="load",
-                  title=f"Latency over rate: model {run.model} on {run.environment.gpu or run.device}",
-                  alt=f"Latency over the offered rate; at the highest one {words}.",
-                  spec=lines(found, RATE, LATENCY, Styles([])))
+    found += [
+        Point(f"limit {slo:g} ms", rate, slo, "limit", dash=LIMIT)
+        for slo in slos
+        if slo <= 2 * highest
+        for rate in (rates[0], rates[-1])
+    ]
+    words = ", ".join(
+        f"{name} {value:.3g} ms at {rate:.4g}/s"
+        for key, name in PERCENTILES.items()
+        for rate, value in _line(run, key)[-1:]
+    )
+    return Figure(
+        name=f"latency_over_rate_{slug(run.model)}",
+        kind="load",
+        title=f"Latency over rate: model {run.model} on {run.environment.gpu or run.device}",
+        alt=f"Latency over the offered rate; at the highest one {words}.",
+        spec=lines(found, RATE, LATENCY, Styles([])),
+    )
 
 
 def _line(run: LoadRun, key: str) -> list[tuple[float, float]]:
-    found = [(point.offered_rate, getattr(point.latency, key)) for point in run.points
-             if point.offered_rate and point.latency]
+    found = [
+        (point.offered_rate, getattr(point.latency, key))
+        for point in run.points
+        if point.offered_rate and point.latency
+    ]
     return sorted((rate, value) for rate, value in found if value is not None)
 
 

@@ -39,14 +39,17 @@ def page(run: LoadRun) -> str:
     parts += [f"<p><strong>{_text(sentence(one))}</strong></p>" for one in run.highest]
     if drawn is not None:
         svg = picture(drawn, "svg").decode()
-        parts.append(f'<div class="wide" role="img" aria-label="{_text(drawn.alt)}">{svg[svg.index("<svg"):]}</div>')
+        parts.append(f'<div class="wide" role="img" aria-label="{_text(drawn.alt)}">{svg[svg.index("<svg") :]}</div>')
     parts += map(_table, tables(run))
     said = "".join(f"<li>{_text(one)}</li>" for one in notes(run))
     parts += [f"<h2>Notes</h2><ul>{said}</ul>"] if said else []
     title = _text(f"attnbench load {run.model} {run.id}")
-    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n'
-            + "\n".join(parts) + "\n</body></html>\n")
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n'
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
 
 
 def _table(found: Table) -> str:

@@ -31,11 +31,17 @@ LIBRARIES = ("altair", "vl_convert")
 
 def add_plot_arguments(group: argparse._ArgumentGroup) -> None:
     """Add --plots and what it draws."""
-    group.add_argument("--plots", metavar="DIR", help=(
-        "write the charts as PNG and SVG, needs no browser (default: none)"))
-    group.add_argument("--x", metavar="NAME", help=(
-        "with --plots: draw over this axis or measured quantity (seqlen, headdim, actual_sparsity, any column of "
-        "numbers of the rows) instead of the standard set (default: the standard set; seqlen with --metric)"))
+    group.add_argument(
+        "--plots", metavar="DIR", help=("write the charts as PNG and SVG, needs no browser (default: none)")
+    )
+    group.add_argument(
+        "--x",
+        metavar="NAME",
+        help=(
+            "with --plots: draw over this axis or measured quantity (seqlen, headdim, actual_sparsity, any column of "
+            "numbers of the rows) instead of the standard set (default: the standard set; seqlen with --metric)"
+        ),
+    )
     group.add_argument("--metric", metavar="NAME", help=(
         "with --plots: draw this (time_ms, tflops, memory.peak_allocated_mb, any column of numbers of the rows) "
         "(default: time_ms and tflops)"))  # fmt: skip

@@ -19,8 +19,14 @@ NARROWEST, USUAL = 10, 24
 
 
 def render_profile_table(
-    console: Console, title: str, heads: Sequence[str], texts: Sequence[Sequence[str]], *,
-    numbers: Sequence[bool], ranks: Sequence[int] = (), notes: Sequence[str] = (),
+    console: Console,
+    title: str,
+    heads: Sequence[str],
+    texts: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[bool],
+    ranks: Sequence[int] = (),
+    notes: Sequence[str] = (),
 ) -> None:
     """Print one table; where the page is too narrow, less of it, and a note that says what is left out.
 
@@ -71,8 +77,9 @@ def _fitting(widths: Sequence[int], ranks: Sequence[int], heads: Sequence[str], 
     return kept
 
 
-def _cuts(widths: Sequence[int], kept: Sequence[int], numbers: Sequence[bool], heads: Sequence[str],
-          width: int) -> dict[int, int]:
+def _cuts(
+    widths: Sequence[int], kept: Sequence[int], numbers: Sequence[bool], heads: Sequence[str], width: int
+) -> dict[int, int]:
     """How wide columns of texts may be, by index, where all of them together are too wide."""
     found = {index: widths[index] for index in kept if not numbers[index] and heads[index] != LONG}
     over = _wide(widths, kept, heads) - width

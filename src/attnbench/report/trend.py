@@ -79,9 +79,11 @@ def conditions(trend: Trend) -> list[str]:
     words = [trend.machine or "", f"timer {trend.timer}"]
     if trend.regime != "cpu":
         words += [f"{trend.l2} L2" if trend.l2 else "", trend.regime or ""]
-    words += [f"config {trend.config}" if trend.config else "",
-              f"clocks {trend.lock_clocks}" if trend.lock_clocks else "",
-              f"input {trend.input}" if trend.input not in (None, "normal") else ""]
+    words += [
+        f"config {trend.config}" if trend.config else "",
+        f"clocks {trend.lock_clocks}" if trend.lock_clocks else "",
+        f"input {trend.input}" if trend.input not in (None, "normal") else "",
+    ]
     return [word for word in words if word]
 
 
@@ -106,8 +108,11 @@ def _sentence(trend: Trend, change: Change, signs: Signs, unit: figures.Unit) ->
     text = f"{signs.change} {_day(point.started)} run {point.run_id}: {share:.2g} % {word}, {times}"
     if not change.differences:
         return f"{text}; nothing else that is recorded changed with it"
-    where = "with it" if change.offset == 0 else (
-        f"{_count(abs(change.offset), 'run')} {'later' if change.offset > 0 else 'earlier'}")
+    where = (
+        "with it"
+        if change.offset == 0
+        else (f"{_count(abs(change.offset), 'run')} {'later' if change.offset > 0 else 'earlier'}")
+    )
     return f"{text}; {where} changed {', '.join(change.differences).replace('→', signs.arrow)}"
 
 
@@ -131,8 +136,10 @@ def plot(trend: Trend, width: int, signs: Signs, unit: figures.Unit) -> list[str
         outside = signs.above if column.median > high else signs.below if column.median < low else None
         canvas[at(column.median)][place] = outside or signs.median
     labels = {0: ticks[0], (HEIGHT - 1) // 2: ticks[1], HEIGHT - 1: ticks[2]}
-    lines = [f"{labels.get(place, '') + ' ' + unit.name if place in labels else '':>{left}} {''.join(row)}".rstrip()
-             for place, row in enumerate(canvas)]
+    lines = [
+        f"{labels.get(place, '') + ' ' + unit.name if place in labels else '':>{left}} {''.join(row)}".rstrip()
+        for place, row in enumerate(canvas)
+    ]
     first, last = _day(trend.points[0].started), _day(trend.points[-1].started)
     gap = len(columns) - len(first) - len(last)
     return [*lines, " " * (left + 1) + (first + " " * gap + last if gap > 0 and first != last else first)]
@@ -159,10 +166,15 @@ def _columns(trend: Trend, width: int) -> list[_Column]:
     columns = []
     for members in places.values():
         points = [trend.points[index] for index in members]
-        columns.append(_Column(
-            statistics.median(point.median_ms for point in points),
-            min(_low(point) for point in points), max(_high(point) for point in points),
-            levels[members[-1]], bool(changes & set(members))))
+        columns.append(
+            _Column(
+                statistics.median(point.median_ms for point in points),
+                min(_low(point) for point in points),
+                max(_high(point) for point in points),
+                levels[members[-1]],
+                bool(changes & set(members)),
+            )
+        )
     return columns
 
 
@@ -200,11 +212,16 @@ def _cells(point: TrendPoint, unit: figures.Unit) -> dict[str, object]:
     scaled = None if half is None else half * unit.per_ms
     time = figures.measured(point.median_ms * unit.per_ms, scaled)
     processes = {"processes": point.processes} if point.processes > 1 else {}
-    return {"run": point.run_id, "started": point.started, f"median ({unit.name})": time,
-            "±": figures.margin(point.median_ms * unit.per_ms, scaled).removeprefix("±"),
-            "samples": point.num_samples if not processes else f"{point.num_samples} in {point.processes} processes",
-            "SM MHz": None if point.sm_mhz is None else f"{point.sm_mhz:.0f}", "version": point.version,
-            "source": point.source_hash[:HASH] if point.source_hash else None}
+    return {
+        "run": point.run_id,
+        "started": point.started,
+        f"median ({unit.name})": time,
+        "±": figures.margin(point.median_ms * unit.per_ms, scaled).removeprefix("±"),
+        "samples": point.num_samples if not processes else f"{point.num_samples} in {point.processes} processes",
+        "SM MHz": None if point.sm_mhz is None else f"{point.sm_mhz:.0f}",
+        "version": point.version,
+        "source": point.source_hash[:HASH] if point.source_hash else None,
+    }
 
 
 def _day(started: str) -> str:

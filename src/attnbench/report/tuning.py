@@ -20,8 +20,16 @@ MEANING = {"picked": "picked", "final": "final", "cut": "no room in the final", 
 
 
 def render_tuning(
-    console: Console, *, title: str, conditions: str, outcome: Outcome, flops: int | None,
-    short: Callable[[str], str], failures: Sequence[tuple[str, str, str]], remarks: Mapping[str, str], rerun: str,
+    console: Console,
+    *,
+    title: str,
+    conditions: str,
+    outcome: Outcome,
+    flops: int | None,
+    short: Callable[[str], str],
+    failures: Sequence[tuple[str, str, str]],
+    remarks: Mapping[str, str],
+    rerun: str,
     references: Sequence[Standing] = (),
 ) -> None:
     """Print a race.
@@ -55,9 +63,11 @@ def render_tuning(
 def regret(outcome: Outcome) -> str:
     """How far the pick may be from the best, in words."""
     chance = "over 99.9 %" if outcome.close > 0.999 else f"{100 * outcome.close:.3g} %"
-    return (f"the pick is expected to be {100 * outcome.regret:.2g} % slower than the best of all that were raced, at "
-            f"most {100 * outcome.most:.2g} % with a chance of 95 %, and within {100 * CLOSE:g} % of it with a "
-            f"chance of {chance}")
+    return (
+        f"the pick is expected to be {100 * outcome.regret:.2g} % slower than the best of all that were raced, at "
+        f"most {100 * outcome.most:.2g} % with a chance of 95 %, and within {100 * CLOSE:g} % of it with a "
+        f"chance of {chance}"
+    )
 
 
 def _standings(
@@ -68,12 +78,14 @@ def _standings(
     columns: dict[str, list[str]] = {
         "configuration": [short(one.name) for one in standings],
         "time / pick": decimal_aligned(
-            ["" if one.ended == "picked" else f"{measured(one.ratio, half)}x" for one, half in
-             zip(standings, halves, strict=True)]),
+            [
+                "" if one.ended == "picked" else f"{measured(one.ratio, half)}x"
+                for one, half in zip(standings, halves, strict=True)
+            ]
+        ),
         "95 %": decimal_aligned([margin(one.ratio, half) for one, half in zip(standings, halves, strict=True)]),
         f"median {unit.name}": decimal_aligned([plain(one.median_ms * unit.per_ms, 4) for one in standings]),
-        "TFLOP/s": [] if flops is None else decimal_aligned(
-            [plain(flops / one.median_ms / 1e9) for one in standings]),
+        "TFLOP/s": [] if flops is None else decimal_aligned([plain(flops / one.median_ms / 1e9) for one in standings]),
         "samples": [str(one.rounds) for one in standings],
         "": [MEANING.get(one.ended) or f"dropped in stage {one.stage}" for one in standings],
     }
@@ -103,9 +115,14 @@ def _together(failures: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, 
     alike: dict[tuple[str, str], list[str]] = {}
     for status, name, reason in failures:
         alike.setdefault((status, reason), []).append(name)
-    return [(status, names[0] if len(names) == 1 else f"{len(names)} configurations",
-             reason if len(names) == 1 else f"{reason} ({', '.join(names)})")
-            for (status, reason), names in alike.items()]
+    return [
+        (
+            status,
+            names[0] if len(names) == 1 else f"{len(names)} configurations",
+            reason if len(names) == 1 else f"{reason} ({', '.join(names)})",
+        )
+        for (status, reason), names in alike.items()
+    ]
 
 
 def _over_default(outcome: Outcome) -> str:

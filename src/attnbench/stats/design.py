@@ -33,8 +33,10 @@ def balanced_orders(num_subjects: int, num_rounds: int, seed: int) -> list[tuple
     orders: list[tuple[int, ...]] = []
     while len(orders) < num_rounds:
         labels = lots.sample(range(num_subjects), num_subjects)
-        square = [tuple(labels[(place + row) % num_subjects] for place in _zigzag(num_subjects))
-                  for row in range(num_subjects)]
+        square = [
+            tuple(labels[(place + row) % num_subjects] for place in _zigzag(num_subjects))
+            for row in range(num_subjects)
+        ]
         lots.shuffle(square)
         orders += square
         if num_subjects % 2 and num_subjects > 1:

@@ -23,14 +23,17 @@ _APART = 1_000_000
 
 def joined(heats: Sequence[Mapping[str, Times]]) -> dict[str, dict[int, float]]:
     """The samples of several heats of the same names, rounds numbered apart."""
-    return {name: {_APART * number + index: ms for number, heat in enumerate(heats)
-                   for index, ms in heat[name].items()} for name in heats[0]}
+    return {
+        name: {_APART * number + index: ms for number, heat in enumerate(heats) for index, ms in heat[name].items()}
+        for name in heats[0]
+    }
 
 
 def with_offset(placing: Placing, offset: float) -> Placing:
     """A placing whose error has the offsets of both sides in it; an anchor stands at 0 without an error."""
-    return placing if placing.error == 0.0 else replace(
-        placing, error=math.hypot(placing.error, math.sqrt(2.0) * offset))
+    return (
+        placing if placing.error == 0.0 else replace(placing, error=math.hypot(placing.error, math.sqrt(2.0) * offset))
+    )
 
 
 def final_levels(
@@ -58,8 +61,11 @@ def final_levels(
             variance = max(0.0, float((weights * (between - within)).sum() / weights.sum()))
         offset = math.sqrt(variance)
     errors = np.sqrt((within + offset**2) / len(heats))
-    return (dict(zip(names, map(float, levels), strict=True)),
-            dict(zip(names, map(float, errors), strict=True)), offset)
+    return (
+        dict(zip(names, map(float, levels), strict=True)),
+        dict(zip(names, map(float, errors), strict=True)),
+        offset,
+    )
 
 
 def _heat_levels(times: Mapping[str, Times], tick_ms: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -88,5 +94,7 @@ def _heat_levels(times: Mapping[str, Times], tick_ms: float) -> tuple[dict[str, 
             return dict(zip(names, medians, strict=True)), dict.fromkeys(names, 0.0)
     corners = np.array([tick_ms / median(own.values()) for own in times.values()])
     middle, errors = centres(rows, corners)
-    return (dict(zip(names, map(float, middle), strict=True)),
-            dict(zip(names, map(float, np.nan_to_num(errors)), strict=True)))
+    return (
+        dict(zip(names, map(float, middle), strict=True)),
+        dict(zip(names, map(float, np.nan_to_num(errors)), strict=True)),
+    )

@@ -41,8 +41,10 @@ def prior_of(multiples: Sequence[float], degrees: Sequence[int]) -> tuple[float,
     """
     if len(multiples) < 3:
         return 1.0, 4.0
-    logs = [math.log(max(multiple, _SMALLEST)) - digamma(degree / 2.0) + math.log(degree / 2.0)
-            for multiple, degree in zip(multiples, degrees, strict=True)]
+    logs = [
+        math.log(max(multiple, _SMALLEST)) - digamma(degree / 2.0) + math.log(degree / 2.0)
+        for multiple, degree in zip(multiples, degrees, strict=True)
+    ]
     centre = math.fsum(logs) / len(logs)
     spread = math.fsum((log - centre) ** 2 for log in logs) / (len(logs) - 1)
     beyond = spread - math.fsum(trigamma(degree / 2.0) for degree in degrees) / len(degrees)

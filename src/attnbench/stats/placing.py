@@ -89,8 +89,12 @@ def slower(placed: Mapping[str, Placing], risk: float) -> set[str]:
     before = NormalDist().inv_cdf(1.0 - risk / 2.0)
     after = NormalDist().inv_cdf(1.0 - risk / 2.0 / len(compared))
     leader = min(compared.values(), key=lambda one: one.log)
-    return {name for name, one in compared.items() if (one.log > before * one.error and one.error > 0.0)
-            or one.log - leader.log > after * math.hypot(one.error, leader.error)}
+    return {
+        name
+        for name, one in compared.items()
+        if (one.log > before * one.error and one.error > 0.0)
+        or one.log - leader.log > after * math.hypot(one.error, leader.error)
+    }
 
 
 def hope(log: float, error: float) -> float:
@@ -102,8 +106,7 @@ def hope(log: float, error: float) -> float:
 
 
 def prior(placed: Mapping[str, Placing]) -> tuple[float, float] | None:
-    """Mean and variance that the true logs of a stage have, beyond the noise of its placings; None of fewer than two.
-    """
+    """Mean and variance that the true logs of a stage have, beyond the noise of its placings; None of fewer than two."""
     known = [one for name, one in placed.items() if math.isfinite(one.error) and name != one.anchor]
     if len(known) < 2:
         return None

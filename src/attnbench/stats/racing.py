@@ -134,8 +134,11 @@ class Race:
         """Whether the pick is within `CLOSE` of every finalist, as far as the final shows."""
         logs, errors, _ = final_levels(self._finals, self.tick_ms)
         pick = min(logs, key=lambda name: logs[name])
-        return all(logs[name] - SURE * math.hypot(errors[name], errors[pick]) >= logs[pick] - CLOSE
-                   for name in logs if name != pick)
+        return all(
+            logs[name] - SURE * math.hypot(errors[name], errors[pick]) >= logs[pick] - CLOSE
+            for name in logs
+            if name != pick
+        )
 
     def _call_back(self) -> None:
         """All finalists fell out: another final, of those that were dropped last."""
@@ -162,9 +165,14 @@ class Race:
         random.Random(f"{self.seed} {self.stage}").shuffle(others)
         heats = math.ceil(len(others) / (rules.heat - 1))
         self._waiting = [
-            Heat(stage=self.stage, names=(self.anchor, *others[place::heats]), rounds=rounds,
-                 seed=self.seed + 1000 * self.stage + place)
-            for place in range(heats)]
+            Heat(
+                stage=self.stage,
+                names=(self.anchor, *others[place::heats]),
+                rounds=rounds,
+                seed=self.seed + 1000 * self.stage + place,
+            )
+            for place in range(heats)
+        ]
 
     def _start_final(self) -> None:
         rules = self.rules
@@ -178,8 +186,15 @@ class Race:
         names = (self.anchor, *(name for name in self.running if name != self.anchor))
         heats = max(1, min(rules.final_heats, rounds // FEWEST_FINAL_ROUNDS)) if len(names) > 1 else 1
         self._waiting = [
-            Heat(stage=self.stage, names=names, rounds=math.ceil(rounds / heats), final=True,
-                 seed=self.seed + 999_983 * (place + 1)) for place in range(heats)]
+            Heat(
+                stage=self.stage,
+                names=names,
+                rounds=math.ceil(rounds / heats),
+                final=True,
+                seed=self.seed + 999_983 * (place + 1),
+            )
+            for place in range(heats)
+        ]
 
     def _narrow(self, room: int) -> None:
         """Keep those of whom most is to be hoped, and the anchor; the others are cut."""
@@ -262,8 +277,10 @@ class Race:
         degrees = max(3, (len(final) - 1) * (len(self._finals) - 1))
         drawn = {name: logs[name] + errors[name] * lots.standard_t(degrees, DRAWS) for name in final}
         levels, doubts = dict(logs), dict(errors)
-        priors = {stage: prior({name: with_offset(one, offset) for name, one in placed.items()})
-                  for stage, placed in self._stages.items()}
+        priors = {
+            stage: prior({name: with_offset(one, offset) for name, one in placed.items()})
+            for stage, placed in self._stages.items()
+        }
         for name in self._by_stage():
             placing = with_offset(self._link(name, levels), offset)
             levels[name] = placing.log + levels[placing.anchor]
@@ -274,16 +291,25 @@ class Race:
         best = np.min(np.stack(list(drawn.values())), axis=0)
         losses = -np.expm1(best - drawn[pick])
         standings = [self._in_final(name, pick) for name in final]
-        standings += [self._out_before(name, levels[name] - levels[pick], math.hypot(doubts[name], doubts[pick]))
-                      for name in levels if name not in final]
+        standings += [
+            self._out_before(name, levels[name] - levels[pick], math.hypot(doubts[name], doubts[pick]))
+            for name in levels
+            if name not in final
+        ]
         all_s = sum(one.median_ms for one in standings) * (self.rules.final_rounds + self.rules.warmup) / 1e3
         return Outcome(
-            pick=pick, standings=tuple(sorted(standings, key=lambda one: (one.name != pick, one.ratio))),
-            regret=float(losses.mean()), most=float(np.quantile(losses, 0.95)), close=float((losses <= CLOSE).mean()),
-            sampled_s=self.sampled_s, exhaustive_s=all_s)
+            pick=pick,
+            standings=tuple(sorted(standings, key=lambda one: (one.name != pick, one.ratio))),
+            regret=float(losses.mean()),
+            most=float(np.quantile(losses, 0.95)),
+            close=float((losses <= CLOSE).mean()),
+            sampled_s=self.sampled_s,
+            exhaustive_s=all_s,
+        )
 
     def _by_stage(self) -> list[str]:
         """Who left before the final, the last first, anchors before those compared with them."""
+
         def turn(name: str) -> tuple[int, bool, float]:
             placing = self._placings[name]
             return -placing.stage, placing.anchor != name, placing.log
@@ -317,21 +343,41 @@ class Race:
         own, first = self.final[name], self.final[pick]
         middle = median(own.values())
         if name == pick:
-            return Standing(name=name, ratio=1.0, ci_low=None, ci_high=None, median_ms=middle, rounds=len(own),
-                            stage=self.stage, ended="picked")
+            return Standing(
+                name=name,
+                ratio=1.0,
+                ci_low=None,
+                ci_high=None,
+                median_ms=middle,
+                rounds=len(own),
+                stage=self.stage,
+                ended="picked",
+            )
         if not own.keys() & first.keys():
             ratio, low, high = middle / median(first.values()), None, None
         else:
             found = paired_ratio(own, first, tick=self.tick_ms)
             ratio, low, high = found.ratio, found.ci_low, found.ci_high
-        return Standing(name=name, ratio=ratio, ci_low=low, ci_high=high, median_ms=middle, rounds=len(own),
-                        stage=self.stage, ended="final")
+        return Standing(
+            name=name,
+            ratio=ratio,
+            ci_low=low,
+            ci_high=high,
+            median_ms=middle,
+            rounds=len(own),
+            stage=self.stage,
+            ended="final",
+        )
 
     def _out_before(self, name: str, log: float, error: float) -> Standing:
         placing, known, pick_ms = self._placings[name], math.isfinite(error), self._pick_ms
         return Standing(
-            name=name, ratio=math.exp(log), median_ms=math.exp(log) * pick_ms, rounds=placing.rounds,
-            stage=placing.stage, ci_low=math.exp(log - TWO_SIDED * error) if known else None,
-            ci_high=math.exp(log + TWO_SIDED * error) if known else None, ended=self._ended[name])
-
-
+            name=name,
+            ratio=math.exp(log),
+            median_ms=math.exp(log) * pick_ms,
+            rounds=placing.rounds,
+            stage=placing.stage,
+            ci_low=math.exp(log - TWO_SIDED * error) if known else None,
+            ci_high=math.exp(log + TWO_SIDED * error) if known else None,
+            ended=self._ended[name],
+        )

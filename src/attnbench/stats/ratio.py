@@ -81,11 +81,7 @@ class RatioEstimate:
 
 
 def paired_ratio(
-    baseline: Mapping[int, float],
-    own: Mapping[int, float],
-    *,
-    tick: float = 0.0,
-    same_within: float = SAME_WITHIN,
+    baseline: Mapping[int, float], own: Mapping[int, float], *, tick: float = 0.0, same_within: float = SAME_WITHIN
 ) -> RatioEstimate:
     """Compare two subjects by the rounds both were sampled in.
 
@@ -147,9 +143,7 @@ def judge(low: float | None, high: float | None, same_within: float = SAME_WITHI
     return "same" if reach <= math.log1p(same_within) else "unclear"
 
 
-def _ramped(
-    logs: Sequence[float], corner: float, inflation: float
-) -> tuple[float, tuple[float, float] | None]:
+def _ramped(logs: Sequence[float], corner: float, inflation: float) -> tuple[float, tuple[float, float] | None]:
     """Centre of the ramped sign sum and its interval; corner is the tick as a difference of logs."""
     count = len(logs)
     scores = _scores(logs, corner)

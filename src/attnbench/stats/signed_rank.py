@@ -48,8 +48,10 @@ def _rank(count: int, alpha: float) -> int | None:
         return max(0, math.floor(count * (count + 1) / 4.0 - NormalDist().inv_cdf(1.0 - alpha / 2.0) * spread - 0.5))
     ways = [1]
     for rank in range(1, count + 1):
-        ways = [(ways[at] if at < len(ways) else 0) + (ways[at - rank] if at >= rank else 0)
-                for at in range(len(ways) + rank)]
+        ways = [
+            (ways[at] if at < len(ways) else 0) + (ways[at - rank] if at >= rank else 0)
+            for at in range(len(ways) + rank)
+        ]
     total, found = 0, None
     for place, number in enumerate(ways):
         total += number

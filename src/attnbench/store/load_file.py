@@ -154,8 +154,10 @@ def spread(values: Sequence[float]) -> Spread | None:
     ordered = sorted(values)
     count = len(ordered)
     # Of fewer samples the percentile would be their maximum under another name.
-    found = {name: percentile(ordered, share) if share == 0.5 or count * (1 - share) >= 1 - 1e-9 else None
-             for name, share in PERCENTILES.items()}
+    found = {
+        name: percentile(ordered, share) if share == 0.5 or count * (1 - share) >= 1 - 1e-9 else None
+        for name, share in PERCENTILES.items()
+    }
     return Spread(count=count, mean=math.fsum(ordered) / count, max=ordered[-1], **found)
 
 
@@ -163,15 +165,24 @@ def derived(point: Point, slos_ms: Sequence[float]) -> Point:
     """The point with every statistic worked out from its series."""
     service = [whole - queue for whole, queue in zip(point.latency_ms, point.queue_ms, strict=True)]
     return dataclasses.replace(
-        point, latency=spread(point.latency_ms), queue=spread(point.queue_ms), service=spread(service),
-        late=spread(point.late_ms), host=spread(point.host_ms), device=spread(point.device_ms),
-        goodput=tuple(_goodput(point, slo) for slo in slos_ms))
+        point,
+        latency=spread(point.latency_ms),
+        queue=spread(point.queue_ms),
+        service=spread(service),
+        late=spread(point.late_ms),
+        host=spread(point.host_ms),
+        device=spread(point.device_ms),
+        goodput=tuple(_goodput(point, slo) for slo in slos_ms),
+    )
 
 
 def _goodput(point: Point, slo_ms: float) -> Goodput:
     good = sum(latency <= slo_ms for latency in point.latency_ms)
-    return Goodput(slo_ms=slo_ms, share=good / point.issued if point.issued else 0.0,
-                   rate=good / point.whole_s if point.whole_s > 0 else 0.0)
+    return Goodput(
+        slo_ms=slo_ms,
+        share=good / point.issued if point.issued else 0.0,
+        rate=good / point.whole_s if point.whole_s > 0 else 0.0,
+    )
 
 
 def dumps(run: LoadRun) -> str:
@@ -226,8 +237,9 @@ def loads(text: str, who: str = "load file") -> LoadRun:
         found = record.from_dict(LoadRun, {**data["load"], "points": data["points"]}, "load")
         for number, point in enumerate(found.points):
             _check(point, f"points[{number}]")
-        return dataclasses.replace(found, points=tuple(
-            derived(point, [one.slo_ms for one in point.goodput]) for point in found.points))
+        return dataclasses.replace(
+            found, points=tuple(derived(point, [one.slo_ms for one in point.goodput]) for point in found.points)
+        )
     except RunFileError as error:
         raise RunFileError(f"{who}: {error}") from None
     except (OverflowError, RecursionError) as error:
@@ -239,12 +251,14 @@ def _check(point: Point, where: str) -> None:
     if min(point.issued, point.answered, point.backlog, point.splits, *point.refused.values(), 0) < 0:
         raise RunFileError(f"{where}: a count is below 0; counts of requests")
     if point.issued != point.answered + sum(point.refused.values()):
-        raise RunFileError(f"{where}.issued={point.issued} is not answered + refused; "
-                           f"{point.answered + sum(point.refused.values())}")
+        raise RunFileError(
+            f"{where}.issued={point.issued} is not answered + refused; {point.answered + sum(point.refused.values())}"
+        )
     for name in ("latency_ms", "at_s", "queue_ms"):
         if len(getattr(point, name)) != point.answered:
-            raise RunFileError(f"{where}.{name} has {len(getattr(point, name))} values; one of each answered request, "
-                               f"{point.answered}")
+            raise RunFileError(
+                f"{where}.{name} has {len(getattr(point, name))} values; one of each answered request, {point.answered}"
+            )
     for name in ("latency_ms", "at_s", "queue_ms", "late_ms", "host_ms", "device_ms"):
         for number, value in enumerate(getattr(point, name)):
             if not -LARGEST <= value <= LARGEST:

@@ -75,8 +75,11 @@ def tie(records: Sequence[Record]) -> Tie | None:
     None for a clear winner or nobody to compare.
     """
     rounds = {name: _by_process(members) for name, members in by_backend(records).items()}
-    medians = {name: statistics.median(statistics.median(times.values()) for times in found.values())
-               for name, found in rounds.items() if found}
+    medians = {
+        name: statistics.median(statistics.median(times.values()) for times in found.values())
+        for name, found in rounds.items()
+        if found
+    }
     if not medians:
         return None
     fastest, *others = sorted(medians, key=lambda name: medians[name])
@@ -166,14 +169,18 @@ def _times(named: Sequence[Mapping[str, Time]]) -> dict[str, Time]:
 def _memory(peaks: Sequence[Memory]) -> Memory | None:
     if not peaks:
         return None
-    return Memory(peak_allocated_mb=_known(max, (peak.peak_allocated_mb for peak in peaks)),
-                  peak_reserved_mb=_known(max, (peak.peak_reserved_mb for peak in peaks)))
+    return Memory(
+        peak_allocated_mb=_known(max, (peak.peak_allocated_mb for peak in peaks)),
+        peak_reserved_mb=_known(max, (peak.peak_reserved_mb for peak in peaks)),
+    )
 
 
 def _worst(errors: Sequence[Mapping[str, Error]]) -> dict[str, Error]:
     names = dict.fromkeys(name for found in errors for name in found)
-    return {name: max((found[name] for found in errors if name in found), key=lambda error: error.max_abs or 0.0)
-            for name in names}
+    return {
+        name: max((found[name] for found in errors if name in found), key=lambda error: error.max_abs or 0.0)
+        for name in names
+    }
 
 
 def _speedup(members: Sequence[Record], there: Mapping[tuple[str, int], Record]) -> Speedup | None:
@@ -188,8 +195,11 @@ def _speedup(members: Sequence[Record], there: Mapping[tuple[str, int], Record])
             continue
         baseline = there.get((own.baseline, member.replicate))
         shared = _rounds(member) & _rounds(baseline) if baseline else set()
-        estimates.append(RatioEstimate(ratio=own.ratio, ci_low=own.ci_low, ci_high=own.ci_high,
-                                       num_pairs=len(shared), verdict=own.verdict))
+        estimates.append(
+            RatioEstimate(
+                ratio=own.ratio, ci_low=own.ci_low, ci_high=own.ci_high, num_pairs=len(shared), verdict=own.verdict
+            )
+        )
     if not estimates:
         return members[0].speedup
     found = combine_replicates(estimates)

@@ -32,11 +32,14 @@ LONGEST_MS = 1e12
 "Thirty years: what is longer was not measured."
 SERIES = {"at_s": (0.0, LONGEST_MS), "sm_mhz": (1e-3, 1e12), "watts": (0.0, 1e12), "celsius": (-300.0, 1e12)}
 "Least and most of what was read beside samples."
-TIMES = tuple(field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and
-              field.name != "samples_ms")
+TIMES = tuple(
+    field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and field.name != "samples_ms"
+)
 COUNTS = {
-    "memory": ("peak_allocated_mb", "peak_reserved_mb"), "work": ("flops", "bytes", "executed_flops"),
-    "rate": ("tflops", "executed_tflops", "gbps", "percent_of_peak"), "speedup": ("ratio", "ci_low", "ci_high"),
+    "memory": ("peak_allocated_mb", "peak_reserved_mb"),
+    "work": ("flops", "bytes", "executed_flops"),
+    "rate": ("tflops", "executed_tflops", "gbps", "percent_of_peak"),
+    "speedup": ("ratio", "ci_low", "ci_high"),
 }
 "Fields of a record's blocks that count, or measure what has no negative."
 OF = {block: attrgetter(*names) for block, names in COUNTS.items()}

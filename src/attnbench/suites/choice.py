@@ -25,6 +25,7 @@ from attnbench.suites.user_backends import known_backends, user_backends
 if TYPE_CHECKING:
     from attnbench.workloads.base import Case
 
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Who is measured, before the cases say which configurations a wildcard means."""
@@ -58,7 +59,12 @@ class Chosen:
 
 
 def choose(
-    suite: Suite, kind: str, *, backends: Sequence[str] = (), skip: Sequence[str] = (), baseline: str | None = None,
+    suite: Suite,
+    kind: str,
+    *,
+    backends: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    baseline: str | None = None,
     files: Sequence[str] = (),
 ) -> Chosen:
     """Decide which backends of a suite are measured on a kind of device.
@@ -112,19 +118,31 @@ def _may_expand(selector: str, known: Mapping[str, Backend], kind: str) -> bool:
     return not has_wildcard(short or "") or (kind in known[name].devices and _installed(known[name]))
 
 
-def _no_configuration(
-    asked: str, wild: Sequence[str], known: Mapping[str, Backend], case: Case
-) -> UsageError:
+def _no_configuration(asked: str, wild: Sequence[str], known: Mapping[str, Backend], case: Case) -> UsageError:
     """What to say of a wildcard that means no configuration of any case; `case` is one of them."""
     names = [parse_selector(one)[0] for one in wild]
     there = {config.short: name for name in names for config in known[name].configs(case)}
     if not there:
-        return UsageError(refusal("backends", "name", asked, "asks for configurations",
-                                  f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} none"))
+        return UsageError(
+            refusal(
+                "backends",
+                "name",
+                asked,
+                "asks for configurations",
+                f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} none",
+            )
+        )
     near = difflib.get_close_matches(parse_selector(wild[0])[1] or "", there, n=1, cutoff=0.0)[0]
-    return UsageError(refusal("backends", "name", asked, f"means none of the {len(there)} configurations there are",
-                              f"see `attnbench list configs {there[near]}`, which takes the shape too",
-                              f"did you mean {there[near]}[{near}]?"))
+    return UsageError(
+        refusal(
+            "backends",
+            "name",
+            asked,
+            f"means none of the {len(there)} configurations there are",
+            f"see `attnbench list configs {there[near]}`, which takes the shape too",
+            f"did you mean {there[near]}[{near}]?",
+        )
+    )
 
 
 def _check_config(backend: Backend, short: str, cases: Mapping[str, Any]) -> None:

@@ -94,8 +94,11 @@ def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
     for group in left:
         if group.replicate != replicate:  # each is of a fresh process
             replicate, compiled = group.replicate, set()
-        runnable = [backends[name] for name in (parse_selector(one)[0] for one in group.backends)
-                    if name in backends and kind in backends[name].devices]
+        runnable = [
+            backends[name]
+            for name in (parse_selector(one)[0] for one in group.backends)
+            if name in backends and kind in backends[name].devices
+        ]
         groups[group.group] = _group(run.settings, group, runnable, kind, compiled)
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
@@ -110,8 +113,11 @@ def _group(
     slowed = _slowed(kind)
     fused_s = slowed * workload.work(workload.case(group.case)).flops / (SHARE[False] * _flops_per_s(kind))
     calls = [slowed * CALL_S[kind] + fused_s * SHARE[False] / SHARE[backend.name in PLAIN] for backend in runnable]
-    compiling = sum(slowed * COMPILE_S[kind] * (AGAIN if backend.name in compiled else 1.0)
-                    for backend in runnable if backend.compiles)
+    compiling = sum(
+        slowed * COMPILE_S[kind] * (AGAIN if backend.name in compiled else 1.0)
+        for backend in runnable
+        if backend.compiles
+    )
     round_s = sum(calls)
     seconds = compiling + slowed * OPEN_S[kind] * len(runnable) + ORACLE_CALLS * fused_s + CHECK_CALLS * round_s
     if not settings.measure or not runnable:

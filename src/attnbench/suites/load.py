@@ -114,8 +114,12 @@ def suite_names() -> list[str]:
 
 def case_names() -> list[str]:
     """Names of their named cases; each is a suite of its own."""
-    return [str(case["name"]) for document in _shipped().values()
-            for case in document.data.get("cases", ()) if "name" in case]
+    return [
+        str(case["name"])
+        for document in _shipped().values()
+        for case in document.data.get("cases", ())
+        if "name" in case
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,9 @@ def _flat(document: _Document, workload: Workload, data: dict[str, Any], kind: s
         raise UsageError(f"{who}: batch_by_seqlen goes with axes; listed cases state their batch")
     batches = _batches(who, axes, data.get("batch_by_seqlen", {}))
     return Suite(
-        name=data["name"], title=data.get("title", ""), workload=workload.name,
+        name=data["name"],
+        title=data.get("title", ""),
+        workload=workload.name,
         backends=_selectors(who, data.get("backends", "all")),
         baseline=_text(who, "baseline", data["baseline"]) if "baseline" in data else None,
         references=_references(who, data),
@@ -202,7 +208,8 @@ def _flat(document: _Document, workload: Workload, data: dict[str, Any], kind: s
         batch_by_seqlen={key: value for key, value in batches.items() if key != OTHERWISE},
         batch_otherwise=batches.get(OTHERWISE, ()),
         env=_env(who, axes, data.get("env", {})),
-        file=None if document.shipped else document.file)
+        file=None if document.shipped else document.file,
+    )
 
 
 def _known_workload(who: str, name: str) -> str:

@@ -57,8 +57,14 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
         NothingToRun: no backend of the request runs on this kind of device.
     """
     suite, workload = request.suite, load_workload(request.suite.workload)
-    chosen = choose(suite, request.device.partition(":")[0], backends=request.backends, skip=request.skip,
-                    baseline=request.baseline, files=request.files)
+    chosen = choose(
+        suite,
+        request.device.partition(":")[0],
+        backends=request.backends,
+        skip=request.skip,
+        baseline=request.baseline,
+        files=request.files,
+    )
     settled = settle("attnbench", dict(suite.settings), dict(request.settings))
     cases = expand(suite, workload, request.axes)
     chosen.check(cases)
@@ -72,11 +78,28 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
     if len(cases) * settings.replicates > MOST_GROUPS:
         wrong = f"times {len(cases)} cases are too many groups for one run"
         raise UsageError(refusal("attnbench", "--replicates", settings.replicates, wrong, f"at most {MOST_GROUPS}"))
-    groups = [PlannedGroup(group=case_id if replicate == 0 else f"{case_id}#{replicate}", workload=workload.name,
-                           case=cases[case_id].to_dict(), case_id=case_id, backends=names, replicate=replicate)
-              for replicate in range(settings.replicates) for case_id, names in backends.items()]
-    return Run(id=run_id, suite=suite.name, command=command, started=started, plan=tuple(groups), settings=settings,
-               layout=suite.layout, backend_files=tuple(Path(file).name for file in request.files))
+    groups = [
+        PlannedGroup(
+            group=case_id if replicate == 0 else f"{case_id}#{replicate}",
+            workload=workload.name,
+            case=cases[case_id].to_dict(),
+            case_id=case_id,
+            backends=names,
+            replicate=replicate,
+        )
+        for replicate in range(settings.replicates)
+        for case_id, names in backends.items()
+    ]
+    return Run(
+        id=run_id,
+        suite=suite.name,
+        command=command,
+        started=started,
+        plan=tuple(groups),
+        settings=settings,
+        layout=suite.layout,
+        backend_files=tuple(Path(file).name for file in request.files),
+    )
 
 
 def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -96,8 +119,16 @@ def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]
     cases: dict[str, Any] = {}
     for number, values in enumerate(rows):
         if number == MOST_GROUPS:
-            raise UsageError(refusal(suite.who, "cases", f"more than {number}", "are too many for one run",
-                                     f"at most {number}", "fewer values on an axis"))
+            raise UsageError(
+                refusal(
+                    suite.who,
+                    "cases",
+                    f"more than {number}",
+                    "are too many for one run",
+                    f"at most {number}",
+                    "fewer values on an axis",
+                )
+            )
         case = workload.case(values)
         cases.setdefault(case.id, case)
     return cases
@@ -145,13 +176,14 @@ def environment_axes(suite: Suite, environ: Mapping[str, str]) -> dict[str, tupl
         UsageError: naming the variable, its value and what is accepted.
     """
     axes = {axis.name: axis for axis in load_workload(suite.workload).axes}
-    return {name: parse_axis(suite.who, axes[name], environ[variable], flag=f"environment variable {variable}")
-            for name, variable in suite.env.items() if environ.get(variable)}
+    return {
+        name: parse_axis(suite.who, axes[name], environ[variable], flag=f"environment variable {variable}")
+        for name, variable in suite.env.items()
+        if environ.get(variable)
+    }
 
 
-def _crossed(
-    suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]]
-) -> Iterable[dict[str, Any]]:
+def _crossed(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]]) -> Iterable[dict[str, Any]]:
     axes = {**suite.axes, **asked}
     follows = "batch" not in asked and bool(suite.batch_by_seqlen or suite.batch_otherwise)
     by_length, otherwise = suite.batch_by_seqlen, suite.batch_otherwise
@@ -161,8 +193,16 @@ def _crossed(
         for length in axes.setdefault("seqlen", (default,)):
             if length not in by_length and not otherwise:
                 known = ", ".join(str(one) for one in by_length)
-                raise UsageError(refusal(suite.who, "seqlen", length, "has no batch size in its batch_by_seqlen",
-                                         f"one of {known}", "or state the batch with --batch"))
+                raise UsageError(
+                    refusal(
+                        suite.who,
+                        "seqlen",
+                        length,
+                        "has no batch size in its batch_by_seqlen",
+                        f"one of {known}",
+                        "or state the batch with --batch",
+                    )
+                )
     for values in itertools.product(*axes.values()):
         row = dict(zip(axes, values, strict=True))
         if not follows:
@@ -181,8 +221,9 @@ def _listed(suite: Suite, asked: Mapping[str, tuple[Any, ...]]) -> Iterable[dict
             given = ",".join(str(value) for value in values)
             which = "" if suite.workload == "attention" else f" --workload {suite.workload}"
             todo = f"`attnbench compare{which}` takes any shape"
-            raise UsageError(refusal(suite.who, name, given, "selects none of its cases", f"one of {', '.join(there)}",
-                                     todo))
+            raise UsageError(
+                refusal(suite.who, name, given, "selects none of its cases", f"one of {', '.join(there)}", todo)
+            )
         chosen = kept
     return itertools.chain.from_iterable(_filled(case, asked) for case in chosen)
 

@@ -110,18 +110,37 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("rel_ci", between(0, 1), "stop when the 95 % interval of the median is this narrow", "SHARE"),
     Setting("max_seconds", between(0), "sampling time of a group, at most", "S"),
     Setting("timeout", between(0), "seconds without progress after which a backend is given up", "S"),
-    Setting("timer", matching(r"[a-z][a-z0-9-]*", "a name of `attnbench list timers`, auto or all"),
-            "what measures a launch: auto, all, or a name of `attnbench list timers`", "NAME"),
+    Setting(
+        "timer",
+        matching(r"[a-z][a-z0-9-]*", "a name of `attnbench list timers`, auto or all"),
+        "what measures a launch: auto, all, or a name of `attnbench list timers`",
+        "NAME",
+    ),
     Setting("l2", one_of("auto", "cold", "warm"), "L2 cache before a launch: auto (cold on a GPU), cold, warm", "L2"),
     Setting("regime", one_of("burst", "sustained"), "burst (cool, full clock) or sustained (power-limited)", "NAME"),
-    Setting("lock_clocks", matching(r"[1-9][0-9]{1,5}(,[1-9][0-9]{1,5})?", "SM[,MEM] in MHz, such as 1110,1512"),
-            "lock the GPU clocks (MHz) while measuring, where you may", "SM[,MEM]", in_suite=False),
-    Setting("input", parse_input, f"values of the inputs: {', '.join(ATTENTION_KINDS)}, or a .safetensors file with "
-            "tensors q, k and v; workloads other than attention and sparse take the first three", "KIND"),
+    Setting(
+        "lock_clocks",
+        matching(r"[1-9][0-9]{1,5}(,[1-9][0-9]{1,5})?", "SM[,MEM] in MHz, such as 1110,1512"),
+        "lock the GPU clocks (MHz) while measuring, where you may",
+        "SM[,MEM]",
+        in_suite=False,
+    ),
+    Setting(
+        "input",
+        parse_input,
+        f"values of the inputs: {', '.join(ATTENTION_KINDS)}, or a .safetensors file with "
+        "tensors q, k and v; workloads other than attention and sparse take the first three",
+        "KIND",
+    ),
     Setting("seed", whole(0), "seed of the inputs and of the order within rounds", "N"),
     Setting("replicates", whole(1), "repeat every group in this many fresh processes", "N"),
-    Setting("device", matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "auto, cpu, cuda or cuda:N"),
-            "auto (the GPU if there is one), cpu, cuda, cuda:N", "DEVICE", in_suite=False),
+    Setting(
+        "device",
+        matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "auto, cpu, cuda or cuda:N"),
+        "auto (the GPU if there is one), cpu, cuda, cuda:N",
+        "DEVICE",
+        in_suite=False,
+    ),
 )
 
 DEFAULT_WARMUP = 5
@@ -163,22 +182,37 @@ def settle(who: str, suite: dict[str, Any], asked: dict[str, Any]) -> dict[str, 
     stopping = [name for name in ("rel_ci", "max_seconds") if name in asked]
     if "iterations" in asked and stopping:
         flag = setting(stopping[0]).flag
-        raise UsageError(refusal(who, "--iterations", asked["iterations"], f"fixes what {flag} is to find",
-                                 "either a fixed count or an interval", f"leave out --iterations or {flag}"))
+        raise UsageError(
+            refusal(
+                who,
+                "--iterations",
+                asked["iterations"],
+                f"fixes what {flag} is to find",
+                "either a fixed count or an interval",
+                f"leave out --iterations or {flag}",
+            )
+        )
     merged = {**suite, **asked}
     if stopping:
         merged = {name: value for name, value in merged.items() if name not in ("iterations", "warmup")} | {
-            name: asked[name] for name in ("warmup",) if name in asked}
+            name: asked[name] for name in ("warmup",) if name in asked
+        }
     if "iterations" in merged:
         merged.setdefault("warmup", DEFAULT_WARMUP)
     elif "warmup" in merged:
-        raise UsageError(refusal(who, "--warmup", merged["warmup"], "has no count to go with",
-                                 "a warm-up is fixed together with the count", "add --iterations N"))
+        raise UsageError(
+            refusal(
+                who,
+                "--warmup",
+                merged["warmup"],
+                "has no count to go with",
+                "a warm-up is fixed together with the count",
+                "add --iterations N",
+            )
+        )
     return merged
 
 
 def suite_keys() -> Iterable[str]:
     """Names of the settings a suite file may hold."""
     return [one.name for one in SETTINGS if one.in_suite]
-
-

@@ -49,8 +49,16 @@ def user_backends(files: Sequence[str]) -> dict[str, Backend]:
         for backend in _described(file, _stamp(file), Path.cwd()):
             if backend.name in found:
                 both = f"{places[backend.name]} and {file}"
-                raise UsageError(refusal("backends", "name", backend.name, f"is defined twice: {both}",
-                                         "one backend a name", "rename one of them"))
+                raise UsageError(
+                    refusal(
+                        "backends",
+                        "name",
+                        backend.name,
+                        f"is defined twice: {both}",
+                        "one backend a name",
+                        "rename one of them",
+                    )
+                )
             found[backend.name], places[backend.name] = backend, file
     return found
 
@@ -95,8 +103,9 @@ def _stamp(file: str) -> tuple[int, int]:
 
 def _child(answer_file: str, file: str, *question: str) -> None:
     try:
-        value: dict[str, Any] = {"told": describe_configs(file, question[0], json.loads(question[1])) if question
-                                else describe(file)}
+        value: dict[str, Any] = {
+            "told": describe_configs(file, question[0], json.loads(question[1])) if question else describe(file)
+        }
     except UsageError as error:
         value = {"refused": str(error)}
     reply(answer_file, value)

@@ -131,9 +131,16 @@ class DeviceWorker:
     def failure(self, group: PlannedGroup, name: str, settings: Settings, loss: Loss) -> Record:
         """The record of a backend with which a worker was lost."""
         record = Record(
-            workload=group.workload, case=group.case, case_id=group.case_id, group=group.group, backend=name,
-            replicate=group.replicate, status=loss.status, reason=loss.reason,
-            environment=self.listener.environment_index(None), repro=repro(group, settings, name, self.files),
+            workload=group.workload,
+            case=group.case,
+            case_id=group.case_id,
+            group=group.group,
+            backend=name,
+            replicate=group.replicate,
+            status=loss.status,
+            reason=loss.reason,
+            environment=self.listener.environment_index(None),
+            repro=repro(group, settings, name, self.files),
         )
         self.listener.on_record(group, record)
         return record
@@ -159,6 +166,7 @@ def accepted(record: Record, group: PlannedGroup) -> Record:
     Raises:
         WorkerError: it is not: something other than the harness wrote it.
     """
+
     def of(one: Record | PlannedGroup) -> tuple[Any, ...]:
         return one.workload, to_dict(one.case), one.case_id, one.group, one.replicate
 

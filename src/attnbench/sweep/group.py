@@ -221,8 +221,9 @@ def _cleared(record: Record) -> str:
 
 def _beside(attempt: Attempt, baseline: str) -> str:
     """What happened to two that were in one process."""
-    said = [f"{name} {record.status.value}: {record.reason}" for name, record in attempt.found.items()
-            if _failed(record)]
+    said = [
+        f"{name} {record.status.value}: {record.reason}" for name, record in attempt.found.items() if _failed(record)
+    ]
     if attempt.loss is not None and attempt.blamed is None:
         said.append(f"{attempt.loss.status.value}: {attempt.loss.reason}")
     return f"measured without {baseline}: in one process with it, {'; '.join(said)}"

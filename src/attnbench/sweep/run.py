@@ -74,8 +74,7 @@ class Execution(AbstractContextManager["Execution"]):
     """
 
     def __init__(
-        self, run: Run, path: Path | None = None, files: Sequence[str] = (),
-        on_event: OnEvent = lambda event: None,
+        self, run: Run, path: Path | None = None, files: Sequence[str] = (), on_event: OnEvent = lambda event: None
     ) -> None:
         self.run, self.files, self.on_event = run, files, on_event
         self.writer = Writer(path) if path else None
@@ -172,14 +171,29 @@ class Execution(AbstractContextManager["Execution"]):
             self.writer.write(self.run)
 
     def _emit(
-        self, kind: str, *, text: str = "", group: PlannedGroup | None = None, backend: str | None = None,
+        self,
+        kind: str,
+        *,
+        text: str = "",
+        group: PlannedGroup | None = None,
+        backend: str | None = None,
         record: Record | None = None,
     ) -> None:
         if record is not None:
             self.known.add(record.backend)
-        self.on_event(Event(kind, text, group.group if group else None, backend or (record and record.backend) or None,
-                            len(self.run.records) + len(self.known), self.total, self.sampling_s, record,
-                            self.run if kind in ("start", "group", "done") else None))
+        self.on_event(
+            Event(
+                kind,
+                text,
+                group.group if group else None,
+                backend or (record and record.backend) or None,
+                len(self.run.records) + len(self.known),
+                self.total,
+                self.sampling_s,
+                record,
+                self.run if kind in ("start", "group", "done") else None,
+            )
+        )
 
 
 def without_interrupted(run: Run) -> Run:

@@ -28,5 +28,6 @@ def check_settings(settings: Settings) -> None:
     if not device.on_gpu and settings.l2 == "cold":
         raise Unavailable(refusal("attnbench", "--l2", "cold", "is for GPUs", "--l2 warm or auto on a CPU"))
     if not device.on_gpu and settings.lock_clocks is not None:
-        raise Unavailable(refusal("attnbench", "--lock-clocks", settings.lock_clocks, "is for GPUs",
-                                  "leave it out on a CPU"))
+        raise Unavailable(
+            refusal("attnbench", "--lock-clocks", settings.lock_clocks, "is for GPUs", "leave it out on a CPU")
+        )

@@ -30,7 +30,12 @@ def default_jobs() -> int:
 
 
 def compile_ahead(
-    run: Run, group: PlannedGroup, settings: Settings, files: Sequence[str], *, jobs: int,
+    run: Run,
+    group: PlannedGroup,
+    settings: Settings,
+    files: Sequence[str],
+    *,
+    jobs: int,
     on_record: Callable[[Record], None],
 ) -> float:
     """Have every backend of a group called once.

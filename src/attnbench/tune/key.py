@@ -30,8 +30,10 @@ def bucket(workload: Workload, case: Case) -> Case:
     A case that would contradict itself there is a bucket of its own.
     """
     values = case.to_dict()
-    rounded = {name: _power_of_two(value) if name in ROUNDED and isinstance(value, int) else value
-               for name, value in values.items()}
+    rounded = {
+        name: _power_of_two(value) if name in ROUNDED and isinstance(value, int) else value
+        for name, value in values.items()
+    }
     try:
         return workload.case(rounded)
     except UsageError:
@@ -39,17 +41,30 @@ def bucket(workload: Workload, case: Case) -> Case:
 
 
 def key(
-    *, backend: str, bucket: Case, environment: Environment, source: str, configs: Iterable[str], settings: Settings,
+    *,
+    backend: str,
+    bucket: Case,
+    environment: Environment,
+    source: str,
+    configs: Iterable[str],
+    settings: Settings,
     rules: Rules,
 ) -> dict[str, Any]:
     """Everything an answer holds for, as plain data."""
     return {
-        "backend": backend, "bucket": bucket.to_dict(), "source": source,
+        "backend": backend,
+        "bucket": bucket.to_dict(),
+        "source": source,
         "configs": hashlib.sha256("\n".join(sorted(configs)).encode()).hexdigest()[:12],
-        "card": environment.gpu or environment.cpu, "power_limit_w": environment.power_limit_w,
-        "driver": environment.driver, "cuda": environment.cuda, "torch": environment.torch,
-        "triton": environment.triton, "packages": dict(environment.packages),
-        "settings": {name: getattr(settings, name) for name in SETTINGS}, "rules": asdict(rules),
+        "card": environment.gpu or environment.cpu,
+        "power_limit_w": environment.power_limit_w,
+        "driver": environment.driver,
+        "cuda": environment.cuda,
+        "torch": environment.torch,
+        "triton": environment.triton,
+        "packages": dict(environment.packages),
+        "settings": {name: getattr(settings, name) for name in SETTINGS},
+        "rules": asdict(rules),
     }
 
 

@@ -14,10 +14,14 @@ from attnbench.worker.outcome import repro
 def conditions(kept: RaceFile) -> str:
     """Card, versions, timer and cache."""
     environment = kept.environment
-    words = [environment.gpu or environment.cpu, environment.torch and f"torch {environment.torch}",
-             environment.triton and f"triton {environment.triton}", kept.timer and f"timer {kept.timer}",
-             kept.l2 and f"L2 {kept.l2}",
-             None if kept.settings.device == "cpu" else kept.settings.regime]
+    words = [
+        environment.gpu or environment.cpu,
+        environment.torch and f"torch {environment.torch}",
+        environment.triton and f"triton {environment.triton}",
+        kept.timer and f"timer {kept.timer}",
+        kept.l2 and f"L2 {kept.l2}",
+        None if kept.settings.device == "cpu" else kept.settings.regime,
+    ]
     return " · ".join(word for word in words if word)
 
 
@@ -32,11 +36,16 @@ def remarks(kept: RaceFile, outcome: Outcome, *, fresh: bool, asked: str) -> dic
     """
     seconds = kept.seconds
     raced = f"{len(outcome.standings)} of {len(kept.configs)} configurations, {len(kept.heats)} heats"
-    ahead = f"{len(kept.compiled)} compiled ahead in {seconds.compile:.1f} s" if seconds.compile else (
-        "nothing compiled ahead")
+    ahead = (
+        f"{len(kept.compiled)} compiled ahead in {seconds.compile:.1f} s"
+        if seconds.compile
+        else ("nothing compiled ahead")
+    )
     share = outcome.sampled_s / outcome.exhaustive_s if outcome.exhaustive_s else 0.0
-    time = (f"{ahead}, checked in {seconds.check:.1f} s, raced in {seconds.race:.1f} s; launches sampled "
-            f"{outcome.sampled_s:.2g} s, {100 * share:.2g} % of sampling each as often as a finalist")
+    time = (
+        f"{ahead}, checked in {seconds.check:.1f} s, raced in {seconds.race:.1f} s; launches sampled "
+        f"{outcome.sampled_s:.2g} s, {100 * share:.2g} % of sampling each as often as a finalist"
+    )
     found = {"raced": raced, "time": time}
     if not fresh:
         measured = "" if asked == kept.case_id else f" for {kept.case_id}, of the same bucket of shapes"
@@ -46,16 +55,32 @@ def remarks(kept: RaceFile, outcome: Outcome, *, fresh: bool, asked: str) -> dic
 
 def rerun(kept: RaceFile, outcome: Outcome, files: Sequence[str]) -> str:
     """The line that measures the pick beside the default."""
-    group = PlannedGroup(group=kept.case_id, workload=kept.workload, case=kept.case, case_id=kept.case_id,
-                         backends=(kept.backend, outcome.pick))
+    group = PlannedGroup(
+        group=kept.case_id,
+        workload=kept.workload,
+        case=kept.case,
+        case_id=kept.case_id,
+        backends=(kept.backend, outcome.pick),
+    )
     return repro(group, dataclasses.replace(kept.settings, baseline=kept.backend), outcome.pick, files)
 
 
 def standings(kept: RaceFile) -> list[Standing]:
     """The references that have a time beside the pick's, for the table of the race."""
-    return [Standing(name=name, ratio=one.ratio, ci_low=one.ci_low, ci_high=one.ci_high, median_ms=one.median_ms,
-                     rounds=one.rounds, stage=0, ended="reference")
-            for name, one in kept.references.items() if one.ratio is not None and one.median_ms is not None]
+    return [
+        Standing(
+            name=name,
+            ratio=one.ratio,
+            ci_low=one.ci_low,
+            ci_high=one.ci_high,
+            median_ms=one.median_ms,
+            rounds=one.rounds,
+            stage=0,
+            ended="reference",
+        )
+        for name, one in kept.references.items()
+        if one.ratio is not None and one.median_ms is not None
+    ]
 
 
 def no_times(kept: RaceFile) -> list[tuple[str, str, str]]:

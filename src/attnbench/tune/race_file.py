@@ -118,8 +118,12 @@ class RaceFile(Spelled):
         """The same with other fields; `seconds` are added to, not replaced."""
         spent = fields.pop("spent", None)
         if spent is not None:
-            fields["seconds"] = Seconds(**{name: getattr(self.seconds, name) + spent.get(name, 0.0)
-                                           for name in ("compile", "check", "race", "sampling")})
+            fields["seconds"] = Seconds(
+                **{
+                    name: getattr(self.seconds, name) + spent.get(name, 0.0)
+                    for name in ("compile", "check", "race", "sampling")
+                }
+            )
         return dataclasses.replace(self, **fields)
 
 

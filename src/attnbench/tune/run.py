@@ -110,8 +110,14 @@ class Tuning:
 
         began = time.perf_counter()
         try:
-            compile_ahead(self.execution.run, self.group("compile", names), self.kept.settings, self.files,
-                          jobs=self.jobs, on_record=ended)
+            compile_ahead(
+                self.execution.run,
+                self.group("compile", names),
+                self.kept.settings,
+                self.files,
+                jobs=self.jobs,
+                on_record=ended,
+            )
         finally:
             self._keep(spent={"compile": time.perf_counter() - began})
 
@@ -126,8 +132,11 @@ class Tuning:
             right = [record for record in records if record.status is Status.PASSED]
             flops = next((record.work.flops for record in right if record.work), self.kept.flops)
             self._fail([record for record in records if record.status is not Status.PASSED], "check", write=False)
-            self._keep(checked=(*self.kept.checked, *(record.backend for record in right)), flops=flops,
-                       spent={"check": time.perf_counter() - began})
+            self._keep(
+                checked=(*self.kept.checked, *(record.backend for record in right)),
+                flops=flops,
+                spent={"check": time.perf_counter() - began},
+            )
 
     # ── the race ───────────────────────────────────────────────────────────────────────────────────
 
@@ -148,21 +157,31 @@ class Tuning:
         """Sample a heat and keep it."""
         kept, step = self.kept, "final" if heat.final else f"stage {heat.stage}"
         settings = dataclasses.replace(
-            kept.settings, check=heat.final, measure=True, iterations=heat.rounds,
-            warmup=int(kept.rules["warmup"]), baseline=heat.anchor)
+            kept.settings,
+            check=heat.final,
+            measure=True,
+            iterations=heat.rounds,
+            warmup=int(kept.rules["warmup"]),
+            baseline=heat.anchor,
+        )
         # The sampler's orders are balanced over places; who has which place is drawn anew for every heat.
         names = random.Random(heat.seed).sample(heat.names, len(heat.names))
         began, sampled = time.perf_counter(), self.execution.sampling_s
         records = self.execution.one(self.group(f"heat {len(kept.heats) + 1}", names), settings)
         timed = [record for record in records if record.time is not None]
         self._fail([record for record in records if record.time is None], step, write=False)
-        times = {record.backend: dict(zip(map(str, record.time.rounds), record.time.samples_ms, strict=True))
-                 for record in timed if record.time is not None}
+        times = {
+            record.backend: dict(zip(map(str, record.time.rounds), record.time.samples_ms, strict=True))
+            for record in timed
+            if record.time is not None
+        }
         first = next((record.time for record in timed), None)
         if first is not None:
             self._keep(write=False, tick_ms=first.tick_ms or 0.0, timer=first.timer, l2=first.l2)
-        self._keep(heats=(*self.kept.heats, times), spent={
-            "race": time.perf_counter() - began, "sampling": self.execution.sampling_s - sampled})
+        self._keep(
+            heats=(*self.kept.heats, times),
+            spent={"race": time.perf_counter() - began, "sampling": self.execution.sampling_s - sampled},
+        )
         return times
 
     def _refer(self) -> None:
@@ -174,8 +193,14 @@ class Tuning:
             return
         self._tell("references", 0, len(names))
         rules = kept.race_rules()
-        settings = dataclasses.replace(kept.settings, check=True, measure=True, iterations=rules.final_rounds,
-                                       warmup=rules.warmup, baseline=outcome.pick)
+        settings = dataclasses.replace(
+            kept.settings,
+            check=True,
+            measure=True,
+            iterations=rules.final_rounds,
+            warmup=rules.warmup,
+            baseline=outcome.pick,
+        )
         records = self.execution.one(self.group("references", [outcome.pick, *names]), settings)
         found = {record.backend: _reference(record, kept.backend) for record in records if record.backend in names}
         self._keep(references={**kept.references, **found})
@@ -188,12 +213,19 @@ class Tuning:
     def group(self, step: str, names: Iterable[str]) -> PlannedGroup:
         """Some of the configurations as a group of the sweep."""
         kept = self.kept
-        return PlannedGroup(group=f"{kept.case_id} {step}", workload=kept.workload, case=kept.case,
-                            case_id=kept.case_id, backends=tuple(names))
+        return PlannedGroup(
+            group=f"{kept.case_id} {step}",
+            workload=kept.workload,
+            case=kept.case,
+            case_id=kept.case_id,
+            backends=tuple(names),
+        )
 
     def _fail(self, records: Iterable[Record], step: str, *, write: bool = True) -> None:
-        lost = {record.backend: Failure(status=record.status.value, reason=record.reason or "", step=step)
-                for record in records}
+        lost = {
+            record.backend: Failure(status=record.status.value, reason=record.reason or "", step=step)
+            for record in records
+        }
         if lost:
             self._keep(write=write, failures={**self.kept.failures, **lost})
 
@@ -222,8 +254,16 @@ def _reference(record: Record, backend: str) -> Reference:
         return Reference(reason=f"{record.status.value}: {(record.reason or '').removeprefix(f'{record.backend}: ')}")
     speedup = record.speedup
     if speedup is None:
-        return Reference(median_ms=record.time.median_ms, rounds=len(record.time.rounds),
-                         reason=f"not sampled in turn with {backend}")
+        return Reference(
+            median_ms=record.time.median_ms,
+            rounds=len(record.time.rounds),
+            reason=f"not sampled in turn with {backend}",
+        )
     low, high = speedup.ci_low, speedup.ci_high
-    return Reference(median_ms=record.time.median_ms, rounds=len(record.time.rounds), ratio=1 / speedup.ratio,
-                     ci_low=1 / high if high else None, ci_high=1 / low if low else None)
+    return Reference(
+        median_ms=record.time.median_ms,
+        rounds=len(record.time.rounds),
+        ratio=1 / speedup.ratio,
+        ci_low=1 / high if high else None,
+        ci_high=1 / low if low else None,
+    )

@@ -25,14 +25,23 @@ def find_backend(name: str, known: Mapping[str, Backend], who: str) -> Backend:
     """
     bare = name.partition("[")[0]
     if bare != name and bare in known:
-        raise UsageError(refusal(who, "BACKEND", name, "names one configuration already", bare,
-                                 f"{who} {bare} --configs {name[len(bare) + 1:].rstrip(']')}"))
+        raise UsageError(
+            refusal(
+                who,
+                "BACKEND",
+                name,
+                "names one configuration already",
+                bare,
+                f"{who} {bare} --configs {name[len(bare) + 1 :].rstrip(']')}",
+            )
+        )
     if name not in known:
         raise unknown(who, "BACKEND", name, with_a_space(known) or known)
     if not _has_space(known[name]):
         others = ", ".join(with_a_space(known)) or "none is installed"
-        raise UsageError(refusal(who, "BACKEND", name, "has no configurations to choose from",
-                                 f"one that has: {others}"))
+        raise UsageError(
+            refusal(who, "BACKEND", name, "has no configurations to choose from", f"one that has: {others}")
+        )
     return known[name]
 
 
@@ -56,8 +65,15 @@ def references_of(
         if bare not in known:
             raise unknown(who, "--reference", name, known)
         if known[bare].workload != backend.workload:
-            raise UsageError(refusal(who, "--reference", name, f"is of the workload {known[bare].workload}",
-                                     f"one of {backend.workload}, as {backend.name} is"))
+            raise UsageError(
+                refusal(
+                    who,
+                    "--reference",
+                    name,
+                    f"is of the workload {known[bare].workload}",
+                    f"one of {backend.workload}, as {backend.name} is",
+                )
+            )
     return names
 
 
@@ -85,8 +101,11 @@ def space(backend: Backend, case: Case, patterns: Sequence[str], who: str) -> di
     values = {config.short: config.values for config in backend.configs(case)}
     if not values:
         raise UsageError(refusal(backend.name, "case", case.id, "has no configuration", "another shape"))
-    wanted = list(values) if not patterns else [
-        short for short in values if any(fnmatchcase(short, pattern) for pattern in patterns)]
+    wanted = (
+        list(values)
+        if not patterns
+        else [short for short in values if any(fnmatchcase(short, pattern) for pattern in patterns)]
+    )
     for pattern in patterns:
         if any(fnmatchcase(short, pattern) for short in wanted):
             continue
@@ -94,9 +113,16 @@ def space(backend: Backend, case: Case, patterns: Sequence[str], who: str) -> di
             if len(values) <= LISTED:
                 raise unknown(who, "--configs", pattern, values)
             near = get_close_matches(pattern, values, n=1, cutoff=0.0)[0]
-            raise UsageError(refusal(who, "--configs", pattern, f"means none of the {len(values)} there are",
-                                     f"see `attnbench list configs {backend.name}`, which takes the shape too",
-                                     f"did you mean {near}?"))
+            raise UsageError(
+                refusal(
+                    who,
+                    "--configs",
+                    pattern,
+                    f"means none of the {len(values)} there are",
+                    f"see `attnbench list configs {backend.name}`, which takes the shape too",
+                    f"did you mean {near}?",
+                )
+            )
         # A backend may read more configurations than it lists, and says what is wrong with one it does not.
         config = backend.config_of(pattern, case)
         values[config.short] = config.values

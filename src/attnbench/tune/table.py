@@ -12,8 +12,22 @@ from attnbench.stats.race_data import Outcome
 from attnbench.tune.race_file import RaceFile
 from attnbench.tune.space import short_of
 
-COLUMNS = ("backend", "config", "case", "seqlen", "ended", "stage", "ratio_to_pick", "ci_low", "ci_high", "median_ms",
-           "tflops", "relative_performance", "samples", "reason")
+COLUMNS = (
+    "backend",
+    "config",
+    "case",
+    "seqlen",
+    "ended",
+    "stage",
+    "ratio_to_pick",
+    "ci_low",
+    "ci_high",
+    "median_ms",
+    "tflops",
+    "relative_performance",
+    "samples",
+    "reason",
+)
 
 
 def rows(kept: RaceFile, outcome: Outcome) -> list[dict[str, Any]]:
@@ -32,19 +46,48 @@ def rows(kept: RaceFile, outcome: Outcome) -> list[dict[str, Any]]:
     found = []
     for one in outcome.standings:
         tflops = None if kept.flops is None else kept.flops / one.median_ms / 1e9
-        found.append(dict.fromkeys(COLUMNS) | common | {
-            "config": short_of(one.name), "ended": one.ended, "stage": one.stage, "ratio_to_pick": one.ratio,
-            "ci_low": one.ci_low, "ci_high": one.ci_high, "median_ms": one.median_ms, "tflops": tflops,
-            "relative_performance": relative(one.ratio), "samples": one.rounds, **_flat(kept.configs[one.name])})
+        found.append(
+            dict.fromkeys(COLUMNS)
+            | common
+            | {
+                "config": short_of(one.name),
+                "ended": one.ended,
+                "stage": one.stage,
+                "ratio_to_pick": one.ratio,
+                "ci_low": one.ci_low,
+                "ci_high": one.ci_high,
+                "median_ms": one.median_ms,
+                "tflops": tflops,
+                "relative_performance": relative(one.ratio),
+                "samples": one.rounds,
+                **_flat(kept.configs[one.name]),
+            }
+        )
     for name, other in kept.references.items():
         tflops = None if kept.flops is None or other.median_ms is None else kept.flops / other.median_ms / 1e9
-        found.append(dict.fromkeys(COLUMNS) | common | {
-            "backend": name, "config": "default", "ended": "reference", "ratio_to_pick": other.ratio,
-            "ci_low": other.ci_low, "ci_high": other.ci_high, "median_ms": other.median_ms, "tflops": tflops,
-            "relative_performance": relative(other.ratio), "samples": other.rounds, "reason": other.reason})
+        found.append(
+            dict.fromkeys(COLUMNS)
+            | common
+            | {
+                "backend": name,
+                "config": "default",
+                "ended": "reference",
+                "ratio_to_pick": other.ratio,
+                "ci_low": other.ci_low,
+                "ci_high": other.ci_high,
+                "median_ms": other.median_ms,
+                "tflops": tflops,
+                "relative_performance": relative(other.ratio),
+                "samples": other.rounds,
+                "reason": other.reason,
+            }
+        )
     for name, failure in kept.failures.items():
-        found.append(dict.fromkeys(COLUMNS) | common | {
-            "config": short_of(name), "ended": failure.status, "reason": failure.reason, **_flat(kept.configs[name])})
+        found.append(
+            dict.fromkeys(COLUMNS)
+            | common
+            | {"config": short_of(name), "ended": failure.status, "reason": failure.reason, **_flat(kept.configs[name])}
+        )
     return found
 
 

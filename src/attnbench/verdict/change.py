@@ -113,8 +113,9 @@ class Diff:
         does.  A slowdown just over `share` thus counts once it is seen at all, not only when it is beyond doubt
         that it exceeds it.
         """
-        return [one for one in self.changes if one.verdict == "slower" and one.change is not None
-                and one.change > share]
+        return [
+            one for one in self.changes if one.verdict == "slower" and one.change is not None and one.change > share
+        ]
 
     def is_slower_throughout(self, share: float, *, machine_may_move: bool = False) -> bool:
         """Whether all rows together are shown slower by more than `share`.
@@ -124,14 +125,16 @@ class Diff:
             machine_may_move: only what is the code's counts.
         """
         one = self.shift
-        return (one is not None and one.shown and one.change > share
-                and (one.cause == "code" or not machine_may_move))
+        return one is not None and one.shown and one.change > share and (one.cause == "code" or not machine_may_move)
 
     @property
     def has_judged(self) -> bool:
         """Whether any row, or all together, got a verdict."""
-        return bool(self.turned) or any(one.verdict != "unclear" for one in self.changes) or (
-            self.shift is not None and self.shift.shown)
+        return (
+            bool(self.turned)
+            or any(one.verdict != "unclear" for one in self.changes)
+            or (self.shift is not None and self.shift.shown)
+        )
 
     def regressions(self) -> list[Turned]:
         """Rows that passed in A and did not end well in B."""

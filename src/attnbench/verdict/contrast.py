@@ -81,8 +81,9 @@ Contrasts = list[list[Contrast | None]]
 """Case by case; None for a row without a level on a side."""
 
 
-def contrasts_of(cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool]],
-                 files: tuple[int, int]) -> Contrasts:
+def contrasts_of(
+    cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool]], files: tuple[int, int]
+) -> Contrasts:
     """Every row against its references.
 
     Args:
@@ -91,8 +92,9 @@ def contrasts_of(cases: Sequence[Sequence[Leveled]], references: Sequence[Sequen
         files: number of run files of each side.
     """
     pool = _Pool(cases, references)
-    return [[_contrast(case, rows, index, pool, files) for index in range(len(rows))]
-            for case, rows in enumerate(cases)]
+    return [
+        [_contrast(case, rows, index, pool, files) for index in range(len(rows))] for case, rows in enumerate(cases)
+    ]
 
 
 def clock_change(row: Leveled) -> float | None:
@@ -113,15 +115,20 @@ class _Pool:
         self.flags = references
         self.shifts = [[_mean(row, 1) - _mean(row, 0) for row in rows] for rows in cases]
         self.raws = [[_mean(row, 1, raw=True) - _mean(row, 0, raw=True) for row in rows] for rows in cases]
-        unchanged = [[(shift, raw) for shift, raw, flag in zip(*there, strict=True) if flag and not math.isnan(shift)]
-                     for there in zip(self.shifts, self.raws, references, strict=True)]
+        unchanged = [
+            [(shift, raw) for shift, raw, flag in zip(*there, strict=True) if flag and not math.isnan(shift)]
+            for there in zip(self.shifts, self.raws, references, strict=True)
+        ]
         self._unchanged = [pair for pairs in unchanged for pair in pairs]
         self._ends = [0, *accumulate(map(len, unchanged))]
 
     def of_case(self, case: int, row: int) -> tuple[int, ...]:
         """References of a row in its case, as places in it."""
-        return tuple(index for index, flag in enumerate(self.flags[case])
-                     if flag and index != row and not math.isnan(self.shifts[case][index]))
+        return tuple(
+            index
+            for index, flag in enumerate(self.flags[case])
+            if flag and index != row and not math.isnan(self.shifts[case][index])
+        )
 
     def elsewhere(self, case: int) -> tuple[float, float, float] | None:
         """Median shift, level and raw, of the unchanged rows of all other cases, and the variance of the first.
@@ -164,10 +171,19 @@ def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files
     else:
         extra += MACHINE**2 * (1.0 / files[0] + 1.0 / files[1])
     return Contrast(
-        row=row, references=mine, elsewhere=elsewhere is not None,
-        change=shift if mine else shift - shared[0], relative=raw - shared[1],
-        counts=(len(values[0]), len(values[1])), spread=spread, degrees=degrees, predicted=predicted,
-        shown=float(degrees) if blind and degrees else shown, extra=extra, blind=blind)
+        row=row,
+        references=mine,
+        elsewhere=elsewhere is not None,
+        change=shift if mine else shift - shared[0],
+        relative=raw - shared[1],
+        counts=(len(values[0]), len(values[1])),
+        spread=spread,
+        degrees=degrees,
+        predicted=predicted,
+        shown=float(degrees) if blind and degrees else shown,
+        extra=extra,
+        blind=blind,
+    )
 
 
 def _against(rows: Sequence[Leveled], row: Leveled, references: tuple[int, ...]) -> tuple[list[float], list[float]]:
@@ -176,8 +192,11 @@ def _against(rows: Sequence[Leveled], row: Leveled, references: tuple[int, ...])
     found: tuple[list[float], list[float]] = ([], [])
     for side in (0, 1):
         for place, level in row.sides[side].items():
-            offsets = [rows[one].sides[side][place].value - middles[one] for one in references
-                      if place in rows[one].sides[side]]
+            offsets = [
+                rows[one].sides[side][place].value - middles[one]
+                for one in references
+                if place in rows[one].sides[side]
+            ]
             if offsets or not references:
                 found[side].append(level.value - (median(offsets) if offsets else 0.0))
         if not found[side]:  # no process has both: the means are all there is

@@ -25,8 +25,14 @@ SAME_WITHIN = 0.03
 """Change that "same" rules out, unless the caller gives another."""
 
 
-def diff(a: Sequence[Run], b: Sequence[Run], *, references: Sequence[str] | None = None,
-         across: Collection[str] = (), same_within: float = SAME_WITHIN) -> Diff:
+def diff(
+    a: Sequence[Run],
+    b: Sequence[Run],
+    *,
+    references: Sequence[str] | None = None,
+    across: Collection[str] = (),
+    same_within: float = SAME_WITHIN,
+) -> Diff:
     """Compare B with A.
 
     Args:
@@ -51,20 +57,31 @@ def diff(a: Sequence[Run], b: Sequence[Run], *, references: Sequence[str] | None
     files = len(a), len(b)
     judged = judge(leveled, flags, files, math.log1p(same_within), names)
     shift = shift_of_all(leveled, names, judged, files, [[label(row) for row in extra] for extra in yardsticks])
-    changes = [_change(*one, case) for case, found, verdicts in zip(whole, leveled, judged, strict=True)
-               for one in zip(case, found, verdicts, strict=True)]
+    changes = [
+        _change(*one, case)
+        for case, found, verdicts in zip(whole, leveled, judged, strict=True)
+        for one in zip(case, found, verdicts, strict=True)
+    ]
     changes = [one for one, name in zip(changes, chain.from_iterable(names), strict=True) if name is not None]
     order = {row.key: place for place, row in enumerate(rows)}
     changes.sort(key=lambda one: order[one.key])
     return Diff(
-        a_ids=tuple(run.id for run in a), b_ids=tuple(run.id for run in b), shift=shift, changes=tuple(changes),
+        a_ids=tuple(run.id for run in a),
+        b_ids=tuple(run.id for run in b),
+        shift=shift,
+        changes=tuple(changes),
         turned=tuple(turned_of(rows)),
-        untimed=tuple(row.first(0) for row in rows if all(row.sides) and row.status(0) is row.status(1)
-                      and not (row.timed(0) and row.timed(1))),
+        untimed=tuple(
+            row.first(0)
+            for row in rows
+            if all(row.sides) and row.status(0) is row.status(1) and not (row.timed(0) and row.timed(1))
+        ),
         removed=tuple(row.first(0) for row in rows if not row.sides[1]),
         added=tuple(row.first(1) for row in rows if not row.sides[0]),
-        notes=tuple(notes_of(changes, (a, b), whole, chosen, flags, leveled, shift)), machines=tuple(_machines(a, b)),
-        same_within=same_within)
+        notes=tuple(notes_of(changes, (a, b), whole, chosen, flags, leveled, shift)),
+        machines=tuple(_machines(a, b)),
+        same_within=same_within,
+    )
 
 
 def _by_case(rows: Iterable[Row]) -> list[list[Row]]:
@@ -74,19 +91,26 @@ def _by_case(rows: Iterable[Row]) -> list[list[Row]]:
     return list(cases.values())
 
 
-def _flags(cases: Sequence[Sequence[Row]], yardsticks: Sequence[Sequence[Row]],
-           references: Sequence[str] | None) -> list[list[bool]]:
+def _flags(
+    cases: Sequence[Sequence[Row]], yardsticks: Sequence[Sequence[Row]], references: Sequence[str] | None
+) -> list[list[bool]]:
     """Which rows stand for the machine, the yardsticks behind those of each case."""
     if references is None:
-        return [[row.stayed() for row in rows] + [True] * len(extra)
-                for rows, extra in zip(cases, yardsticks, strict=True)]
+        return [
+            [row.stayed() for row in rows] + [True] * len(extra) for rows, extra in zip(cases, yardsticks, strict=True)
+        ]
     there = {row.key[2] for rows in cases for row in rows} | ({YARDSTICKS} if any(yardsticks) else set())
     for name in references:
         if name not in there:
-            raise unknown(WHO, "--reference", name, there) if there else UsageError(
-                refusal(WHO, "--reference", name, "has no time in both runs", "a backend of both"))
-    return [[row.key[2] in references for row in rows] + [YARDSTICKS in references] * len(extra)
-            for rows, extra in zip(cases, yardsticks, strict=True)]
+            raise (
+                unknown(WHO, "--reference", name, there)
+                if there
+                else UsageError(refusal(WHO, "--reference", name, "has no time in both runs", "a backend of both"))
+            )
+    return [
+        [row.key[2] in references for row in rows] + [YARDSTICKS in references] * len(extra)
+        for rows, extra in zip(cases, yardsticks, strict=True)
+    ]
 
 
 def _change(row: Row, leveled: Leveled, judged: Judged, case: Sequence[Row]) -> Change:
@@ -95,20 +119,29 @@ def _change(row: Row, leveled: Leveled, judged: Judged, case: Sequence[Row]) -> 
     cycles = None if clock is None else time + clock
     peaks = [_peak(row, side) for side in (0, 1)]
     return Change(
-        a=next(iter(row.timed(0).values())), b=next(iter(row.timed(1).values())), verdict=judged.verdict,
-        change=_share(judged.change), low=_share(judged.low), high=_share(judged.high),
+        a=next(iter(row.timed(0).values())),
+        b=next(iter(row.timed(1).values())),
+        verdict=judged.verdict,
+        change=_share(judged.change),
+        low=_share(judged.low),
+        high=_share(judged.high),
         smallest=_share(judged.smallest),
-        a_ms=math.exp(logs[0]), b_ms=math.exp(logs[1]), time_change=share(time), clock_change=_share(clock),
+        a_ms=math.exp(logs[0]),
+        b_ms=math.exp(logs[1]),
+        time_change=share(time),
+        clock_change=_share(clock),
         cycles_change=_share(cycles),
         memory_change_mb=None if peaks[0] is None or peaks[1] is None else peaks[1] - peaks[0],
         processes=(len(row.timed(0)), len(row.timed(1))),
         references=tuple(case[one].key[2] for one in judged.references),
-        remark=remark_of(row, judged, time, clock))
+        remark=remark_of(row, judged, time, clock),
+    )
 
 
 def _machines(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    sides = [" / ".join(dict.fromkeys(" · ".join(machine_words(one)) for one in _environments(runs)))
-             for runs in (a, b)]
+    sides = [
+        " / ".join(dict.fromkeys(" · ".join(machine_words(one)) for one in _environments(runs))) for runs in (a, b)
+    ]
     if sides[0] == sides[1]:
         return [sides[0]] if sides[0] else []
     return [f"{name} {words}" for name, words in zip(("A", "B"), sides, strict=True)]

@@ -51,8 +51,13 @@ class Judged:
     "of the rows of its backend, or of all rows, where they show what this one could not alone"
 
 
-def judge(cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool]], files: tuple[int, int],
-          same_within: float, names: Names | None = None) -> list[list[Judged]]:
+def judge(
+    cases: Sequence[Sequence[Leveled]],
+    references: Sequence[Sequence[bool]],
+    files: tuple[int, int],
+    same_within: float,
+    names: Names | None = None,
+) -> list[list[Judged]]:
     """Judge every row.
 
     Args:
@@ -68,15 +73,31 @@ def judge(cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool
     names = names or [[""] * len(rows) for rows in cases]
     contrasts = contrasts_of(cases, references, files)
     # A row beside its references and one judged across rounds differ by other things: neither teaches the other.
-    noise = {paired: Noise([[one if one and bool(one.references) is paired else None for one in rows]
-                             for rows in contrasts], references) for paired in (False, True)}
+    noise = {
+        paired: Noise(
+            [[one if one and bool(one.references) is paired else None for one in rows] for rows in contrasts],
+            references,
+        )
+        for paired in (False, True)
+    }
     confidence = _confidence(contrasts, references, names)
     placement, moves = PlacementError(contrasts, references, names), moves_of(contrasts, names)
-    return [[Judged("unclear") if one is None or name is None else
-             _verdict(one, noise[bool(one.references)], confidence[flag], placement,
-                      [move for group in (name, None) if (move := moves.get(group)) is not None], same_within)
-             for one, flag, name in zip(rows, flags, kinds, strict=True)]
-            for rows, flags, kinds in zip(contrasts, references, names, strict=True)]
+    return [
+        [
+            Judged("unclear")
+            if one is None or name is None
+            else _verdict(
+                one,
+                noise[bool(one.references)],
+                confidence[flag],
+                placement,
+                [move for group in (name, None) if (move := moves.get(group)) is not None],
+                same_within,
+            )
+            for one, flag, name in zip(rows, flags, kinds, strict=True)
+        ]
+        for rows, flags, kinds in zip(contrasts, references, names, strict=True)
+    ]
 
 
 def _confidence(contrasts: Contrasts, references: Sequence[Sequence[bool]], names: Names) -> dict[bool, float]:
@@ -89,10 +110,17 @@ def _confidence(contrasts: Contrasts, references: Sequence[Sequence[bool]], name
     return {flag: each(1.0 - shares[flag] * ALARMS, counts[flag]) for flag in counts}
 
 
-def _verdict(one: Contrast, noise: Noise, confidence: float, placement: PlacementError, moves: Sequence[Move],
-             same_within: float) -> Judged:
-    found = Judged("unclear", one.change, relative=one.relative, references=one.references, elsewhere=one.elsewhere,
-                   placement=placement.of(one))
+def _verdict(
+    one: Contrast, noise: Noise, confidence: float, placement: PlacementError, moves: Sequence[Move], same_within: float
+) -> Judged:
+    found = Judged(
+        "unclear",
+        one.change,
+        relative=one.relative,
+        references=one.references,
+        elsewhere=one.elsewhere,
+        placement=placement.of(one),
+    )
     if one.is_hopeless:
         return found
     variance, degrees = noise.of(one)

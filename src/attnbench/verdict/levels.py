@@ -90,8 +90,13 @@ def levels(cases: Sequence[Sequence[Row]], references: Sequence[Sequence[bool]])
 def _blocks(cases: Sequence[Sequence[Row]], flags: Sequence[Sequence[bool]]) -> Iterator[tuple[list[Any], list[Any]]]:
     start = cells = 0
     for index, rows in enumerate(cases):
-        cells += sum(len(record.time.samples_ms) for row in rows for side in (0, 1)
-                     for record in row.timed(side).values() if record.time)
+        cells += sum(
+            len(record.time.samples_ms)
+            for row in rows
+            for side in (0, 1)
+            for record in row.timed(side).values()
+            if record.time
+        )
         if cells >= CELLS or index == len(cases) - 1:
             yield list(cases[start : index + 1]), list(flags[start : index + 1])
             start, cells = index + 1, 0
@@ -141,8 +146,12 @@ def _measure(series: list[_Series], is_reference: list[bool], found: list[Levele
     for index, one in enumerate(series):
         found[one.row].exponent_doubt = float(doubts[one.row])
         found[one.row].sides[one.side][one.place] = Level(
-            float(values[index]), float(errors[index]) if counts[index] >= FEWEST else None, float(raw[index]),
-            None if math.isnan(clock[index]) else float(clock[index]), int(counts[index]) - 1)
+            float(values[index]),
+            float(errors[index]) if counts[index] >= FEWEST else None,
+            float(raw[index]),
+            None if math.isnan(clock[index]) else float(clock[index]),
+            int(counts[index]) - 1,
+        )
 
 
 def _matrices(series: list[_Series], groups: dict[tuple[int, int, Place], list[int]]) -> tuple[Any, Any]:
@@ -199,8 +208,11 @@ def _to_one_clock(times: Any, clocks: Any, raw: Any, own: Any, sides: Any, rows:
     weight = 1.0 / variance + 1.0 / EXPONENT_DOUBT**2
     exponent = np.clip((slope / variance + EXPONENT / EXPONENT_DOUBT**2) / weight, 0.0, 1.2)
     exponent = np.where(lacking, 0.0, exponent)
-    means = [np.bincount(own, np.where(sides == side, np.nan_to_num(clock), 0.0), minlength=rows)
-             / np.maximum(np.bincount(own, sides == side, minlength=rows), 1) for side in (0, 1)]
+    means = [
+        np.bincount(own, np.where(sides == side, np.nan_to_num(clock), 0.0), minlength=rows)
+        / np.maximum(np.bincount(own, sides == side, minlength=rows), 1)
+        for side in (0, 1)
+    ]
     middle = (means[0] + means[1]) / 2.0
     offsets = np.where(np.isfinite(clocks), clocks, clock[:, None]) - middle[own][:, None]
     times += np.nan_to_num(exponent[own][:, None] * offsets)

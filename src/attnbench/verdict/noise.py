@@ -47,17 +47,25 @@ class Noise:
 
     def __init__(self, contrasts: Contrasts, references: Sequence[Sequence[bool]]) -> None:
         flat = [one for rows in contrasts for one in rows if one is not None]
-        ratios = [(one.spread / one.predicted, one.degrees) for one in flat
-                  if one.spread is not None and one.degrees and not one.blind]
+        ratios = [
+            (one.spread / one.predicted, one.degrees)
+            for one in flat
+            if one.spread is not None and one.degrees and not one.blind
+        ]
         self.replicated = bool(ratios)
         scale, degrees = prior_of([one for one, _ in ratios], [one for _, one in ratios]) if ratios else (1.0, 0.0)
         self.degrees = degrees + OF_REPLICATES
         self.scale = (OF_REPLICATES + degrees * scale) / self.degrees
         self.factor, self._parts = 1.0, (0.0, 0.0, 0.0)
-        self._hear([one for rows, flags in zip(contrasts, references, strict=True)
-                    for one, flag in zip(rows, flags, strict=True)
-                    if flag and one is not None and one.has_reference and not one.is_hopeless],
-                   _independent(contrasts, references))
+        self._hear(
+            [
+                one
+                for rows, flags in zip(contrasts, references, strict=True)
+                for one, flag in zip(rows, flags, strict=True)
+                if flag and one is not None and one.has_reference and not one.is_hopeless
+            ],
+            _independent(contrasts, references),
+        )
 
     def of(self, one: Contrast) -> tuple[float, float]:
         """Variance of the change, and its degrees of freedom."""
@@ -103,7 +111,8 @@ def _independent(contrasts: Contrasts, references: Sequence[Sequence[bool]]) -> 
     """Degrees of freedom of the changes of unchanged rows, as `trimmed_scale` uses them."""
     total = 0
     for rows, flags in zip(contrasts, references, strict=True):
-        unchanged = [one for one, flag in zip(rows, flags, strict=True)
-                     if flag and one is not None and one.has_reference]
+        unchanged = [
+            one for one, flag in zip(rows, flags, strict=True) if flag and one is not None and one.has_reference
+        ]
         total += sum(one.elsewhere for one in unchanged) + max(0, sum(bool(one.references) for one in unchanged) - 1)
     return KEPT_DEGREES * total

@@ -43,10 +43,15 @@ def _on_what(row: Row, judged: Judged) -> Iterator[str]:
         what = "medians" if all(one.samples_ms or one.median_ms for one in figures) else "means"
         yield f"rests on {what} of another program's file, without samples: what these vary by is assumed"
     if judged.together is not None and judged.verdict in ("slower", "faster"):
-        yield (f"one of the rows that moved together, by {percent(judged.together.change)} over "
-               f"{judged.together.cases} cases; alone it shows nothing")
-    elif (judged.verdict == "unclear" and abs(judged.change) <= judged.placement
-          and (judged.low > 0.0 or judged.high < 0.0)):
+        yield (
+            f"one of the rows that moved together, by {percent(judged.together.change)} over "
+            f"{judged.together.cases} cases; alone it shows nothing"
+        )
+    elif (
+        judged.verdict == "unclear"
+        and abs(judged.change) <= judged.placement
+        and (judged.low > 0.0 or judged.high < 0.0)
+    ):
         yield f"{percent(judged.change)} in one process a side may be the difference of two processes; {MORE} tell"
 
 
@@ -61,9 +66,15 @@ def _on_clock(time: float, clock: float | None) -> Iterator[str]:
         yield f"other clock, same time ({words})" if abs(time) < MOVED_APART else words
 
 
-def notes_of(changes: Sequence[Change], runs: tuple[Sequence[Run], Sequence[Run]], cases: Sequence[Sequence[Row]],
-             chosen: Sequence[Sequence[bool]], flags: Sequence[Sequence[bool]], leveled: Sequence[Sequence[Leveled]],
-             shift: Shift | None) -> Iterator[str]:
+def notes_of(
+    changes: Sequence[Change],
+    runs: tuple[Sequence[Run], Sequence[Run]],
+    cases: Sequence[Sequence[Row]],
+    chosen: Sequence[Sequence[bool]],
+    flags: Sequence[Sequence[bool]],
+    leveled: Sequence[Sequence[Leveled]],
+    shift: Shift | None,
+) -> Iterator[str]:
     """What holds of the whole diff.
 
     Args:
@@ -77,35 +88,54 @@ def notes_of(changes: Sequence[Change], runs: tuple[Sequence[Run], Sequence[Run]
     """
     alone = sum(min(one.processes) < 2 for one in changes)
     if alone:
-        yield (f"{_of(alone, len(changes))} measured by one process on a side: {100 * PROCESS:g} % from process to "
-               f"process is assumed where unchanged rows do not show what it is; {MORE} would measure it")
+        yield (
+            f"{_of(alone, len(changes))} measured by one process on a side: {100 * PROCESS:g} % from process to "
+            f"process is assumed where unchanged rows do not show what it is; {MORE} would measure it"
+        )
     bare = sum(not one.references for one in changes)
     if bare:
-        yield (f"{_of(bare, len(changes))} with no unchanged backend and no yardstick beside: the machine is what "
-               f"unchanged rows of other cases show, and {100 * MACHINE:g} % off a run where there are fewer than "
-               f"{FEWEST_ELSEWHERE}")
+        yield (
+            f"{_of(bare, len(changes))} with no unchanged backend and no yardstick beside: the machine is what "
+            f"unchanged rows of other cases show, and {100 * MACHINE:g} % off a run where there are fewer than "
+            f"{FEWEST_ELSEWHERE}"
+        )
     if [list(one) for one in chosen] != [list(one) for one in flags]:
-        yield ("backends of the same version and source moved against the yardsticks: all rows are judged against the "
-               "yardsticks alone")
-    shifts = [side for rows, found, unchanged in zip(cases, leveled, flags, strict=True)
-              for side in [_shift(found, unchanged)] if side is not None]
+        yield (
+            "backends of the same version and source moved against the yardsticks: all rows are judged against the "
+            "yardsticks alone"
+        )
+    shifts = [
+        side
+        for rows, found, unchanged in zip(cases, leveled, flags, strict=True)
+        for side in [_shift(found, unchanged)]
+        if side is not None
+    ]
     if shift is None and shifts and abs(median(shifts)) > MOVED_APART:
-        yield (f"what stayed the same took {percent(median(shifts))} in B against A: the machine's doing, taken out "
-               "of the changes, not of the times")
+        yield (
+            f"what stayed the same took {percent(median(shifts))} in B against A: the machine's doing, taken out "
+            "of the changes, not of the times"
+        )
     clocks = [moved for found in leveled for one in found if (moved := clock_change(one)) is not None]
     if clocks and abs(median(clocks)) > MOVED_APART:
         yield f"the SM clock differed by {percent(median(clocks))} in B: changes are those at one clock"
-    changed = sorted({row.key[2] for rows, chosen_rows in zip(cases, flags, strict=True)
-                      for row, flag in zip(rows, chosen_rows, strict=True)
-                      if flag and not row.key[2].startswith(PREFIX) and not row.stayed()})
+    changed = sorted(
+        {
+            row.key[2]
+            for rows, chosen_rows in zip(cases, flags, strict=True)
+            for row, flag in zip(rows, chosen_rows, strict=True)
+            if flag and not row.key[2].startswith(PREFIX) and not row.stayed()
+        }
+    )
     if changed:
         yield f"{', '.join(changed)}: named as reference, though its version or source is another in B, or not known"
     yield from _other_machine(*runs)
 
 
 def _other_machine(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
-    cards, tools = ([{getattr(one, name) for run in runs for one in run.environments} for runs in (a, b)]
-                    for name in ("gpu_uuid", "triton"))
+    cards, tools = (
+        [{getattr(one, name) for run in runs for one in run.environments} for runs in (a, b)]
+        for name in ("gpu_uuid", "triton")
+    )
     torches = [{one.torch for run in runs for one in run.environments} for runs in (a, b)]
     if torches[0] != torches[1]:
         yield "another torch: its matmul, a yardstick, may be another too"
@@ -116,8 +146,11 @@ def _other_machine(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
 
 
 def _shift(found: Sequence[Leveled], unchanged: Sequence[bool]) -> float | None:
-    middles = [[median(level.raw for level in side.values()) for side in one.sides]
-               for one, flag in zip(found, unchanged, strict=True) if flag]
+    middles = [
+        [median(level.raw for level in side.values()) for side in one.sides]
+        for one, flag in zip(found, unchanged, strict=True)
+        if flag
+    ]
     shifts = [b - a for a, b in middles]
     return median(shifts) if shifts else None
 

@@ -36,9 +36,12 @@ class PlacementError:
     """How large a change of a row may be the difference of two processes."""
 
     def __init__(self, contrasts: Contrasts, references: Sequence[Sequence[bool]], names: Names) -> None:
-        comparable = [(one, flag and one.has_reference)
-                for rows, flags, kinds in zip(contrasts, references, names, strict=True)
-                for one, flag, name in zip(rows, flags, kinds, strict=True) if name is not None and one is not None]
+        comparable = [
+            (one, flag and one.has_reference)
+            for rows, flags, kinds in zip(contrasts, references, names, strict=True)
+            for one, flag, name in zip(rows, flags, kinds, strict=True)
+            if name is not None and one is not None
+        ]
         quiet = [one for one, flag in comparable if flag]
         self._rows = set(map(id, quiet))
         self._largest = [*sorted((abs(one.change) for one in quiet), reverse=True)[:2], 0.0, 0.0]

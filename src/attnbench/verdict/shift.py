@@ -30,8 +30,13 @@ CERTAIN = 1.96
 """Standard deviations of whole runs (`contrast.MACHINE`) beyond which a shift of the times is shown."""
 
 
-def shift_of_all(cases: Sequence[Sequence[Leveled]], names: Names, judged: Sequence[Sequence[Judged]],
-                 files: tuple[int, int], yardsticks: Sequence[Sequence[str]]) -> Shift | None:
+def shift_of_all(
+    cases: Sequence[Sequence[Leveled]],
+    names: Names,
+    judged: Sequence[Sequence[Judged]],
+    files: tuple[int, int],
+    yardsticks: Sequence[Sequence[str]],
+) -> Shift | None:
     """What all rows changed by together; None where they did not, or by less than is worth a word.
 
     Args:
@@ -45,16 +50,28 @@ def shift_of_all(cases: Sequence[Sequence[Leveled]], names: Names, judged: Seque
     time = _common([[shift_of(row, raw=True) for row in found] for found in cases], names)
     moved = {name: median(values) for name, values in _yardsticks(cases, names, yardsticks).items()}
     of_code = against_yardsticks(cases, names, rows)
-    compared = [one for found, flags in zip(judged, rows, strict=True) for one, flag in zip(found, flags, strict=True)
-            if flag and one.change is not None]
+    compared = [
+        one
+        for found, flags in zip(judged, rows, strict=True)
+        for one, flag in zip(found, flags, strict=True)
+        if flag and one.change is not None
+    ]
     own = _common([[math.nan if one.change is None else one.change for one in found] for found in judged], names)
     whole = median(_flat(cases, names, raw=True))
     shares = {name: share(value) for name, value in moved.items()}
     clocks = [change for found in cases for row in found if (change := clock_change(row)) is not None]
     clock = share(median(clocks)) if clocks else None
     if of_code is not None and of_code.is_shown and _is_common(cases, names, of_code.change, moved):
-        return Shift("code", share(of_code.change), share(of_code.low), share(of_code.high),
-                     share(whole), shares, clock, shown=True)
+        return Shift(
+            "code",
+            share(of_code.change),
+            share(of_code.low),
+            share(of_code.high),
+            share(whole),
+            shares,
+            clock,
+            shown=True,
+        )
     if moved and own is not None and {one.verdict for one in compared} in ({"slower"}, {"faster"}):
         return Shift("code", share(own), None, None, share(whole), shares, clock, shown=True)
     if time is None or abs(time) <= SEEN:
@@ -62,8 +79,7 @@ def shift_of_all(cases: Sequence[Sequence[Leveled]], names: Names, judged: Seque
     along = bool(moved) and min(value * math.copysign(1.0, time) for value in moved.values()) > abs(time) / 2.0
     along |= abs(median(_flat(cases, names))) < abs(time) / 2.0  # at one clock the most of it is gone
     shown = abs(time) > CERTAIN * MACHINE * math.sqrt(1.0 / files[0] + 1.0 / files[1])
-    return Shift("machine" if along else "unknown", share(time), None, None, share(time), shares, clock,
-                 shown)
+    return Shift("machine" if along else "unknown", share(time), None, None, share(time), shares, clock, shown)
 
 
 def _is_common(cases: Sequence[Sequence[Leveled]], names: Names, change: float, moved: Mapping[str, float]) -> bool:
@@ -78,8 +94,11 @@ def _common(values: Sequence[Sequence[float]], names: Names) -> float | None:
     backends: dict[str, list[float]] = {}
     medians = []
     for found, kinds in zip(values, names, strict=True):
-        there = [(name, value) for name, value in zip(kinds, found, strict=True)
-                 if name is not None and not math.isnan(value)]
+        there = [
+            (name, value)
+            for name, value in zip(kinds, found, strict=True)
+            if name is not None and not math.isnan(value)
+        ]
         for name, value in there:
             backends.setdefault(name, []).append(value)
         medians += [median(value for _, value in there)] if there else []
@@ -92,13 +111,18 @@ def _common(values: Sequence[Sequence[float]], names: Names) -> float | None:
 
 
 def _flat(cases: Sequence[Sequence[Leveled]], names: Names, *, raw: bool = False) -> list[float]:
-    shifts = [shift_of(row, raw) for rows, kinds in zip(cases, names, strict=True)
-              for row, name in zip(rows, kinds, strict=True) if name is not None]
+    shifts = [
+        shift_of(row, raw)
+        for rows, kinds in zip(cases, names, strict=True)
+        for row, name in zip(rows, kinds, strict=True)
+        if name is not None
+    ]
     return [shift for shift in shifts if not math.isnan(shift)] or [0.0]
 
 
-def _yardsticks(cases: Sequence[Sequence[Leveled]], names: Names,
-                yardsticks: Sequence[Sequence[str]]) -> dict[str, list[float]]:
+def _yardsticks(
+    cases: Sequence[Sequence[Leveled]], names: Names, yardsticks: Sequence[Sequence[str]]
+) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for rows, kinds, labels in zip(cases, names, yardsticks, strict=True):
         there = [row for row, name in zip(rows, kinds, strict=True) if name is None]

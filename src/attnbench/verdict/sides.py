@@ -70,8 +70,10 @@ def lay_out(a: Sequence[Run], b: Sequence[Run], across: Collection[str] = ()) ->
                 there[number, record.replicate, again] = record
     shared = [row for row in rows.values() if all(row.sides)]
     if not shared:
-        names = [", ".join(sorted({key_of(record)[2] for run in runs for record in run.records})[:3]) or "no row"
-                 for runs in (a, b)]
+        names = [
+            ", ".join(sorted({key_of(record)[2] for run in runs for record in run.records})[:3]) or "no row"
+            for runs in (a, b)
+        ]
         wrong = f"have no case and backend in common (A has {names[0]}, B has {names[1]})"
         raise UsageError(refusal(WHO, "RUN", f"{ids(a)} and {ids(b)}", wrong, "two runs of one suite"))
     _refuse_unlike(shared, (a, b), across)
@@ -80,8 +82,7 @@ def lay_out(a: Sequence[Run], b: Sequence[Run], across: Collection[str] = ()) ->
 
 def turned_of(rows: Sequence[Row]) -> list[Turned]:
     """Rows in both sides that ended otherwise in B."""
-    return [Turned(row.worst(0), row.worst(1)) for row in rows
-            if all(row.sides) and row.status(0) is not row.status(1)]
+    return [Turned(row.worst(0), row.worst(1)) for row in rows if all(row.sides) and row.status(0) is not row.status(1)]
 
 
 def ids(runs: Sequence[Run]) -> str:
@@ -101,12 +102,16 @@ def _refuse_unlike(rows: Sequence[Row], runs: tuple[Sequence[Run], Sequence[Run]
                         values.append(value)
         for name, sides in seen.items():
             alone = next((side for side in (0, 1) if len(sides[side]) > 1), None)
-            where, values = ("between A and B", list(dict.fromkeys(sides[0] + sides[1]))) if alone is None else (
-                f"within {'AB'[alone]}", sides[alone])
+            where, values = (
+                ("between A and B", list(dict.fromkeys(sides[0] + sides[1])))
+                if alone is None
+                else (f"within {'AB'[alone]}", sides[alone])
+            )
             if len(values) > 1:
                 wrong = f"differ {where} ({row.key[1]} {row.key[2]})"
-                raise UsageError(refusal(WHO, name, ", ".join(values), wrong, "times taken alike",
-                                         f"or say --across {name}"))
+                raise UsageError(
+                    refusal(WHO, name, ", ".join(values), wrong, "times taken alike", f"or say --across {name}")
+                )
 
 
 def _conditions(run: Run, record: Record) -> Iterator[tuple[str, str | None]]:

@@ -90,12 +90,16 @@ def moves_of(contrasts: Contrasts, names: Names) -> dict[str | None, Move]:
 def _all_went_along(whole: Move, values: dict[str | None, Values]) -> bool:
     """Whether each backend moved by half of the whole at least: a few that moved far do not move the others."""
     sign = math.copysign(1.0, whole.change)
-    return all(median(map(median, filter(None, members))) * sign > abs(whole.change) / 2.0
-               for name, members in values.items() if name is not None)
+    return all(
+        median(map(median, filter(None, members))) * sign > abs(whole.change) / 2.0
+        for name, members in values.items()
+        if name is not None
+    )
 
 
-def against_yardsticks(cases: Sequence[Sequence[Leveled]], names: Names,
-                       chosen: Sequence[Sequence[bool]]) -> Move | None:
+def against_yardsticks(
+    cases: Sequence[Sequence[Leveled]], names: Names, chosen: Sequence[Sequence[bool]]
+) -> Move | None:
     """What the chosen rows changed by against the yardsticks beside them.
 
     Where the yardsticks tell different stories the interval reaches from one to the other.
@@ -106,16 +110,27 @@ def against_yardsticks(cases: Sequence[Sequence[Leveled]], names: Names,
         for rows, kinds, flags in zip(cases, names, chosen, strict=True):
             shifts = [shift_of(row) for row, name in zip(rows, kinds, strict=True) if name is None]
             if len(shifts) > place:
-                values.append(list(_real(shift_of(row) - shifts[place] for row, name, flag
-                                         in zip(rows, kinds, flags, strict=True) if flag and name is not None)))
+                values.append(
+                    list(
+                        _real(
+                            shift_of(row) - shifts[place]
+                            for row, name, flag in zip(rows, kinds, flags, strict=True)
+                            if flag and name is not None
+                        )
+                    )
+                )
         move = move_of(values)
         if move is None:
             return None
         found.append(move)
     if not found:
         return None
-    return Move(fmean(one.change for one in found), min(one.low for one in found), max(one.high for one in found),
-                min(one.cases for one in found))
+    return Move(
+        fmean(one.change for one in found),
+        min(one.low for one in found),
+        max(one.high for one in found),
+        min(one.cases for one in found),
+    )
 
 
 def steady(cases: Sequence[Sequence[Leveled]], names: Names, references: Sequence[Sequence[bool]]) -> list[list[bool]]:
@@ -123,8 +138,10 @@ def steady(cases: Sequence[Sequence[Leveled]], names: Names, references: Sequenc
     moved = against_yardsticks(cases, names, references)
     if moved is None or not moved.is_shown:
         return [list(flags) for flags in references]
-    return [[flag and name is None for flag, name in zip(flags, kinds, strict=True)]
-            for flags, kinds in zip(references, names, strict=True)]
+    return [
+        [flag and name is None for flag, name in zip(flags, kinds, strict=True)]
+        for flags, kinds in zip(references, names, strict=True)
+    ]
 
 
 def shift_of(row: Leveled, raw: bool = False) -> float:

@@ -57,10 +57,22 @@ def _record(name: str, members: Sequence[tuple[Record, Yardstick]]) -> Record:
     clocks = tuple(samples[number][1] for number in rounds)
     assert first.time is not None  # a record without one has no yardsticks
     time = Time(
-        timer=first.time.timer, l2=first.time.l2, regime=first.time.regime, stopped_by=None, num_samples=len(rounds),
-        median_ms=None, mean_ms=None, min_ms=None, max_ms=None, p95_ms=None, p99_ms=None, tick_ms=first.time.tick_ms,
-        samples_ms=tuple(samples[number][0] for number in rounds), rounds=rounds,
-        sm_mhz=clocks if any(clock is not None for clock in clocks) else ())
+        timer=first.time.timer,
+        l2=first.time.l2,
+        regime=first.time.regime,
+        stopped_by=None,
+        num_samples=len(rounds),
+        median_ms=None,
+        mean_ms=None,
+        min_ms=None,
+        max_ms=None,
+        p95_ms=None,
+        p99_ms=None,
+        tick_ms=first.time.tick_ms,
+        samples_ms=tuple(samples[number][0] for number in rounds),
+        rounds=rounds,
+        sm_mhz=clocks if any(clock is not None for clock in clocks) else (),
+    )
     return dataclasses.replace(first, backend=name, config=None, time=time, yardsticks={})
 
 

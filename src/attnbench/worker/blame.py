@@ -23,6 +23,7 @@ _FORMAT = struct.Struct("<Qi48s")
 HARNESS = -1
 """Index of the harness itself: nobody's backend."""
 
+
 @dataclass(frozen=True, slots=True)
 class Word:
     """What a worker said last."""

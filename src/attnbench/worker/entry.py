@@ -57,8 +57,9 @@ class Entry:
 
     def again(self, *, by_itself: bool = False, repeated: bool = False) -> Entry:
         """The same backend, not open yet."""
-        return Entry(index=self.index, backend=self.backend, builder=self.builder, by_itself=by_itself,
-                     repeated=repeated)
+        return Entry(
+            index=self.index, backend=self.backend, builder=self.builder, by_itself=by_itself, repeated=repeated
+        )
 
     def run_once(self, mode: str) -> None:
         """Forward, and backward where the mode asks for it."""
@@ -105,8 +106,11 @@ def executed_flops(name: str, launch: Launch) -> int | None:
     except TypeError:
         count = -1
     if isinstance(value, bool) or not 0 <= count <= MOST_FLOPS:
-        raise UsageError(refusal(name, "executed_flops", repr(value)[:80], "is no count",
-                                 f"None or a whole number, 0 to {MOST_FLOPS:g}"))
+        raise UsageError(
+            refusal(
+                name, "executed_flops", repr(value)[:80], "is no count", f"None or a whole number, 0 to {MOST_FLOPS:g}"
+            )
+        )
     return count
 
 
@@ -121,8 +125,15 @@ def counters(name: str, found: Mapping[str, float]) -> dict[str, float]:
     for key, value in found.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_FLOPS
         if not (isinstance(key, str) and WORD.fullmatch(key)) or not number:
-            raise UsageError(refusal(name, f"counters[{repr(key)[:40]}]", repr(value)[:80], "is no count",
-                                     "a name of small letters, and a number"))
+            raise UsageError(
+                refusal(
+                    name,
+                    f"counters[{repr(key)[:40]}]",
+                    repr(value)[:80],
+                    "is no count",
+                    "a name of small letters, and a number",
+                )
+            )
     return {key: float(value) for key, value in found.items()}
 
 

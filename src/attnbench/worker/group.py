@@ -102,7 +102,8 @@ class GroupRun(GroupEnds):
         """The backend, or None after its record."""
         self._turn(index, "probe")
         builder = RecordBuilder(
-            self.group, self.settings, name, self.workload, self.case, device=self.device, files=self.files)
+            self.group, self.settings, name, self.workload, self.case, device=self.device, files=self.files
+        )
         entry: Entry | None = None
         try:
             with globals_kept([builder], but=ON_IMPORT):
@@ -247,8 +248,11 @@ class GroupRun(GroupEnds):
         return outcome
 
     def _terms(self, entry: Entry) -> dict[str, Any]:
-        return {"variant": entry.backend.variant_of(self.case), "budget": entry.backend.budget(self.case),
-                "announce": lambda phase: self.page.say(entry.index, phase)}
+        return {
+            "variant": entry.backend.variant_of(self.case),
+            "budget": entry.backend.budget(self.case),
+            "announce": lambda phase: self.page.say(entry.index, phase),
+        }
 
     def _memory(self, entry: Entry) -> None:
         self.page.say(entry.index, "memory")
@@ -316,8 +320,13 @@ class GroupRun(GroupEnds):
     def _sample(self, part: Sequence[Entry]) -> GroupTiming:
         settings = self.settings
         plan = Plan(
-            timer=settings.timer, l2=settings.l2, regime=settings.regime, warmup=settings.warmup,
-            iterations=settings.iterations, rel_ci=settings.rel_ci, max_seconds=settings.max_seconds,
+            timer=settings.timer,
+            l2=settings.l2,
+            regime=settings.regime,
+            warmup=settings.warmup,
+            iterations=settings.iterations,
+            rel_ci=settings.rel_ci,
+            max_seconds=settings.max_seconds,
             seed=settings.seed,
         )
         indices = [entry.index for entry in part]
@@ -325,9 +334,13 @@ class GroupRun(GroupEnds):
         with globals_kept(builders, words), log_watched(self.page, builders, words):
             subjects = [self._subject(entry) for entry in part]
             self._turn(HARNESS, "sampling")
-            group = sample(subjects, device=self.device, plan=plan,
-                           announce=lambda index, phase: self.page.say(indices[index], phase),
-                           yardsticks=[one.subject for one in self.yardsticks])
+            group = sample(
+                subjects,
+                device=self.device,
+                plan=plan,
+                announce=lambda index, phase: self.page.say(indices[index], phase),
+                yardsticks=[one.subject for one in self.yardsticks],
+            )
         self.sampling_s += group.sampling_s
         return group
 
@@ -339,8 +352,14 @@ class GroupRun(GroupEnds):
             launch.forward()  # a backward alone uses the last forward
             synchronize(self.device)
         looker = Inspection(launch, self.references, **self._terms(entry)) if self.settings.check else None
-        return Subject(name=entry.builder.name, call=launch.call(self.case.mode), reset=launch.reset,
-                       reported_ms=launch.reported_ms, capturable=launch.capturable, inspector=looker)
+        return Subject(
+            name=entry.builder.name,
+            call=launch.call(self.case.mode),
+            reset=launch.reset,
+            reported_ms=launch.reported_ms,
+            capturable=launch.capturable,
+            inspector=looker,
+        )
 
     def _finish(self, entry: Entry, position: int, group: GroupTiming, seconds: float) -> Record | None:
         """Look at the outputs once more, time the phases, and write the record."""
@@ -353,8 +372,9 @@ class GroupRun(GroupEnds):
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             with globals_kept([builder], "by its phases: "):
-                phases = {} if entry.repeated else timed_phases(
-                    entry, self.case.mode, self.settings, self.device, announce)
+                phases = (
+                    {} if entry.repeated else timed_phases(entry, self.case.mode, self.settings, self.device, announce)
+                )
                 whole = {} if entry.repeated else carried_out_whole(entry, announce, self.device)
             outcome = self._inputs_kept("by its phases")
             if not outcome.ok:
@@ -366,8 +386,13 @@ class GroupRun(GroupEnds):
             times = [timing, *(timings[position] for timings in group.by_timer.values())]
             headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)
             record = builder.passed(
-                headline, timing, timers=dict(zip(group.by_timer, own, strict=True)), phases=phases,
-                power=group.power, yardsticks=measured(self.yardsticks, group.yardsticks))
+                headline,
+                timing,
+                timers=dict(zip(group.by_timer, own, strict=True)),
+                phases=phases,
+                power=group.power,
+                yardsticks=measured(self.yardsticks, group.yardsticks),
+            )
         except Exception as error:  # the edge: see _open
             word = self.page.read()
             reason = reason_of(error, word.phase)

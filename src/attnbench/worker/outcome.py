@@ -45,7 +45,14 @@ class RecordBuilder:
     """Gathers what becomes the record of one backend."""
 
     def __init__(
-        self, group: PlannedGroup, settings: Settings, name: str, workload: Workload, case: Case, *, device: Device,
+        self,
+        group: PlannedGroup,
+        settings: Settings,
+        name: str,
+        workload: Workload,
+        case: Case,
+        *,
+        device: Device,
         files: Sequence[str],
     ) -> None:
         self.group, self.settings, self.name = group, settings, name
@@ -85,23 +92,40 @@ class RecordBuilder:
 
     def passed_check(self) -> Record:
         """Correct; nothing was timed."""
-        return self._record(status=Status.PASSED, errors=self.errors, memory=self.memory, work=self._work(),
-                            counters=self.counters)
+        return self._record(
+            status=Status.PASSED, errors=self.errors, memory=self.memory, work=self._work(), counters=self.counters
+        )
 
     def passed(
-        self, time: Time, timing: Timing, *, timers: Mapping[str, Time], phases: Mapping[str, Time],
-        power: PowerSeries | None, yardsticks: Mapping[str, Yardstick],
+        self,
+        time: Time,
+        timing: Timing,
+        *,
+        timers: Mapping[str, Time],
+        phases: Mapping[str, Time],
+        power: PowerSeries | None,
+        yardsticks: Mapping[str, Yardstick],
     ) -> Record:
         """Correct and timed."""
         work, median_ms = self._work(), statistics.median(timing.samples_ms)
         short = power is not None and median_ms < 1e3 * _period_s(power)
         share = percent_of_peak(work, median_ms, self.case.dtype, self.device)
         if share is not None and share > 100.0:
-            self.note(f"{share:.0f} % of the {self.case.dtype} peak of the data sheet, which thus does not bound it "
-                      "(8-bit arithmetic, data in the L2): no share is given")
+            self.note(
+                f"{share:.0f} % of the {self.case.dtype} peak of the data sheet, which thus does not bound it "
+                "(8-bit arithmetic, data in the L2): no share is given"
+            )
         return self._record(
-            status=Status.PASSED, errors=self.errors, memory=self.memory, work=work, time=time, timers=timers,
-            phases=phases, yardsticks=yardsticks, ceilings=self.ceilings, kernels=timing.kernels,
+            status=Status.PASSED,
+            errors=self.errors,
+            memory=self.memory,
+            work=work,
+            time=time,
+            timers=timers,
+            phases=phases,
+            yardsticks=yardsticks,
+            ceilings=self.ceilings,
+            kernels=timing.kernels,
             counters=self.counters,
             kernel_ms=timing.kernel_ms,
             power_w=None if short else power,
@@ -110,8 +134,9 @@ class RecordBuilder:
         )
 
     def _work(self) -> Work:
-        work: Work = self.workload.work(self.case) if self.variant is None else self.workload.work_of(
-            self.variant, self.case)
+        work: Work = (
+            self.workload.work(self.case) if self.variant is None else self.workload.work_of(self.variant, self.case)
+        )
         # What a launch chose is its problem: the check has counted it.
         chosen = {field: int(self.counters[name]) for field, name in CHOSEN_WORK.items() if name in self.counters}
         return dataclasses.replace(work, executed_flops=self.executed_flops, **chosen)
@@ -121,9 +146,17 @@ class RecordBuilder:
         fields["reason"] = without_paths(reason) if (reason := fields.get("reason")) else None
         version = without_paths(self.version) if isinstance(self.version, str) else self.version
         return Record(
-            workload=self.group.workload, case=self.group.case, case_id=self.group.case_id, group=self.group.group,
-            replicate=self.group.replicate, backend=self.name, version=version, config=self.config,
-            source_hash=self.source_hash, repro=repro(self.group, self.settings, self.name, self.files), **fields,
+            workload=self.group.workload,
+            case=self.group.case,
+            case_id=self.group.case_id,
+            group=self.group.group,
+            replicate=self.group.replicate,
+            backend=self.name,
+            version=version,
+            config=self.config,
+            source_hash=self.source_hash,
+            repro=repro(self.group, self.settings, self.name, self.files),
+            **fields,
         )
 
     def _what_fits(self, memory_bytes: int | None) -> str:

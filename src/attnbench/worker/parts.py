@@ -28,10 +28,12 @@ def moved(record: Record, *, rounds: int, seconds: float) -> Record:
     if power is not None:
         power = dataclasses.replace(power, at_s=_later(power.at_s, seconds))
     timers = {name: _moved(time, rounds, seconds) for name, time in record.timers.items()}
-    yardsticks = {name: dataclasses.replace(one, rounds=_on(one.rounds, rounds))
-                  for name, one in record.yardsticks.items()}
-    return dataclasses.replace(record, time=_moved(record.time, rounds, seconds), timers=timers, power_w=power,
-                               yardsticks=yardsticks)
+    yardsticks = {
+        name: dataclasses.replace(one, rounds=_on(one.rounds, rounds)) for name, one in record.yardsticks.items()
+    }
+    return dataclasses.replace(
+        record, time=_moved(record.time, rounds, seconds), timers=timers, power_w=power, yardsticks=yardsticks
+    )
 
 
 def joined(first: Record, again: Record) -> Record:
@@ -45,10 +47,12 @@ def joined(first: Record, again: Record) -> Record:
         return first
     timers = {name: _joined(time, again.timers[name]) for name, time in first.timers.items() if name in again.timers}
     notes = first.notes if SEVERAL in first.notes else (*first.notes, SEVERAL)
-    yardsticks = {name: _longer(one, again.yardsticks[name])
-                  for name, one in first.yardsticks.items() if name in again.yardsticks}
-    return dataclasses.replace(first, time=_joined(first.time, again.time), timers=timers, notes=notes,
-                               yardsticks=yardsticks)
+    yardsticks = {
+        name: _longer(one, again.yardsticks[name]) for name, one in first.yardsticks.items() if name in again.yardsticks
+    }
+    return dataclasses.replace(
+        first, time=_joined(first.time, again.time), timers=timers, notes=notes, yardsticks=yardsticks
+    )
 
 
 def rounds_taken(record: Record) -> int:
@@ -58,8 +62,7 @@ def rounds_taken(record: Record) -> int:
 
 
 def _moved(time: Time, rounds: int, seconds: float) -> Time:
-    return dataclasses.replace(
-        time, rounds=_on(time.rounds, rounds), at_s=_later(time.at_s, seconds))
+    return dataclasses.replace(time, rounds=_on(time.rounds, rounds), at_s=_later(time.at_s, seconds))
 
 
 def _on(numbers: tuple[int, ...], rounds: int) -> tuple[int, ...]:

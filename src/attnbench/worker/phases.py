@@ -46,8 +46,15 @@ def timed_phases(
     found: dict[str, Time] = {}
     for timer, subjects in ((wall, apart), ("reported", inside)):
         if subjects:
-            plan = Plan(timer=timer, l2=settings.l2, warmup=settings.warmup, iterations=settings.iterations,
-                        rel_ci=settings.rel_ci, max_seconds=settings.max_seconds / SHARE, seed=settings.seed)
+            plan = Plan(
+                timer=timer,
+                l2=settings.l2,
+                warmup=settings.warmup,
+                iterations=settings.iterations,
+                rel_ci=settings.rel_ci,
+                max_seconds=settings.max_seconds / SHARE,
+                seed=settings.seed,
+            )
             group = sample(subjects, device=device, plan=plan, announce=lambda index, phase: announce(phase))
             found |= {timing.name: to_time(timing) for timing in group.timings}
     entry.run_once(mode)

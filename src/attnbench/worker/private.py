@@ -16,9 +16,37 @@ from pathlib import Path
 from attnbench.text import without_passwords
 
 NOBODY = {
-    "root", "user", "users", "admin", "administrator", "ubuntu", "debian", "runner", "docker", "guest", "nobody",
-    "test", "tests", "build", "localhost", "local", "host", "node", "server", "worker", "gpu", "cpu", "cuda", "torch",
-    "triton", "home", "work", "bench", "attnbench", "app", "data",
+    "root",
+    "user",
+    "users",
+    "admin",
+    "administrator",
+    "ubuntu",
+    "debian",
+    "runner",
+    "docker",
+    "guest",
+    "nobody",
+    "test",
+    "tests",
+    "build",
+    "localhost",
+    "local",
+    "host",
+    "node",
+    "server",
+    "worker",
+    "gpu",
+    "cpu",
+    "cuda",
+    "torch",
+    "triton",
+    "home",
+    "work",
+    "bench",
+    "attnbench",
+    "app",
+    "data",
 }
 """Names that tell nobody who or where; replaced, they would spoil sentences."""
 SHORTEST = 3
@@ -32,8 +60,10 @@ WEB = r"\b(?:https?|ftps?|ssh|git|s3|gs|hf|tcp|grpc|redis|postgres(?:ql)?)(?:\+\
 FILE_URL = re.compile(r"\bfile:(?://[^/\s'\"]*)?(?=/)", re.IGNORECASE)
 # A folder's name: brackets and commas as they stand within names, not as they stand around them.
 LETTER = r"(?:[^\s/\\'\"`,:;()<>|]|\([^()/\s]*\)|,(?=[^\s/]))"
-STOP = (r"(?:and|or|in|at|is|are|was|for|with|while|to|of|the|a|an|from|than|not|as|on|but|by|has|have|vs|after|before|"
-        r"via|into|when|that|which|needs?|failed|during)")
+STOP = (
+    r"(?:and|or|in|at|is|are|was|for|with|while|to|of|the|a|an|from|than|not|as|on|but|by|has|have|vs|after|before|"
+    r"via|into|when|that|which|needs?|failed|during)"
+)
 # Words of one name after a blank, unless the name before has an ending (x.so) or prose goes on.
 WORD = rf"(?<!\.\w)(?<!\.\w\w)(?<!\.\w\w\w) (?!{STOP}\b){LETTER}+"
 FOLDERS = rf"(?:(?=[\w.(@+$-]){LETTER}+(?:{WORD}){{0,3}}/+)+"
@@ -42,8 +72,10 @@ OPTION = r"(?:(?<=\s)|^)--?[A-Za-z]{1,12}(?=/)"
 POSIX = re.compile(rf"(?P<option>{OPTION})?(?(option)|(?<![\w.)\]}}/])){BEFORE}/+{FOLDERS}", re.MULTILINE)
 QUOTED = re.compile(r"(?P<quote>['\"`])(?:~[\w.-]*|[A-Za-z]:)?/(?=[^\s/])[^'\"`\n]*/(?=[^'\"`\n]*(?P=quote))")
 WINDOWS = re.compile(r"(?<![A-Za-z])(?:[A-Za-z]:|\\\\+[\w.?$-]{2,})\\+(?:[^\\/:*?\"<>|\n]+[\\/]+)*")
-HOME = re.compile(rf"(?<![\w.)\]}}])/+(?:home|Users)/+[\w.-]+(?![\w/.-]|(?:{WORD}){{1,3}}/)|"
-                  r"(?<![\w/])~[A-Za-z_][\w.-]*(?![\w/.-])")
+HOME = re.compile(
+    rf"(?<![\w.)\]}}])/+(?:home|Users)/+[\w.-]+(?![\w/.-]|(?:{WORD}){{1,3}}/)|"
+    r"(?<![\w/])~[A-Za-z_][\w.-]*(?![\w/.-])"
+)
 HOME_OF_WINDOWS = re.compile(r"(?<![A-Za-z])[A-Za-z]:[\\/]+Users[\\/]+[\w.-]+(?![\w\\/])", re.IGNORECASE)
 
 
@@ -101,9 +133,11 @@ def own_names(environment: Mapping[str, str]) -> tuple[tuple[re.Pattern[str], st
     hosts |= {host.partition(".")[0] for host in hosts}
     found = [(name, "<host>", r"(?:\.[A-Za-z][\w-]*)*") for name in hosts]
     found += [(name, "<user>", "") for name in users]
-    return tuple((re.compile(rf"(?<![\w-]){re.escape(name)}{more}(?![\w-])", re.IGNORECASE), instead)
-                 for name, instead, more in sorted(found, key=lambda one: -len(one[0]))
-                 if len(name) >= SHORTEST and name.casefold() not in NOBODY and not name.isdigit())
+    return tuple(
+        (re.compile(rf"(?<![\w-]){re.escape(name)}{more}(?![\w-])", re.IGNORECASE), instead)
+        for name, instead, more in sorted(found, key=lambda one: -len(one[0]))
+        if len(name) >= SHORTEST and name.casefold() not in NOBODY and not name.isdigit()
+    )
 
 
 def _account() -> tuple[str, ...]:

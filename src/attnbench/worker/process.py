@@ -85,8 +85,15 @@ class Worker:
         control, self._control = os.pipe()
         handles = [self.page.handle, to_worker, from_worker]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", supervisor.__file__, *map(str, (os.getpid(), control, ring, self.page.handle)),
-             json.dumps(handles), *child.command("attnbench.worker", str(device), *map(str, handles))],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                supervisor.__file__,
+                *map(str, (os.getpid(), control, ring, self.page.handle)),
+                json.dumps(handles),
+                *child.command("attnbench.worker", str(device), *map(str, handles)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -240,7 +247,7 @@ class Worker:
         code = code if ended is None else ended
         lines = [line.strip() for line in last.decode(errors="replace").splitlines() if line.strip()]
         turns = [number for number, line in enumerate(lines, start=1) if TURN in line]
-        lines = lines[max(turns, default=0):]
+        lines = lines[max(turns, default=0) :]
         said = f"; its last line was: {without_paths(lines[-1])[:200]}" if lines else ""
         dropped = f"; it printed {printed} bytes, of which the last {len(last)} are kept" if printed > len(last) else ""
         how = f"killed by {child.signal_name(-code)}" if code < 0 else f"ended the process with exit code {code}"

@@ -72,8 +72,15 @@ def _import_torch() -> None:
     gc.freeze()
 
 
-def _carry_out(message: dict[str, Any], device: Device, machine: Machine, neighbours: Neighbours,
-               load: OtherLoad | None, page: BlamePage, answers: IO[str]) -> float:
+def _carry_out(
+    message: dict[str, Any],
+    device: Device,
+    machine: Machine,
+    neighbours: Neighbours,
+    load: OtherLoad | None,
+    page: BlamePage,
+    answers: IO[str],
+) -> float:
     """Carry out one request; its tensors are gone when this returns."""
     if load is not None:
         load.cores()  # from here on
@@ -95,9 +102,17 @@ def _fit(record: Record) -> Record:
         from_dict(Record, to_dict(record), record.backend)
         json.dumps(to_dict(record))
     except Exception as error:  # the edge: a backend may hand over anything
-        return Record(workload=record.workload, case=record.case, case_id=record.case_id, group=record.group,
-                      replicate=record.replicate, backend=record.backend, status=Status.FAILED, repro=record.repro,
-                      reason=without_paths(f"its record is refused: {' '.join(str(error).split())[:400]}"))
+        return Record(
+            workload=record.workload,
+            case=record.case,
+            case_id=record.case_id,
+            group=record.group,
+            replicate=record.replicate,
+            backend=record.backend,
+            status=Status.FAILED,
+            repro=record.repro,
+            reason=without_paths(f"its record is refused: {' '.join(str(error).split())[:400]}"),
+        )
     return record
 
 

@@ -80,8 +80,9 @@ def _names(tree: ast.AST) -> Iterator[tuple[str, int]]:
             module = node.module or ""
             if module:
                 yield module, node.level
-            yield from (((f"{module}." if module else "") + alias.name, node.level) for alias in node.names
-                        if alias.name != "*")
+            yield from (
+                ((f"{module}." if module else "") + alias.name, node.level) for alias in node.names if alias.name != "*"
+            )
 
 
 def _within(file: Path, folder: Path) -> tuple[bool, str]:

@@ -75,8 +75,11 @@ class Ring:
         printed, code = _HEADER.unpack_from(self._memory, 0)
         kept = self._memory[_HEADER.size :]
         start = printed % KEPT
-        return printed, None if code == _RUNNING else code, kept[start:] + kept[:start] if printed > KEPT else (
-            kept[:printed])
+        return (
+            printed,
+            None if code == _RUNNING else code,
+            kept[start:] + kept[:start] if printed > KEPT else (kept[:printed]),
+        )
 
     def close(self) -> None:
         """Unmap."""
@@ -110,8 +113,9 @@ class Supervisor:
             except OSError:  # the user's share of pipes is used up; the pipe is smaller then
                 pass
         env = {**os.environ, "ATTNBENCH_PARENT": str(os.getpid())}
-        self.worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=end, stderr=end, pass_fds=handles,
-                                       start_new_session=True, env=env)
+        self.worker = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=end, stderr=end, pass_fds=handles, start_new_session=True, env=env
+        )
         for handle in (end, *handles):
             os.close(handle)
         self.code: int | None = None

@@ -15,7 +15,12 @@ Part = tuple[int, ...]
 
 
 def draw_parts(
-    everything: Sequence[Part], corners: Collection[Part], *, unit: str, key: str, max_bytes: int,
+    everything: Sequence[Part],
+    corners: Collection[Part],
+    *,
+    unit: str,
+    key: str,
+    max_bytes: int,
     result_bytes: Callable[[Part], int],
 ) -> Draw:
     """All parts if their results fit, else the corners and as many parts drawn by seed as fit.

@@ -58,8 +58,16 @@ def path_of(who: str, field: str, name: str, *, kind: str = "file") -> Path:
     plain, _, digest = name.rpartition("@")
     place = _place(Path(plain), digest, kind)
     if place is None:
-        raise UsageError(refusal(who, field, name, "is not there", f"a {kind} with this name and SHA-256",
-                                 "put it in the current folder, or give its path"))
+        raise UsageError(
+            refusal(
+                who,
+                field,
+                name,
+                "is not there",
+                f"a {kind} with this name and SHA-256",
+                "put it in the current folder, or give its path",
+            )
+        )
     return place
 
 

@@ -99,8 +99,18 @@ def _stored(out: Tensor, args: Any, numbers: Format) -> Errors:
 
 
 _RULES: Mapping[Any, Callable[[Tensor, Any, Format], Errors]] = {
-    _ATEN.mm: _product, _ATEN.addmm: _product, _ATEN.bmm: _product, _ATEN.baddbmm: _product, _ATEN.silu: _silu,
-    _ATEN.native_layer_norm: _norm, _ATEN.linalg_vector_norm: _norm, _ATEN.mul: _stored, _ATEN.div: _stored,
-    _ATEN.add: _stored, _ATEN.gelu: _silu, _ATEN._softmax: _softmax, _ATEN.convolution: _convolution,
+    _ATEN.mm: _product,
+    _ATEN.addmm: _product,
+    _ATEN.bmm: _product,
+    _ATEN.baddbmm: _product,
+    _ATEN.silu: _silu,
+    _ATEN.native_layer_norm: _norm,
+    _ATEN.linalg_vector_norm: _norm,
+    _ATEN.mul: _stored,
+    _ATEN.div: _stored,
+    _ATEN.add: _stored,
+    _ATEN.gelu: _silu,
+    _ATEN._softmax: _softmax,
+    _ATEN.convolution: _convolution,
     _ATEN._fused_rms_norm: _norm,
 }

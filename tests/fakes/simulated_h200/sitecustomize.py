@@ -19,13 +19,27 @@ def replace_torch() -> None:
     import torch
 
     cuda: Any = torch.cuda
-    properties = SimpleNamespace(name="NVIDIA H200", total_memory=150_110_011_392, multi_processor_count=132, major=9,
-                                 minor=0, L2_cache_size=60 * MIB, clock_rate=1_980_000,
-                                 uuid="11111111-aaaa-bbbb-cccc-000000000000")
+    properties = SimpleNamespace(
+        name="NVIDIA H200",
+        total_memory=150_110_011_392,
+        multi_processor_count=132,
+        major=9,
+        minor=0,
+        L2_cache_size=60 * MIB,
+        clock_rate=1_980_000,
+        uuid="11111111-aaaa-bbbb-cccc-000000000000",
+    )
     for name, answer in {
-        "get_device_properties": properties, "get_device_name": properties.name, "get_device_capability": (9, 0),
-        "set_device": None, "synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None,
-        "memory_allocated": 0, "max_memory_allocated": PEAK_MIB * MIB, "max_memory_reserved": 64 * MIB,
+        "get_device_properties": properties,
+        "get_device_name": properties.name,
+        "get_device_capability": (9, 0),
+        "set_device": None,
+        "synchronize": None,
+        "empty_cache": None,
+        "reset_peak_memory_stats": None,
+        "memory_allocated": 0,
+        "max_memory_allocated": PEAK_MIB * MIB,
+        "max_memory_reserved": 64 * MIB,
     }.items():
         setattr(cuda, name, lambda *args, answer=answer: answer)
 
@@ -60,7 +74,8 @@ def replace_card() -> None:
     made, known = inputs.make_inputs, timer.all_timers
     inputs.make_inputs = lambda case, *, seed, kind, device: made(case, seed=seed, kind=kind, device="cpu")
     timer.all_timers = lambda: {  # type: ignore[assignment]
-        name: one for name, one in known().items() if name == "wall" or name.startswith("simulated")}
+        name: one for name, one in known().items() if name == "wall" or name.startswith("simulated")
+    }
     timer.AUTO["cuda"] = ("simulated",)
 
 

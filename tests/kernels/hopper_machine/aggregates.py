@@ -63,8 +63,9 @@ def aggregate_of(theirs: Any, names: Names) -> type:
             raise Mistake(f"{theirs.__name__}: {wrong}") from None
         vars(self)["_made"] = True
 
-    methods = {name: _method(names.of(member)) for name, member in vars(theirs).items()
-               if isinstance(member, JITFunction)}
+    methods = {
+        name: _method(names.of(member)) for name, member in vars(theirs).items() if isinstance(member, JITFunction)
+    }
     return type(theirs.__name__, (Aggregate,), {"_kinds": fields, "__init__": make, **methods})
 
 
@@ -75,12 +76,18 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _filled(theirs: Any) -> Callable[..., None]:
     """What Triton's own constructor does, but for the wrapping."""
-    defaults = {name: value.value if isinstance(value, tl.constexpr) else value
-                for name, value in theirs.__aggregate_defaults__.items()}
-    signature = inspect.Signature([
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                          default=defaults.get(name, inspect.Parameter.empty))
-        for name in theirs.__aggregate_fields__])
+    defaults = {
+        name: value.value if isinstance(value, tl.constexpr) else value
+        for name, value in theirs.__aggregate_defaults__.items()
+    }
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=defaults.get(name, inspect.Parameter.empty)
+            )
+            for name in theirs.__aggregate_fields__
+        ]
+    )
 
     def fill(self: Aggregate, *values: Any, **named: Any) -> None:
         given = signature.bind(*values, **named)

@@ -26,8 +26,10 @@ class Barrier:
         schedule.task.known |= self.made
 
     def __str__(self) -> str:
-        return (f"{self.view} (phase {self.phase} is open: {self.pending} of {self.count} arrivals and {self.bytes} "
-                f"bytes to come)")
+        return (
+            f"{self.view} (phase {self.phase} is open: {self.pending} of {self.count} arrivals and {self.bytes} "
+            f"bytes to come)"
+        )
 
     def passes(self, parity: int) -> bool:
         """Whether the last phase of that parity has ended; of a fresh barrier, that before the first has."""

@@ -61,8 +61,9 @@ def _extreme(of_tiles: Callable, with_nan: Callable, of_scalars: Callable) -> Ca
             return Int(of_scalars(x, y), builtins.max(whole(x).bits, whole(y).bits))
         first, second = paired(x, y)
         like = first if isinstance(first, torch.Tensor) else second
-        first, second = (one if isinstance(one, torch.Tensor) else torch.tensor(one, dtype=like.dtype)
-                         for one in (first, second))
+        first, second = (
+            one if isinstance(one, torch.Tensor) else torch.tensor(one, dtype=like.dtype) for one in (first, second)
+        )
         # The ones for floats give the other operand where one is NaN, as the card does unless it is told otherwise.
         told = propagate_nan.value if isinstance(propagate_nan, tl.constexpr) else propagate_nan
         keeps = told == tl.PropagateNan.ALL
@@ -268,8 +269,9 @@ def assume(cond: Any) -> None:
     device_assert(cond, "an assumption does not hold")
 
 
-def inline_asm_elementwise(asm: str, constraints: str, args: Sequence[Tile], dtype: Any, is_pure: bool,
-                           pack: int) -> Tile:
+def inline_asm_elementwise(
+    asm: str, constraints: str, args: Sequence[Tile], dtype: Any, is_pure: bool, pack: int
+) -> Tile:
     """Of all assembly, a thread's own value that it asks itself for."""
     if asm != "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;":
         raise Unsupported(f"assembly: {asm}")
@@ -291,10 +293,29 @@ def constexpr(value: Any) -> Any:
     return value
 
 
-for _name in ("abs", "broadcast_to", "cast", "exp", "exp2", "expand_dims", "log", "log2", "max", "min", "permute",
-              "reshape", "split", "sqrt", "sum", "trans"):
+for _name in (
+    "abs",
+    "broadcast_to",
+    "cast",
+    "exp",
+    "exp2",
+    "expand_dims",
+    "log",
+    "log2",
+    "max",
+    "min",
+    "permute",
+    "reshape",
+    "split",
+    "sqrt",
+    "sum",
+    "trans",
+):
     setattr(Tile, _name, globals()[_name])
 
-STAND_INS = {name: value for name, value in list(globals().items())
-             if getattr(value, "__module__", None) == __name__ and not name.startswith("_")}
+STAND_INS = {
+    name: value
+    for name, value in list(globals().items())
+    if getattr(value, "__module__", None) == __name__ and not name.startswith("_")
+}
 STAND_INS["range"] = _range

@@ -56,8 +56,9 @@ class _Launches:
         return getattr(self._kernel, name)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda *values, **named: run(self._kernel, grid, *values, seed=self._seed, at_once=self._at_once,
-                                            **named)
+        return lambda *values, **named: run(
+            self._kernel, grid, *values, seed=self._seed, at_once=self._at_once, **named
+        )
 
 
 def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, at_once: int | None = None, **named: Any) -> None:
@@ -83,8 +84,10 @@ def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, at_once: int | None
     constants = {param.name for param in kernel.params if param.is_constexpr}
     arguments = {name: _argument(value, name in constants) for name, value in given.items()}
     events, watched = itertools.count(1), None if at_once is None else Watched()
-    programs = (_Program(shape, place[::-1], options.get("num_warps", 4), Schedule(f"{seed} {place}", events), watched)
-                for place in itertools.product(*map(range, reversed(shape))))
+    programs = (
+        _Program(shape, place[::-1], options.get("num_warps", 4), Schedule(f"{seed} {place}", events), watched)
+        for place in itertools.product(*map(range, reversed(shape)))
+    )
     together((program.begun(kernel, arguments) for program in programs), at_once or 1, random.Random(seed))
 
 
@@ -107,8 +110,9 @@ def _argument(value: Any, constant: bool) -> Any:
 class _Program:
     """One program of a grid."""
 
-    def __init__(self, grid: tuple[int, ...], place: tuple[int, ...], warps: int, schedule: Schedule,
-                 watched: Watched | None) -> None:
+    def __init__(
+        self, grid: tuple[int, ...], place: tuple[int, ...], warps: int, schedule: Schedule, watched: Watched | None
+    ) -> None:
         self._grid, self._place, self._warps, self._schedule = grid, place, warps, schedule
         self._outside = Outside(schedule, watched)
         self._transfers = Transfers(schedule, self._outside)
@@ -119,32 +123,65 @@ class _Program:
         body = Function(kernel, self._names())
         self._schedule.at_end = self._transfers.end
         return self._schedule, lambda: self._schedule.begin(
-            self._name.removesuffix(", ") or "program", self._warps, lambda: body(**arguments))
+            self._name.removesuffix(", ") or "program", self._warps, lambda: body(**arguments)
+        )
 
     def _names(self) -> Names:
         moves, outside, tma, mbarrier = self._transfers, self._outside, hopper.tma, hopper.mbarrier
         by_pointer = {"load": outside.load, "store": outside.store, "atomic_add": outside.atomic_add}
-        pure = [(getattr(language, name), mine) for name, mine in STAND_INS.items()
-                for language in (tl, gl) if hasattr(language, name)]
+        pure = [
+            (getattr(language, name), mine)
+            for name, mine in STAND_INS.items()
+            for language in (tl, gl)
+            if hasattr(language, name)
+        ]
         mine = {
-            gl: {"program_id": self._program_id, "num_programs": self._num_programs, "num_warps": self._num_warps,
-                 "allocate_shared_memory": self._allocate, "warp_specialize": self._warp_specialize, **by_pointer},
+            gl: {
+                "program_id": self._program_id,
+                "num_programs": self._num_programs,
+                "num_warps": self._num_warps,
+                "allocate_shared_memory": self._allocate,
+                "warp_specialize": self._warp_specialize,
+                **by_pointer,
+            },
             tl: {"program_id": self._program_id, "num_programs": self._num_programs, **by_pointer},
-            async_copy: {"async_load": moves.copy, "async_copy_global_to_shared": moves.copy,
-                         "mbarrier_arrive": moves.copies_arrive, "commit_group": moves.commit,
-                         "wait_group": moves.wait_group},
-            hopper: {"warpgroup_mma": moves.multiply, "warpgroup_mma_wait": moves.wait,
-                     "warpgroup_mma_init": lambda value: value, "fence_async_shared": moves.fence},
-            mbarrier: {"init": barriers.make, "invalidate": barriers.invalidate, "arrive": barriers.arrive,
-                       "expect": barriers.expect, "wait": barriers.wait},
-            tma: {"async_load": moves.load, "async_copy_global_to_shared": moves.load, "async_store": moves.store,
-                  "async_copy_shared_to_global": moves.store, "async_atomic_add": moves.add,
-                  "store_wait": moves.store_wait},
+            async_copy: {
+                "async_load": moves.copy,
+                "async_copy_global_to_shared": moves.copy,
+                "mbarrier_arrive": moves.copies_arrive,
+                "commit_group": moves.commit,
+                "wait_group": moves.wait_group,
+            },
+            hopper: {
+                "warpgroup_mma": moves.multiply,
+                "warpgroup_mma_wait": moves.wait,
+                "warpgroup_mma_init": lambda value: value,
+                "fence_async_shared": moves.fence,
+            },
+            mbarrier: {
+                "init": barriers.make,
+                "invalidate": barriers.invalidate,
+                "arrive": barriers.arrive,
+                "expect": barriers.expect,
+                "wait": barriers.wait,
+            },
+            tma: {
+                "async_load": moves.load,
+                "async_copy_global_to_shared": moves.load,
+                "async_store": moves.store,
+                "async_copy_shared_to_global": moves.store,
+                "async_atomic_add": moves.add,
+                "store_wait": moves.store_wait,
+            },
             # Grids run one after the other here.
             gdc: {"gdc_launch_dependents": lambda: None, "gdc_wait": lambda: None},
         }
-        of_machine = [(getattr(module, name), stand_in) for module, those in mine.items()
-                      for name, stand_in in those.items() if hasattr(module, name)]
+        of_machine = [
+            (getattr(module, name), stand_in)
+            for module, those in mine.items()
+            for name, stand_in in those.items()
+            if hasattr(module, name)
+        ]
         # Triton 3.6 has no name for the reduction: a kernel module that defines one is given the stand-in.
         return Names(pure + of_machine, {"add_tile": moves.add})
 
@@ -169,16 +206,21 @@ class _Program:
             view.store(value)
         return view
 
-    def _warp_specialize(self, functions_and_args: Sequence, worker_num_warps: Sequence[int],
-                         worker_num_regs: Sequence[int] | None = None) -> Any:
+    def _warp_specialize(
+        self,
+        functions_and_args: Sequence,
+        worker_num_warps: Sequence[int],
+        worker_num_regs: Sequence[int] | None = None,
+    ) -> Any:
         schedule, (default, *workers) = self._schedule, functions_and_args
         if len(schedule.tasks) > 1 or len(worker_num_warps) != len(workers):
             raise Mistake("warp_specialize: within itself, or its lists differ in length")
         mine = schedule.task
         mine.name = f"{self._name}partition 0 ({default[0].name})"
         for number, ((body, args), warps) in enumerate(zip(workers, worker_num_warps, strict=True), 1):
-            schedule.start(f"{self._name}partition {number} ({body.name})", warps,
-                           lambda body=body, args=args: body(*args))
+            schedule.start(
+                f"{self._name}partition {number} ({body.name})", warps, lambda body=body, args=args: body(*args)
+            )
         result = default[0](*default[1])
         others = schedule.tasks[1:]
         schedule.pause(lambda: all(task.thread.dead for task in others), lambda: "the other partitions' end")

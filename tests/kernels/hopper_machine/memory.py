@@ -87,8 +87,10 @@ class Memory:
             when = "is not put before it by a barrier or wait" if other.over else "is in flight"
             raise Race(f"{task.name}: {what} of {view}, while {other.what} of {other.view} by {other.task.name} {when}")
         if not threads and other.unfenced and not other.fences & task.known:
-            raise MissingFence(f"{task.name}: {what} of {view}, and nobody called fence_async_shared between that and "
-                               f"the {other.what} of {other.view} by {other.task.name}")
+            raise MissingFence(
+                f"{task.name}: {what} of {view}, and nobody called fence_async_shared between that and "
+                f"the {other.what} of {other.view} by {other.task.name}"
+            )
 
     def _covers(self, new: Access, old: Access) -> bool:
         """Whether who comes after the new access comes after the old one, and would meet the new one as well."""
@@ -105,7 +107,8 @@ class View:
         size = data.element_size()
         self.begin = data.storage_offset() * size
         self.end = self.begin + size * (
-            1 + sum((n - 1) * stride for n, stride in zip(data.shape, data.stride(), strict=True)))
+            1 + sum((n - 1) * stride for n, stride in zip(data.shape, data.stride(), strict=True))
+        )
         self.dense = data.numel() * size == self.end - self.begin
 
     def __str__(self) -> str:
@@ -123,8 +126,9 @@ class View:
         """Which bytes of the allocation the region has."""
         size = self.data.element_size()
         mine = torch.zeros(len(self.memory.bytes), dtype=torch.bool)
-        mine.as_strided((*self.data.shape, size), (*(stride * size for stride in self.data.stride()), 1),
-                        self.begin).fill_(True)
+        mine.as_strided(
+            (*self.data.shape, size), (*(stride * size for stride in self.data.stride()), 1), self.begin
+        ).fill_(True)
         return mine
 
     @property
@@ -163,8 +167,12 @@ class View:
     def slice(self, start: int, length: int, dim: int = 0) -> View:
         if not 0 <= start <= start + length <= self.data.shape[dim]:
             raise OutOfBounds(f"slice {start}:{start + length} of {self}, which has {self.data.shape[dim]}")
-        return View(self.memory, self.data.narrow(dim, start, length), self.layout,
-                    f"{self.label}[{dim}: {start}:{start + length}]")
+        return View(
+            self.memory,
+            self.data.narrow(dim, start, length),
+            self.layout,
+            f"{self.label}[{dim}: {start}:{start + length}]",
+        )
 
     def permute(self, order: Sequence[int]) -> View:
         return View(self.memory, self.data.permute(*order), self.layout, self.label)
@@ -178,7 +186,7 @@ class View:
         size = math.prod(shape) * kind.itemsize
         if not self.dense or self.begin + size > len(self.memory.bytes):
             raise OutOfBounds(f"reinterpret {self}: {size} bytes from byte {self.begin} of {len(self.memory.bytes)}")
-        data = self.memory.bytes[self.begin:self.begin + size].view(kind).view(*shape)
+        data = self.memory.bytes[self.begin : self.begin + size].view(kind).view(*shape)
         return View(self.memory, data, self.layout if layout is None else layout, self.label)
 
     _reinterpret = reinterpret
@@ -197,8 +205,9 @@ class View:
     def demand(self, what: str, given: torch.Tensor) -> None:
         """Demand the region's own shape and type."""
         if given.shape != self.data.shape or given.dtype != self.data.dtype:
-            raise Mistake(f"{what}: {list(given.shape)} of {given.dtype} where {self} has {self.shape} of "
-                          f"{self.data.dtype}")
+            raise Mistake(
+                f"{what}: {list(given.shape)} of {given.dtype} where {self} has {self.shape} of {self.data.dtype}"
+            )
 
     def _keep_alive(self) -> None:
         pass

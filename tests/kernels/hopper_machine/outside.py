@@ -51,8 +51,9 @@ class Outside:
     def __init__(self, schedule: Schedule, watched: Watched | None) -> None:
         self.schedule, self.watched = schedule, watched
 
-    def load(self, pointer: Pointer, mask: Any = None, other: Any = None, *, volatile: bool = False,
-             **hints: Any) -> Any:
+    def load(
+        self, pointer: Pointer, mask: Any = None, other: Any = None, *, volatile: bool = False, **hints: Any
+    ) -> Any:
         """`load`; a volatile one is relaxed, and may look for what others add there."""
         if self.watched is None:
             return language.load(pointer, mask, other)
@@ -71,8 +72,9 @@ class Outside:
             self._touch(pointer, at[wanted], "store", "write", ("read", "write", "atomic"))
         language.store(pointer, value, mask)
 
-    def atomic_add(self, pointer: Pointer, val: Any, mask: Any = None, sem: str | None = None,
-                   scope: str | None = None) -> Any:
+    def atomic_add(
+        self, pointer: Pointer, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None
+    ) -> Any:
         """`atomic_add`; one of 0 may look for what others add there."""
         if self.watched is None:
             return language.atomic_add(pointer, val, mask, sem, scope)
@@ -106,8 +108,10 @@ class Outside:
         looks = (what, flat.data_ptr(), places.tolist())
         seen = flat[places].tolist()
         again = task.polled == (looks, seen)
-        self.schedule.pause((lambda: flat[places].tolist() != seen) if again else None,
-                            lambda: f"global memory to change at {places.tolist()}, where it is {seen}")
+        self.schedule.pause(
+            (lambda: flat[places].tolist() != seen) if again else None,
+            lambda: f"global memory to change at {places.tolist()}, where it is {seen}",
+        )
         task.polled = (looks, flat[places].tolist())
 
     def _touch(self, pointer: Pointer, places: torch.Tensor, what: str, kind: str, after: tuple[str, ...]) -> None:
@@ -117,8 +121,10 @@ class Outside:
             if who is not task and other in after:
                 for number in events[places].unique().tolist():
                     if number and not task.known >> number & 1:
-                        raise Race(f"{task.name}: {what} of global memory, and nothing puts it behind the {other} "
-                                   f"there by {who.name}")
+                        raise Race(
+                            f"{task.name}: {what} of global memory, and nothing puts it behind the {other} "
+                            f"there by {who.name}"
+                        )
         bit = self.schedule.event()
         storage.of(kind, task)[places] = bit.bit_length() - 1
         task.known |= bit

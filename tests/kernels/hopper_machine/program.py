@@ -115,8 +115,10 @@ def _code(fn: FunctionType) -> tuple[CodeType, set[str]]:
             argument.annotation = None
     tree = ast.fix_missing_locations(_Assignments().visit(tree))
     ast.increment_lineno(tree, first - 1)
-    return (compile(tree, inspect.getsourcefile(fn), "exec"),
-            {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+    return (
+        compile(tree, inspect.getsourcefile(fn), "exec"),
+        {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)},
+    )
 
 
 class _Assignments(ast.NodeTransformer):

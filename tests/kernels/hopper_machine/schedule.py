@@ -124,7 +124,7 @@ class Schedule:
         if not ready and not self.flights:
             return False
         speeds = [task.speed for task in ready] + [self._landing] * bool(self.flights)
-        (chosen,) = self._random.choices([*ready, None][:len(speeds)], speeds)
+        (chosen,) = self._random.choices([*ready, None][: len(speeds)], speeds)
         if chosen is not None:
             chosen.thread.switch()
         else:

@@ -13,10 +13,21 @@ from triton.experimental.gluon import language as gl
 from .mistakes import Mistake, OutOfBounds, TooEarly, Unsupported
 
 _TORCH = {
-    tl.bfloat16: torch.bfloat16, tl.float16: torch.float16, tl.float32: torch.float32, tl.float64: torch.float64,
-    tl.int1: torch.bool, tl.int8: torch.int8, tl.int16: torch.int16, tl.int32: torch.int32, tl.int64: torch.int64,
-    tl.uint8: torch.uint8, tl.uint16: torch.uint16, tl.uint32: torch.uint32, tl.uint64: torch.uint64,
-    tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2,
+    tl.bfloat16: torch.bfloat16,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+    tl.float64: torch.float64,
+    tl.int1: torch.bool,
+    tl.int8: torch.int8,
+    tl.int16: torch.int16,
+    tl.int32: torch.int32,
+    tl.int64: torch.int64,
+    tl.uint8: torch.uint8,
+    tl.uint16: torch.uint16,
+    tl.uint32: torch.uint32,
+    tl.uint64: torch.uint64,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
 }
 _TRITON = {mine: theirs for theirs, mine in _TORCH.items()}
 
@@ -75,7 +86,7 @@ class Int(int):
 
 def whole(value: int) -> Int:
     """A run-time integer as Triton types it: 64 bits where 32 are too few."""
-    bits = getattr(value, "bits", 32 if -2**31 <= value < 2**31 else 64)
+    bits = getattr(value, "bits", 32 if -(2**31) <= value < 2**31 else 64)
     return Int(value, bits)
 
 
@@ -215,19 +226,39 @@ def _of_tiles(name: str, work: Callable[[Any, Any], Any]) -> None:
         if name in ("floordiv", "mod"):
             not_negative(first, second)
         if name == "truediv":
-            first, second = (one.float() if isinstance(one, torch.Tensor) and one.element_size() < 4 else one
-                             for one in (first, second))
+            first, second = (
+                one.float() if isinstance(one, torch.Tensor) and one.element_size() < 4 else one
+                for one in (first, second)
+            )
         return Tile(work(first, second))
 
     plain = name.rstrip("_")
-    setattr(Tile, f"__{plain}__", lambda self, other: NotImplemented if isinstance(other, Pointer)
-            else both(self, other))
+    setattr(
+        Tile, f"__{plain}__", lambda self, other: NotImplemented if isinstance(other, Pointer) else both(self, other)
+    )
     if plain not in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(Tile, f"__r{plain}__", lambda self, other: both(other, self))
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift",
-              "lt", "le", "gt", "ge", "eq", "ne"):
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+):
     _of_tiles(_name, getattr(operator, _name))
 
 

@@ -45,10 +45,12 @@ class Descriptor:
         Raises:
             OutOfBounds: a coordinate of more than 32 bits, or an element inside the shape and outside the storage.
         """
-        if len(coord) != len(self.shape) or not all(-2**31 <= at < 2**31 for at in coord):
+        if len(coord) != len(self.shape) or not all(-(2**31) <= at < 2**31 for at in coord):
             raise OutOfBounds(f"coordinates {list(map(int, coord))} of a tensor map of {len(self.shape)} axes")
-        spans = [(max(0, -at), min(size, limit - at))
-                 for at, size, limit in zip(coord, self.block_shape, self.shape, strict=True)]
+        spans = [
+            (max(0, -at), min(size, limit - at))
+            for at, size, limit in zip(coord, self.block_shape, self.shape, strict=True)
+        ]
         if any(low >= high for low, high in spans):
             return None
         first = sum((int(at) + low) * stride for at, (low, _), stride in zip(coord, spans, self.strides, strict=True))
@@ -57,15 +59,18 @@ class Descriptor:
         strides = [stride if size > 1 else 0 for stride, size in zip(self.strides, sizes, strict=True)]
         last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         if not 0 <= first <= last < self._count:
-            raise OutOfBounds(f"the box at {list(map(int, coord))} reaches from element {first} to {last} of a storage "
-                              f"of {self._count}")
+            raise OutOfBounds(
+                f"the box at {list(map(int, coord))} reaches from element {first} to {last} of a storage "
+                f"of {self._count}"
+            )
         return self.base.as_strided(sizes, strides, first), tuple(slice(low, high) for low, high in spans)
 
     def demand(self, what: str, view: View) -> None:
         """Demand a region of a box's shape and type."""
         if view.shape != self.block_shape or view.dtype != self.dtype:
-            raise Mistake(f"{what}: {view} has {view.shape} of {view.dtype}, the tensor map {self.block_shape} of "
-                          f"{self.dtype}")
+            raise Mistake(
+                f"{what}: {view} has {view.shape} of {view.dtype}, the tensor map {self.block_shape} of {self.dtype}"
+            )
 
 
 @dataclass(eq=False)
@@ -97,8 +102,16 @@ class Transfers:
 
     # ── bulk copies ──
 
-    def load(self, desc: Descriptor, coord: Sequence[int], barrier: View, result: View, pred: bool = True,
-             multicast: bool = False, cache_policy: None = None) -> None:
+    def load(
+        self,
+        desc: Descriptor,
+        coord: Sequence[int],
+        barrier: View,
+        result: View,
+        pred: bool = True,
+        multicast: bool = False,
+        cache_policy: None = None,
+    ) -> None:
         """`tma.async_load`: until the copy lands and is waited for, `Memory.touch` lets nobody near the region."""
         self.schedule.pause()
         if not pred:
@@ -146,11 +159,11 @@ class Transfers:
     def store_wait(self, pendings: int, read_only: bool = True) -> None:
         """`tma.store_wait`: for all stores and adds of this partition but the last so many."""
         task = self.schedule.task
-        first = task.stores[:len(task.stores) - pendings]
+        first = task.stores[: len(task.stores) - pendings]
         self.schedule.pause(lambda: all(access.over for access in first), lambda: f"{len(first)} bulk stores")
         for access in first:
             task.known |= access.bit
-        task.stores = task.stores[len(first):]
+        task.stores = task.stores[len(first) :]
 
     def end(self) -> None:
         """Demand that somebody waited for every load."""
@@ -223,14 +236,26 @@ class Transfers:
 
     # ── products ──
 
-    def multiply(self, a: View | Tile, b: View, acc: Tile, *, use_acc: bool = True, precision: None = None,
-                 max_num_imprecise_acc: None = None, is_async: bool = False) -> Tile:
+    def multiply(
+        self,
+        a: View | Tile,
+        b: View,
+        acc: Tile,
+        *,
+        use_acc: bool = True,
+        precision: None = None,
+        max_num_imprecise_acc: None = None,
+        is_async: bool = False,
+    ) -> Tile:
         """`warpgroup_mma`: the values at its issue, which stay what they are because `Memory.touch` forbids else."""
         self.schedule.pause()
         task = self.schedule.task
         what = f"warpgroup_mma {len(task.products)} of {task.name}"
-        reads = [one.memory.touch(one, "warpgroup_mma", write=False, threads=False)
-                 for one in (a, b) if isinstance(one, View)]
+        reads = [
+            one.memory.touch(one, "warpgroup_mma", write=False, threads=False)
+            for one in (a, b)
+            if isinstance(one, View)
+        ]
         left, right = (one.value if isinstance(one, Tile) else one.data for one in (a, b))
         # Of a product in flight the next one may go on from the result: products keep their order.
         start = acc.free if use_acc else acc.value

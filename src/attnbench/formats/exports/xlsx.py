@@ -108,8 +108,12 @@ def _results(sheet: Any, run: Run) -> None:
     sheet.append([_text(sheet, name, bold=True) for name in names])
     formats = [_format(name) for name in names]
     for row in lines:
-        sheet.append([_date(sheet, row[name]) if name == "run.started" else _cell(sheet, row[name], shown)
-                      for name, shown in zip(names, formats, strict=True)])
+        sheet.append(
+            [
+                _date(sheet, row[name]) if name == "run.started" else _cell(sheet, row[name], shown)
+                for name, shown in zip(names, formats, strict=True)
+            ]
+        )
 
 
 def _widths(sheet: Any, widths: Sequence[int]) -> None:
@@ -182,5 +186,6 @@ def _cell(sheet: Any, value: Any, shown: str | None = None) -> WriteOnlyCell | N
     return _text(sheet, as_text(value))
 
 
-EXPORTER = Exporter(title="an Excel workbook: the matrix of cases by backends, and the rows of the CSV", text=False,
-                    render=render)
+EXPORTER = Exporter(
+    title="an Excel workbook: the matrix of cases by backends, and the rows of the CSV", text=False, render=render
+)

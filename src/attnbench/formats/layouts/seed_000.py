@@ -119,8 +119,11 @@ class Seed000(Layout):
         if not isinstance(data, dict) or set(data) != set(KEYS) or not isinstance(data["results"], list):
             raise RunFileError(refusal("import", "path", place, "is not seed-000", f"the keys {', '.join(KEYS)}"))
         counts = [_count(str(place), name, data[name]) for name in KEYS[1:3]]
-        records = [record for index, row in enumerate(data["results"])
-                   for record in _records(f"{place}: results[{index}]", row, counts[1])]
+        records = [
+            record
+            for index, row in enumerate(data["results"])
+            for record in _records(f"{place}: results[{index}]", row, counts[1])
+        ]
         run = imported_run(self.name, path, records)
         settings = Settings(warmup=counts[0], iterations=counts[1], baseline=DENSE)
         return dataclasses.replace(run, settings=settings, environments=_environments(data["device_info"]))
@@ -149,8 +152,10 @@ def _sides(run: Run) -> tuple[str | None, str | None]:
     measured = {record.backend for record in timed(run.records)}
     own = run.settings.baseline
     first = (own,) if own is not None and not own.startswith((BSA, "hstu-bsa")) else ()
-    return tuple(next((name for name in names if name in measured), None)  # type: ignore[return-value]
-                 for names in ((*first, *DENSES), BSAS))
+    return tuple(
+        next((name for name in names if name in measured), None)  # type: ignore[return-value]
+        for names in ((*first, *DENSES), BSAS)
+    )
 
 
 def _pairs(run: Run) -> list[_Pair]:
@@ -207,8 +212,16 @@ def _console(run: Run) -> Iterator[str]:
     pairs, (dense, bsa) = _pairs(run), _sides(run)
     yield from (RULE, "HSTU attention: dense against block-sparse (BSA)", RULE, f"device {_device(run) or UNKNOWN}", "")
     for number, pair in enumerate(pairs, 1):
-        shape = ", ".join(f"{name}={pair.config[key]}" for name, key in (
-            ("B", "B"), ("N", "N"), ("H", "num_heads"), ("ATTN_DIM", "attention_dim"), ("LINEAR_DIM", "linear_dim")))
+        shape = ", ".join(
+            f"{name}={pair.config[key]}"
+            for name, key in (
+                ("B", "B"),
+                ("N", "N"),
+                ("H", "num_heads"),
+                ("ATTN_DIM", "attention_dim"),
+                ("LINEAR_DIM", "linear_dim"),
+            )
+        )
         yield from (f"[{number}/{len(pairs)}] configuration: {shape}", LINE)
         yield from _block(f"HSTU dense ({dense or UNKNOWN})", pair.dense)
         yield from ("", *_block(f"HSTU BSA ({bsa or UNKNOWN})", pair.bsa), "", *_meaning(pair))

@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
-from attnbench.formats.layouts.base import (
-    Layout,
-    imported_record,
-    imported_run,
-    imported_time,
-    read_text,
-    timed,
-)
+from attnbench.formats.layouts.base import Layout, imported_record, imported_run, imported_time, read_text, timed
 from attnbench.formats.split import split
 from attnbench.presentation.block import backend_name
 from attnbench.presentation.serving import end_to_end
@@ -63,14 +56,22 @@ class Step(NamedTuple):
     @property
     def line(self) -> str:
         """As the seed wrote it: plain decimals, never an exponent."""
-        return (f"KV Caches: {self.cached}, Candidate Embeddings: {self.candidates + self.new}, "
-                f"Total time(ms): {self.ms:.{DECIMALS}f}")
+        return (
+            f"KV Caches: {self.cached}, Candidate Embeddings: {self.candidates + self.new}, "
+            f"Total time(ms): {self.ms:.{DECIMALS}f}"
+        )
 
     @property
     def row(self) -> tuple[Any, ...]:
         """As of `COLUMNS`."""
-        return (self.file, self.batch, self.candidates, self.cached, self.candidates + self.new,
-                round(self.ms, DECIMALS))
+        return (
+            self.file,
+            self.batch,
+            self.candidates,
+            self.cached,
+            self.candidates + self.new,
+            round(self.ms, DECIMALS),
+        )
 
 
 class Seed002(Layout):
@@ -151,8 +152,7 @@ def _records(run: Run) -> list[Record]:
     records = timed(run.records)
     for record in records:
         if not all(type(record.case.get(name)) is int for name in SHAPE):
-            raise UsageError(refusal(NAME, "workload", record.workload, "has no serving steps",
-                                     f"a run of {WORKLOAD}"))
+            raise UsageError(refusal(NAME, "workload", record.workload, "has no serving steps", f"a run of {WORKLOAD}"))
     if not records:
         raise UsageError(refusal(NAME, "records", 0, "have a time", "a run with at least one timed record"))
     return records
@@ -167,8 +167,12 @@ def _parts(run: Run) -> dict[str, Run]:
     records = _records(run)
     chosen = _chosen(records)
     kept = tuple(record for record in records if backend_name(record) == chosen)
-    others = {name for record in kept for name, value in record.case.items()
-              if name not in SHAPE and kept[0].case.get(name) != value}
+    others = {
+        name
+        for record in kept
+        for name, value in record.case.items()
+        if name not in SHAPE and kept[0].case.get(name) != value
+    }
     # Each number of new tokens is another sweep: the seed's has one.
     others |= {"new_tokens"} if len({record.case["new_tokens"] for record in kept}) > 1 else set()
     part = dataclasses.replace(run, records=kept)
@@ -225,8 +229,11 @@ def _read(path: Path) -> tuple[list[Step], list[str]]:
         return [step for log in logs for step in _from_log(log)], strange
     if book := _book(path):
         return list(_from_book(book)), strange
-    raise RunFileError(refusal("import", "path", path, f"has nothing of {NAME}",
-                               f"{LOGS}/benchmark_bs{{B}}_nc{{C}}.log or {RESULTS}.xlsx"))
+    raise RunFileError(
+        refusal(
+            "import", "path", path, f"has nothing of {NAME}", f"{LOGS}/benchmark_bs{{B}}_nc{{C}}.log or {RESULTS}.xlsx"
+        )
+    )
 
 
 def _logs(folder: Path) -> tuple[list[Path], list[str]]:
@@ -253,16 +260,18 @@ def _book(folder: Path) -> Path | None:
 def _from_log(path: Path) -> Iterator[Step]:
     match = FILE.fullmatch(path.name)
     if match is None:
-        raise RunFileError(refusal("import", "file", path.name, "is not a log by its name",
-                                   "benchmark_bs{B}_nc{C}.log"))
+        raise RunFileError(
+            refusal("import", "file", path.name, "is not a log by its name", "benchmark_bs{B}_nc{C}.log")
+        )
     found = False
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if one := LINE.search(line):
             found = True
             yield _step(f"{path}:{number}", [*match.groups(), *one.groups()])
     if not found:
-        raise RunFileError(refusal(str(path), "lines", 0, "are of steps",
-                                   "KV Caches: …, Candidate Embeddings: …, Total time(ms): …"))
+        raise RunFileError(
+            refusal(str(path), "lines", 0, "are of steps", "KV Caches: …, Candidate Embeddings: …, Total time(ms): …")
+        )
 
 
 def _from_book(path: Path) -> Iterator[Step]:
@@ -275,8 +284,9 @@ def _from_book(path: Path) -> Iterator[Step]:
         rows = list(book.worksheets[0].iter_rows(values_only=True))
         book.close()
     except Exception as error:  # openpyxl raises what its parsers raise
-        raise RunFileError(refusal("import", "path", path, f"cannot be read ({type(error).__name__})",
-                                   "a workbook")) from None
+        raise RunFileError(
+            refusal("import", "path", path, f"cannot be read ({type(error).__name__})", "a workbook")
+        ) from None
     header = tuple(str(one) for one in rows[0]) if rows else ()
     if header != COLUMNS:
         raise RunFileError(refusal(str(path), "header", shown(",".join(header)), f"is not {NAME}", ",".join(COLUMNS)))

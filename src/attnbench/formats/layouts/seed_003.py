@@ -104,14 +104,18 @@ class Seed003(Layout):
         return "\n".join(
             f"{point.series}: seq_len {point.seqlen}, causal {str(point.causal).lower()}, "
             f"sparsity {point.actual_sparsity:g} %: {point.time_ms:.6g} ms, {point.tflops:.4g} TFLOP/s"
-            for point in _points(run))
+            for point in _points(run)
+        )
 
     def notes(self, run: Run) -> tuple[str, ...]:
         """How maps came about, and what the rates are."""
         points = _points(run)
         ways = sorted({point.map for point in points if point.map})
-        return (f"{NAME}: TFLOP/s are effective: dense FLOPs over the mean time, whatever was skipped",
-                *(f"{NAME}: {way}" for way in ways), f"{NAME}: {DEFAULTS}")
+        return (
+            f"{NAME}: TFLOP/s are effective: dense FLOPs over the mean time, whatever was skipped",
+            *(f"{NAME}: {way}" for way in ways),
+            f"{NAME}: {DEFAULTS}",
+        )
 
 
 # ── from a run to points ───────────────────────────────────────────────────────────────────────────
@@ -125,8 +129,15 @@ def _points(run: Run) -> list[Point]:
     """
     points = [_point(record) for record in timed(run.records) if record.workload in WORKLOADS and _fits(record.case)]
     if not points:
-        raise UsageError(refusal(NAME, "records", 0, "have a time, a length and a head size",
-                                 f"a run of the workload {' or '.join(WORKLOADS)} with as many keys as queries"))
+        raise UsageError(
+            refusal(
+                NAME,
+                "records",
+                0,
+                "have a time, a length and a head size",
+                f"a run of the workload {' or '.join(WORKLOADS)} with as many keys as queries",
+            )
+        )
     return points
 
 
@@ -146,10 +157,19 @@ def _point(record: Record) -> Point:
     asked = case.get("density", 1.0)
     asked = density if asked is None else asked  # a file says the map
     series = SERIES.get(name, name + (f"[{short}" if short and name not in SERIES else ""))
-    return Point(series=series, batch=case["batch"], nheads=case["nheads"], headdim=case["headdim"],
-                 seqlen=case["seqlen"], causal=bool(case.get("causal")), dtype=str(case.get("dtype", "")),
-                 sparsity=round(100 * (1 - asked)),
-                 actual_sparsity=round(100 * (1 - density), 3), mean_ms=mean_of(record), map=_way(record, short))
+    return Point(
+        series=series,
+        batch=case["batch"],
+        nheads=case["nheads"],
+        headdim=case["headdim"],
+        seqlen=case["seqlen"],
+        causal=bool(case.get("causal")),
+        dtype=str(case.get("dtype", "")),
+        sparsity=round(100 * (1 - asked)),
+        actual_sparsity=round(100 * (1 - density), 3),
+        mean_ms=mean_of(record),
+        map=_way(record, short),
+    )
 
 
 def _way(record: Record, short: str) -> str:
@@ -194,21 +214,42 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
         raise Unavailable(f"{NAME}: module=vl_convert is not installed; pip install vl-convert-python") from None
     ways = sorted({point.map for point in points if point.map})
     first = points[0]
-    shape = ", ".join(f"{name} {', '.join(map(str, sorted({getattr(point, name) for point in points})))}"
-                      for name in ("batch", "nheads", "headdim", "dtype"))
-    rows = [{"x": getattr(point, x), "y": round(getattr(point, metric), 6), "series": label}
-            for point, label in zip(points, _lines(x, points), strict=True)]
+    shape = ", ".join(
+        f"{name} {', '.join(map(str, sorted({getattr(point, name) for point in points})))}"
+        for name in ("batch", "nheads", "headdim", "dtype")
+    )
+    rows = [
+        {"x": getattr(point, x), "y": round(getattr(point, metric), 6), "series": label}
+        for point, label in zip(points, _lines(x, points), strict=True)
+    ]
     scale = {"type": "log", "base": 2} if x == "seqlen" else {"zero": False}
     title = {"seqlen": "sequence length", "actual_sparsity": "actual sparsity, %"}[x]
-    drawn: bytes = vl_convert.vegalite_to_png(json.dumps({
-        "width": 560, "height": 360, "data": {"values": rows}, "mark": {"type": "line", "point": True},
-        "title": {"text": f"{METRICS[metric]}, causal {str(first.causal).lower()}: {shape}",
-                  "subtitle": [*ways[:6], DEFAULTS]},
-        "encoding": {"x": {"field": "x", "type": "quantitative", "title": title, "scale": scale},
-                     "y": {"field": "y", "aggregate": "mean", "type": "quantitative", "title": METRICS[metric],
-                           "scale": {"type": "log"} if metric == "time_ms" else {}},
-                     "color": {"field": "series", "type": "nominal", "title": None}},
-    }), vl_version=VERSION)
+    drawn: bytes = vl_convert.vegalite_to_png(
+        json.dumps(
+            {
+                "width": 560,
+                "height": 360,
+                "data": {"values": rows},
+                "mark": {"type": "line", "point": True},
+                "title": {
+                    "text": f"{METRICS[metric]}, causal {str(first.causal).lower()}: {shape}",
+                    "subtitle": [*ways[:6], DEFAULTS],
+                },
+                "encoding": {
+                    "x": {"field": "x", "type": "quantitative", "title": title, "scale": scale},
+                    "y": {
+                        "field": "y",
+                        "aggregate": "mean",
+                        "type": "quantitative",
+                        "title": METRICS[metric],
+                        "scale": {"type": "log"} if metric == "time_ms" else {},
+                    },
+                    "color": {"field": "series", "type": "nominal", "title": None},
+                },
+            }
+        ),
+        vl_version=VERSION,
+    )
     return drawn
 
 
@@ -217,6 +258,7 @@ def _lines(x: str, points: Sequence[Point]) -> list[str]:
 
     Over sparsity a line goes through the maps that a backend predicted with several thresholds.
     """
+
     def value(point: Point, name: str) -> str:
         given = x == "seqlen" or point.map.startswith("map given")
         return str(getattr(point, name)) if name != "map" or given else ""
@@ -228,8 +270,15 @@ def _lines(x: str, points: Sequence[Point]) -> list[str]:
             there.setdefault((point.series, point.seqlen), set()).add(value(point, name))
         if any(len(values) > 1 for values in there.values()):
             told.append(name)
-    return [", ".join([point.series, *(f"{name} {text}" if name != "map" else text for name in told
-                                       if (text := value(point, name)))]) for point in points]
+    return [
+        ", ".join(
+            [
+                point.series,
+                *(f"{name} {text}" if name != "map" else text for name in told if (text := value(point, name))),
+            ]
+        )
+        for point in points
+    ]
 
 
 def _with_numbers(picture: bytes, points: Iterable[Point]) -> bytes:
@@ -256,11 +305,25 @@ def _numbers(path: Path) -> list[Point]:
             try:
                 return [_checked(item) for item in json.loads(text)]
             except (ValueError, TypeError, RecursionError):
-                raise RunFileError(refusal("import", "path", path, "carries numbers that cannot be used",
-                                           "a picture of this layout as it was written")) from None
-    raise RunFileError(refusal("import", "path", path, "carries no numbers",
-                               "a picture that `attnbench export --layout seed-003` wrote",
-                               "of the seed's own pictures there is nothing to read"))
+                raise RunFileError(
+                    refusal(
+                        "import",
+                        "path",
+                        path,
+                        "carries numbers that cannot be used",
+                        "a picture of this layout as it was written",
+                    )
+                ) from None
+    raise RunFileError(
+        refusal(
+            "import",
+            "path",
+            path,
+            "carries no numbers",
+            "a picture that `attnbench export --layout seed-003` wrote",
+            "of the seed's own pictures there is nothing to read",
+        )
+    )
 
 
 def _chunks(path: Path, data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -268,10 +331,10 @@ def _chunks(path: Path, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise RunFileError(refusal("import", "path", path, "is no PNG", "a PNG"))
     at = len(SIGNATURE)
     while at + 12 <= len(data):
-        (length,) = struct.unpack(">I", data[at:at + 4])
+        (length,) = struct.unpack(">I", data[at : at + 4])
         if length > LARGEST_CHUNK or at + 12 + length > len(data):
             raise RunFileError(refusal("import", "path", path, "is torn", "a whole PNG"))
-        yield data[at + 4:at + 8], data[at + 8:at + 8 + length]
+        yield data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
         at += 12 + length
 
 
@@ -300,14 +363,27 @@ def _files(folder: Path) -> list[Path]:
 def _record(point: Point) -> Record:
     names = {theirs: ours for ours, theirs in reversed(SERIES.items())}
     inner = names.get(point.series, point.series)
-    case = {"batch": point.batch, "nheads": point.nheads, "headdim": point.headdim, "seqlen": point.seqlen,
-            "seqlen_k": point.seqlen, "causal": point.causal, "dtype": point.dtype,
-            "density": round(1 - point.sparsity / 100, 2)}
+    case = {
+        "batch": point.batch,
+        "nheads": point.nheads,
+        "headdim": point.headdim,
+        "seqlen": point.seqlen,
+        "seqlen_k": point.seqlen,
+        "causal": point.causal,
+        "dtype": point.dtype,
+        "density": round(1 - point.sparsity / 100, 2),
+    }
     backend = inner if point.map else f"dense[{inner}]"
     if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are told apart by what they reached
         backend = f"{inner}[{point.actual_sparsity:g}%]"
-    record = imported_record(NAME, case, backend, imported_time(mean_ms=point.mean_ms), workload="sparse",
-                             counters={"density": 1 - point.actual_sparsity / 100})
+    record = imported_record(
+        NAME,
+        case,
+        backend,
+        imported_time(mean_ms=point.mean_ms),
+        workload="sparse",
+        counters={"density": 1 - point.actual_sparsity / 100},
+    )
     return replace(record, notes=(*record.notes, *([point.map] if point.map else [])))
 
 

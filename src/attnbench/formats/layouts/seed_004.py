@@ -105,9 +105,7 @@ class Seed004(Layout):
     def read(self, path: str | Path) -> Run:
         """Means and what follows from them; of a folder all its files that are the seed's."""
         path = Path(path)
-        files = (
-            [path / name for name in (BLOCK, RESULTS, TABLE) if is_file(path / name)] if is_folder(path) else [path]
-        )
+        files = [path / name for name in (BLOCK, RESULTS, TABLE) if is_file(path / name)] if is_folder(path) else [path]
         if len(files) > 1 and files[0].name == BLOCK and files[1].name == RESULTS:
             del files[0]  # results.json has the same figures, and more digits of them
         records = [record for file in files for record in _records(file)]

@@ -21,12 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
-from attnbench.kernels.flash.config.backward import (
-    BackwardConfig,
-    backward_config,
-    nearest_backward,
-    parse_backward,
-)
+from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward, parse_backward
 from attnbench.kernels.flash.config.defaults import forward_config
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
 from attnbench.kernels.flash.config.space import Shape, ahead_fault, hopper_fault, nearest
@@ -37,9 +32,22 @@ from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.limits import lies_in_rows
 from attnbench.kernels.shared.tiling import block_of
 
-__all__ = ["BackwardConfig", "ForwardConfig", "Problem", "check_values", "default_backward", "default_forward",
-           "flash_attention", "launch_backward", "launch_forward", "lse_shape", "parse", "parse_backward", "problem_of",
-           "workspace_of"]
+__all__ = [
+    "BackwardConfig",
+    "ForwardConfig",
+    "Problem",
+    "check_values",
+    "default_backward",
+    "default_forward",
+    "flash_attention",
+    "launch_backward",
+    "launch_forward",
+    "lse_shape",
+    "parse",
+    "parse_backward",
+    "problem_of",
+    "workspace_of",
+]
 
 WHO = "flash_attention"
 _Config = TypeVar("_Config", ForwardConfig, BackwardConfig)
@@ -49,17 +57,28 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Forwar
     """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
     # Its products are of 32 columns at least, and keys' and values' as wide.
     blocks = block_of(q.shape[-1]), block_of(v.shape[-1])
-    return forward_config(_capability(q), q.element_size(), max(q.shape[-1], v.shape[-1]), problem.max_seqlen_k,
-                          right=problem.right is not None,
-                          hopper=blocks[0] == blocks[1] >= 32 and _hopper_takes(q, k, v))
+    return forward_config(
+        _capability(q),
+        q.element_size(),
+        max(q.shape[-1], v.shape[-1]),
+        problem.max_seqlen_k,
+        right=problem.right is not None,
+        hopper=blocks[0] == blocks[1] >= 32 and _hopper_takes(q, k, v),
+    )
 
 
 def default_backward(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, deterministic: bool = False
 ) -> BackwardConfig:
     """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
-    return backward_config(_capability(q), q.element_size(), max(q.shape[-1], v.shape[-1]),
-                           deterministic=deterministic, packed=problem.packed, hopper=_hopper_takes(q, k, v))
+    return backward_config(
+        _capability(q),
+        q.element_size(),
+        max(q.shape[-1], v.shape[-1]),
+        deterministic=deterministic,
+        packed=problem.packed,
+        hopper=_hopper_takes(q, k, v),
+    )
 
 
 def _hopper_takes(*tensors: Tensor) -> bool:
@@ -75,11 +94,14 @@ def _capability(x: Tensor) -> tuple[int, int]:
     return capability_of(x) or (0, 0)
 
 
-def _forward_of(
-    given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem
-) -> ForwardConfig:
-    shape = Shape(dim=q.shape[-1], dim_v=v.shape[-1], item_bytes=q.element_size(), packed=problem.packed,
-                  capability=capability_of(q) or (9, 0))
+def _forward_of(given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    shape = Shape(
+        dim=q.shape[-1],
+        dim_v=v.shape[-1],
+        item_bytes=q.element_size(),
+        packed=problem.packed,
+        capability=capability_of(q) or (9, 0),
+    )
     config = _read("forward", parse, given, lambda text: nearest(text, shape)) or default_forward(q, k, v, problem)
     wrong = ahead_fault(config, capability_of(q))
     if config.order in HOPPER:
@@ -94,10 +116,13 @@ def _backward_of(
 ) -> BackwardConfig:
     facts = capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1]
     config = _read("backward", parse_backward, given, lambda text: nearest_backward(text, *facts)) or default_backward(
-        q, k, v, problem, deterministic=deterministic)
+        q, k, v, problem, deterministic=deterministic
+    )
     if deterministic and not config.deterministic:
-        raise ValueError(f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
-                         "one with r…, or None")
+        raise ValueError(
+            f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
+            "one with r…, or None"
+        )
     return config
 
 
@@ -123,8 +148,9 @@ def _rows_of_grad(grad: Tensor, config: BackwardConfig) -> Tensor:
 
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig,
-                backward: BackwardConfig) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig, backward: BackwardConfig
+    ) -> tuple[Tensor, Tensor]:
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
         with torch.cuda.device_of(q):  # Triton launches on the current device
@@ -147,10 +173,21 @@ class _FlashAttention(torch.autograd.Function):
 
 
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] | None = None,
-    scale: float | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, deterministic: bool = False,
-    forward: ForwardConfig | str | None = None, backward: BackwardConfig | str | None = None, validate: bool = False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    deterministic: bool = False,
+    forward: ForwardConfig | str | None = None,
+    backward: BackwardConfig | str | None = None,
+    validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attend, differentiably; see the letters above.
 
@@ -184,8 +221,18 @@ def flash_attention(
             describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
             `ahead` is refused on sm_90, where it is wrong.
     """
-    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale, cu_seqlens_q=cu_seqlens_q,
-                         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    problem = problem_of(
+        q,
+        k,
+        v,
+        causal=causal,
+        window=window,
+        scale=scale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+    )
     if validate:
         check_values(problem, q, k)
     configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)

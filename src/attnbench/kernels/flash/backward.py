@@ -81,8 +81,18 @@ def workspace_of(q: Tensor, problem: Problem, config: BackwardConfig) -> Workspa
 
 
 def launch_backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    problem: Problem, config: BackwardConfig, workspace: Workspace,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    problem: Problem,
+    config: BackwardConfig,
+    workspace: Workspace,
 ) -> None:
     """Compute dq, dk and dv; nothing is allocated, nothing waits for the device, what was in them does not matter.
 
@@ -116,22 +126,49 @@ def launch_backward(
         _round(dq, problem, config, workspace)
 
 
-def _prepare(out: Tensor, dout: Tensor, lse: Tensor, q: Tensor, problem: Problem, config: BackwardConfig,
-             workspace: Workspace) -> None:
+def _prepare(
+    out: Tensor, dout: Tensor, lse: Tensor, q: Tensor, problem: Problem, config: BackwardConfig, workspace: Workspace
+) -> None:
     heads, dim_v, pad, columns = q.shape[-2], out.shape[-1], config.pad, _columns_of_sums(q, config)
     tiles = -(-problem.max_seqlen_q // pad)
     programs = tiles * problem.batch * heads
     if not programs:
         return
     flash_backward_prepare[(programs,)](
-        out, dout, lse, workspace.stats, workspace.sums, problem.cu_seqlens_q, problem.max_seqlen_q,
-        *strides_of(out), *strides_of(dout), *lse.stride()[:2], problem.scale, workspace.stats.shape[2], heads, tiles,
-        **blocks_of(columns, dim_v), BLOCK_M=pad, PAD=pad, PACKED=problem.packed, ATOMIC=not config.deterministic,
-        num_warps=8 if pad * block_of(dim_v) > 4096 else 4)
+        out,
+        dout,
+        lse,
+        workspace.stats,
+        workspace.sums,
+        problem.cu_seqlens_q,
+        problem.max_seqlen_q,
+        *strides_of(out),
+        *strides_of(dout),
+        *lse.stride()[:2],
+        problem.scale,
+        workspace.stats.shape[2],
+        heads,
+        tiles,
+        **blocks_of(columns, dim_v),
+        BLOCK_M=pad,
+        PAD=pad,
+        PACKED=problem.packed,
+        ATOMIC=not config.deterministic,
+        num_warps=8 if pad * block_of(dim_v) > 4096 else 4,
+    )
 
 
-def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
-             config: BackwardConfig, workspace: Workspace) -> None:
+def _columns(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    problem: Problem,
+    config: BackwardConfig,
+    workspace: Workspace,
+) -> None:
     sizes, (heads, dim), (heads_kv, dim_v) = config.columns, q.shape[-2:], v.shape[-2:]
     tiles, pairs = -(-problem.max_seqlen_k // sizes.block_n), problem.batch * heads_kv
     members = heads // max(1, heads_kv)
@@ -146,24 +183,61 @@ def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tens
         return
     tma = config.loads == "tma" and takes_tma(q) and takes_tma(dout)
     # The interpreter has no atomics of descriptors, whose coordinates are 32 bits.
-    tma_add = (tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums)
-               and math.prod(sums.shape[:2]) < 2**31)
+    tma_add = (
+        tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums) and math.prod(sums.shape[:2]) < 2**31
+    )
     reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
     strides = [stride for x in (q, k, v, dout, dk, dv) for stride in strides_of(x)]
     flash_backward_columns[(tiles * pairs,)](
-        q, k, v, dout, dk, dv, sums, workspace.stats, descriptor(q, sizes.block_m, block_of(dim)) if tma else None,
+        q,
+        k,
+        v,
+        dout,
+        dk,
+        dv,
+        sums,
+        workspace.stats,
+        descriptor(q, sizes.block_m, block_of(dim)) if tma else None,
         descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
-        _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None, *problem.lengths(), *strides,
-        problem.scale, problem.scale / math.log(2), *problem.reach(), workspace.stats.shape[2], members, heads_kv,
-        pairs, tiles, group_of(reread, config.section_mib, pairs), **blocks_of(dim, dim_v), PAD=config.pad,
-        **problem.flags(), GROUPED=members > 1, ATOMIC=sums is not None, TMA=tma, TMA_ADD=tma_add, ORDER=config.order,
+        _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None,
+        *problem.lengths(),
+        *strides,
+        problem.scale,
+        problem.scale / math.log(2),
+        *problem.reach(),
+        workspace.stats.shape[2],
+        members,
+        heads_kv,
+        pairs,
+        tiles,
+        group_of(reread, config.section_mib, pairs),
+        **blocks_of(dim, dim_v),
+        PAD=config.pad,
+        **problem.flags(),
+        GROUPED=members > 1,
+        ATOMIC=sums is not None,
+        TMA=tma,
+        TMA_ADD=tma_add,
+        ORDER=config.order,
         FUSED=config.mask == "fused" and tma and not problem.packed,
-        BESIDE=config.add == "beside", STAGES=sizes.stages,
-        **config.flags(sizes), **config.options(sizes))
+        BESIDE=config.add == "beside",
+        STAGES=sizes.stages,
+        **config.flags(sizes),
+        **config.options(sizes),
+    )
 
 
-def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Problem, config: BackwardConfig,
-          sizes: Tiles, workspace: Workspace) -> None:
+def _rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    dq: Tensor,
+    problem: Problem,
+    config: BackwardConfig,
+    sizes: Tiles,
+    workspace: Workspace,
+) -> None:
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
     tiles, pairs = -(-problem.max_seqlen_q // sizes.block_m), problem.batch * heads
     if not tiles * pairs:
@@ -173,10 +247,31 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
     reread = problem.max_seqlen_k * (dim + dim_v) * k.element_size()
     strides = [stride for x in (q, k, v, dout, dq) for stride in strides_of(x)]
     flash_backward_rows[(tiles * pairs,)](
-        q, k, v, dout, dq, workspace.stats, *described, *problem.lengths(), *strides, problem.scale,
-        problem.scale / math.log(2), *problem.reach(), workspace.stats.shape[2], heads // heads_kv, heads, pairs, tiles,
-        group_of(reread, config.section_mib, pairs), **blocks_of(dim, dim_v), PAD=config.pad, **problem.flags(),
-        TMA=tma, **config.flags(sizes), **config.options(sizes))
+        q,
+        k,
+        v,
+        dout,
+        dq,
+        workspace.stats,
+        *described,
+        *problem.lengths(),
+        *strides,
+        problem.scale,
+        problem.scale / math.log(2),
+        *problem.reach(),
+        workspace.stats.shape[2],
+        heads // heads_kv,
+        heads,
+        pairs,
+        tiles,
+        group_of(reread, config.section_mib, pairs),
+        **blocks_of(dim, dim_v),
+        PAD=config.pad,
+        **problem.flags(),
+        TMA=tma,
+        **config.flags(sizes),
+        **config.options(sizes),
+    )
 
 
 def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Workspace) -> None:
@@ -187,14 +282,30 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
         return
     assert workspace.sums is not None
     flash_backward_round[(programs,)](
-        workspace.sums, dq, problem.cu_seqlens_q, problem.max_seqlen_q, *strides_of(dq), problem.scale,
-        workspace.stats.shape[2], heads, tiles, DIM=dim, BLOCK_D=block_of(dim), BLOCK_M=ROUND_ROWS, PAD=config.pad,
-        PACKED=problem.packed, COLUMNS=_columns_of_sums(dq, config), PARTS=config.order == "ws", num_warps=4)
+        workspace.sums,
+        dq,
+        problem.cu_seqlens_q,
+        problem.max_seqlen_q,
+        *strides_of(dq),
+        problem.scale,
+        workspace.stats.shape[2],
+        heads,
+        tiles,
+        DIM=dim,
+        BLOCK_D=block_of(dim),
+        BLOCK_M=ROUND_ROWS,
+        PAD=config.pad,
+        PACKED=problem.packed,
+        COLUMNS=_columns_of_sums(dq, config),
+        PARTS=config.order == "ws",
+        num_warps=4,
+    )
 
 
 def _sums_descriptor(sums: Tensor, sizes: Tiles, columns: int) -> object:
     """Describe [H rows, D]: a tile is [block_m, columns], and what is past the dims is left out."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(sums, [sums.shape[0] * sums.shape[1], sums.shape[2]], [sums.shape[2], 1],
-                            [sizes.block_m, columns])
+    return TensorDescriptor(
+        sums, [sums.shape[0] * sums.shape[1], sums.shape[2]], [sums.shape[2], 1], [sizes.block_m, columns]
+    )

@@ -43,13 +43,35 @@ def launch_forward(
         return
     blocks = blocks_of(dim, dim_v)
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
-    described = [descriptor(x, config.block_n, blocks[columns]) if tma else None
-                 for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))]
+    described = [
+        descriptor(x, config.block_n, blocks[columns]) if tma else None
+        for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
+    ]
     strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
-    section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
-                       problem.batch * heads_kv) * (heads // heads_kv)
+    section = group_of(
+        problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
+    ) * (heads // heads_kv)
     programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
     flash_forward[(programs,)](
-        q, k, v, out, lse, *described, *problem.lengths(), *strides, lse.stride(0), lse.stride(1),
-        problem.scale * LOG2_E, *problem.reach(), heads, heads // heads_kv, pairs, tiles, section,
-        **blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma), **config.options())
+        q,
+        k,
+        v,
+        out,
+        lse,
+        *described,
+        *problem.lengths(),
+        *strides,
+        lse.stride(0),
+        lse.stride(1),
+        problem.scale * LOG2_E,
+        *problem.reach(),
+        heads,
+        heads // heads_kv,
+        pairs,
+        tiles,
+        section,
+        **blocks,
+        **problem.flags(),
+        **config.flags(packed=problem.packed, tma=tma),
+        **config.options(),
+    )

@@ -69,9 +69,17 @@ class Problem:
 
 
 def problem_of(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] | None = None,
-    scale: float | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
 ) -> Problem:
     """The problem of these tensors, checked without looking into one.
 
@@ -95,8 +103,11 @@ def problem_of(
         cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
     else:
-        for name, value in (("cu_seqlens_k", cu_seqlens_k), ("max_seqlen_q", max_seqlen_q),
-                            ("max_seqlen_k", max_seqlen_k)):
+        for name, value in (
+            ("cu_seqlens_k", cu_seqlens_k),
+            ("max_seqlen_q", max_seqlen_q),
+            ("max_seqlen_k", max_seqlen_k),
+        ):
             if value is not None:
                 raise _wrong(name, "given", "has no cu_seqlens_q beside it", "none of them, or packed tensors with it")
     _check_tensors(q, k, v, 3 if packed else 4)
@@ -114,8 +125,16 @@ def problem_of(
     fault = extent_fault({"q": q, "k": k, "v": v}, batch, max(longest_q, longest_k))
     if fault:
         raise _wrong(*fault)
-    return Problem(batch=batch, max_seqlen_q=longest_q, max_seqlen_k=longest_k, scale=scale, left=left, right=right,
-                   cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    return Problem(
+        batch=batch,
+        max_seqlen_q=longest_q,
+        max_seqlen_k=longest_k,
+        scale=scale,
+        left=left,
+        right=right,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
 
 
 def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
@@ -140,8 +159,11 @@ def takes_tma(x: Tensor) -> bool:
     if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
     item = x.element_size()
-    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(
-        stride * item % 16 == 0 and stride for stride in x.stride()[:-1])
+    return (
+        x.numel() > 0
+        and x.data_ptr() % 16 == 0
+        and all(stride * item % 16 == 0 and stride for stride in x.stride()[:-1])
+    )
 
 
 def descriptor(x: Tensor, rows: int, columns: int) -> Any:
@@ -171,8 +193,10 @@ def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
-    for name, offsets, rows, most in (("q", problem.cu_seqlens_q, q.shape[0], problem.max_seqlen_q),
-                                      ("k", problem.cu_seqlens_k, k.shape[0], problem.max_seqlen_k)):
+    for name, offsets, rows, most in (
+        ("q", problem.cu_seqlens_q, q.shape[0], problem.max_seqlen_q),
+        ("k", problem.cu_seqlens_k, k.shape[0], problem.max_seqlen_k),
+    ):
         if offsets is None:
             continue
         values = offsets.tolist()
@@ -181,13 +205,15 @@ def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
             raise _wrong(f"cu_seqlens_{name}[0]", values[0], "is not the start", "0")
         if min(lengths, default=0) < 0:
             at = next(i for i, length in enumerate(lengths) if length < 0)
-            raise _wrong(f"cu_seqlens_{name}[{at + 1}]", values[at + 1], f"falls from {values[at]}",
-                         "offsets that never fall")
+            raise _wrong(
+                f"cu_seqlens_{name}[{at + 1}]", values[at + 1], f"falls from {values[at]}", "offsets that never fall"
+            )
         if max(lengths, default=0) > most:
             raise _wrong(f"max_seqlen_{name}", most, "is under the rows of a sequence", f"at least {max(lengths)}")
         if values[-1] != rows:
-            raise _wrong(f"cu_seqlens_{name}[{len(lengths)}]", values[-1], f"is not the end of {name}",
-                         f"its {rows} rows")
+            raise _wrong(
+                f"cu_seqlens_{name}[{len(lengths)}]", values[-1], f"is not the end of {name}", f"its {rows} rows"
+            )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
@@ -233,8 +259,9 @@ def _scale(q: Tensor, scale: float | None) -> float:
     return scale
 
 
-def _reach(causal: bool, window: tuple[int, int] | None, longest_q: int, longest_k: int
-           ) -> tuple[int | None, int | None]:
+def _reach(
+    causal: bool, window: tuple[int, int] | None, longest_q: int, longest_k: int
+) -> tuple[int | None, int | None]:
     """Bounds of the mask, no wider than the longest sequence.
 
     Kernels add a bound to numbers of rows in 32 bits.  As far left of its own position as there are keys, and as far

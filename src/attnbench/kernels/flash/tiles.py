@@ -40,8 +40,7 @@ def sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED: tl.constexp
 @no_type_check
 def rows_from(ptr, batch, start, head, batch_stride, row_stride, head_stride):
     """Pointer to the first row of a sequence's head."""
-    return (ptr + tl.cast(batch, tl.int64) * batch_stride + start * row_stride
-            + tl.cast(head, tl.int64) * head_stride)
+    return ptr + tl.cast(batch, tl.int64) * batch_stride + start * row_stride + tl.cast(head, tl.int64) * head_stride
 
 
 @triton.jit
@@ -114,8 +113,21 @@ def masked_tile(index, begin, whole, split):
 
 @triton.jit
 @no_type_check
-def load_tile(base, desc, batch, start, first, head, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr,
-              BLOCK_DIM: tl.constexpr, WHOLE: tl.constexpr, TMA: tl.constexpr):
+def load_tile(
+    base,
+    desc,
+    batch,
+    start,
+    first,
+    head,
+    count,
+    stride,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WHOLE: tl.constexpr,
+    TMA: tl.constexpr,
+):
     """A tile [BLOCK, BLOCK_DIM] of a sequence's rows from `first`; zeros from row `count` on and past the dims.
 
     Args:

@@ -28,8 +28,16 @@ than SMs are drawn."""
 
 @triton.jit
 @no_type_check
-def sequence(offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX: tl.constexpr,
-             HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr):
+def sequence(
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    number,
+    contextual_len,
+    HAS_PREFIX: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+):
     """First key and query in the packed tensors (int64), keys, position of query 0, prefix, rows before targets."""
     key_start = tl.load(offsets_ptr + number).to(tl.int64)
     keys = (tl.load(offsets_ptr + number + 1) - key_start).to(tl.int32)
@@ -59,8 +67,17 @@ def place(position, prefix, seen, HAS_PREFIX: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def sees(rows, keys, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr,
-         HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def sees(
+    rows,
+    keys,
+    prefix,
+    seen,
+    window,
+    CAUSAL: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
     """The mask of a tile, broadcast over rows and keys in either order."""
     see = keys < seen
     if HAS_TARGETS:
@@ -80,8 +97,9 @@ def sees(rows, keys, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.
 
 @triton.jit
 @no_type_check
-def keys_of_rows(first, last, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr,
-                 HAS_WINDOW: tl.constexpr):
+def keys_of_rows(
+    first, last, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_WINDOW: tl.constexpr
+):
     """Keys before the targets that some row of [first, last] sees, and within them those that all see."""
     low = 0
     all_low = 0
@@ -113,8 +131,18 @@ def keys_of_rows(first, last, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PR
 
 @triton.jit
 @no_type_check
-def rows_of_keys(first, last, rows, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr,
-                 HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def rows_of_keys(
+    first,
+    last,
+    rows,
+    prefix,
+    seen,
+    window,
+    CAUSAL: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
     """Rows behind the prefix that see some key of [first, last], and within them those that see all."""
     low = 0
     all_low = 0
@@ -143,8 +171,18 @@ def rows_of_keys(first, last, rows, prefix, seen, window, CAUSAL: tl.constexpr, 
 
 @triton.jit
 @no_type_check
-def tiles_of_rows(first, last, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr,
-                  HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+def tiles_of_rows(
+    first,
+    last,
+    prefix,
+    seen,
+    window,
+    CAUSAL: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Tiles of keys that the rows [first, last] see, counted from key 0.
 
     Masked are [begin, whole), [split, end) and, the rows' own among the targets, from `own` on: `count` in all.
@@ -180,8 +218,18 @@ def masked_tile(index, begin, whole, split, end, own, HAS_TARGETS: tl.constexpr,
 
 @triton.jit
 @no_type_check
-def load_whole(base, desc, first, packed, head, stride, DIM: tl.constexpr, BLOCK: tl.constexpr,
-               BLOCK_DIM: tl.constexpr, TMA: tl.constexpr):
+def load_whole(
+    base,
+    desc,
+    first,
+    packed,
+    head,
+    stride,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    TMA: tl.constexpr,
+):
     """A tile whose rows all belong to the sequence that begins at row `packed`."""
     if TMA:
         tile = desc.load([tl.cast(packed + first, tl.int32), tl.cast(head, tl.int32), 0])
@@ -194,8 +242,9 @@ def load_whole(base, desc, first, packed, head, stride, DIM: tl.constexpr, BLOCK
 def half_tanh(half, APPROXIMATE: tl.constexpr):
     """tanh(half): one instruction of an NVIDIA card (error 2⁻¹¹), or by a plain exponential."""
     if APPROXIMATE:
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [half], dtype=tl.float32, is_pure=True,
-                                         pack=1)
+        return tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [half], dtype=tl.float32, is_pure=True, pack=1
+        )
     return 2.0 / (1.0 + tl.exp(-2.0 * half)) - 1.0
 
 

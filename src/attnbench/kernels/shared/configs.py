@@ -112,8 +112,11 @@ class Column:
             return [self.spell(word).removeprefix("-") for word in self.spelled.accepted if word != self.default]
         if self.kind is bool:
             return [word for word in self.spelled.words.values() if word]
-        letter = "N" if self.kind in _NUMBER else "".join(
-            column.spelled.form.format("N") for column in self.kind.table().values())
+        letter = (
+            "N"
+            if self.kind in _NUMBER
+            else "".join(column.spelled.form.format("N") for column in self.kind.table().values())
+        )
         return [*filter(None, [self.spelled.none]), self.spelled.form.removeprefix("-").format(letter)]
 
     def fault(self, value: Any) -> str | None:
@@ -125,8 +128,7 @@ class Column:
             return f"{self.name}={value} is not known; one of {', '.join(map(str, accepted))}"
         if accepted.step == 1:
             return f"{self.name}={value} is out of range; {accepted[0]} to {accepted[-1]}"
-        return (f"{self.name}={value} cannot be used; a multiple of {accepted.step} from {accepted[0]} to "
-                f"{accepted[-1]}")
+        return f"{self.name}={value} cannot be used; a multiple of {accepted.step} from {accepted[0]} to {accepted[-1]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,8 +157,9 @@ class LaunchConfig:
     def short(self) -> str:
         """Short form: fields without a default, and those that differ from theirs."""
         table = self.table()
-        return self.spell({name: value for name, value in self.values.items()
-                           if table[name].always or value != table[name].default})
+        return self.spell(
+            {name: value for name, value in self.values.items() if table[name].always or value != table[name].default}
+        )
 
     @property
     def full(self) -> str:
@@ -223,8 +226,12 @@ class LaunchConfig:
             if match is None and not place and grammar.head:
                 raise ValueError(f"is not a short form; such as {cls.EXAMPLE}")
             if match is None:
-                offered = [example for column in table.values() if column.spelled.form.startswith("-") or place == 0
-                           for example in column.examples]
+                offered = [
+                    example
+                    for column in table.values()
+                    if column.spelled.form.startswith("-") or place == 0
+                    for example in column.examples
+                ]
                 raise ValueError(f"has the word {word or 'of no letters'}; one of {', '.join(offered)}")
             for group, value in match.groupdict().items():
                 name = group.removesuffix("_none") if group not in table else group
@@ -253,8 +260,9 @@ class LaunchConfig:
 
     def distance(self, other: Self) -> float:
         """How different two configurations are: a factor of two in a number counts 1, another word 2."""
-        return sum(_distance(column, getattr(self, name), getattr(other, name))
-                   for name, column in self.table().items())
+        return sum(
+            _distance(column, getattr(self, name), getattr(other, name)) for name, column in self.table().items()
+        )
 
 
 _Config = TypeVar("_Config", bound=LaunchConfig)
@@ -271,17 +279,19 @@ class Defaults:
     Other keys, such as the card and the date of a measurement, are for the reader.
     """
 
-    RULES: Mapping[str, Callable[[Any, Any], bool]] = types.MappingProxyType({
-        "cards": lambda said, asked: asked in said,  # major compute capability, 0 the interpreter
-        "item_bytes": lambda said, asked: bool(said == asked),
-        "dim": lambda said, asked: bool(asked <= said),
-        "seqlen": lambda said, asked: bool(asked <= said),
-        "page_size": lambda said, asked: bool(asked >= said),
-        "block_q": lambda said, asked: bool(said == asked),
-        "block_k": lambda said, asked: bool(said == asked),
-        "right": lambda said, asked: bool(said == asked),
-        "packed": lambda said, asked: bool(said == asked),
-    })
+    RULES: Mapping[str, Callable[[Any, Any], bool]] = types.MappingProxyType(
+        {
+            "cards": lambda said, asked: asked in said,  # major compute capability, 0 the interpreter
+            "item_bytes": lambda said, asked: bool(said == asked),
+            "dim": lambda said, asked: bool(asked <= said),
+            "seqlen": lambda said, asked: bool(asked <= said),
+            "page_size": lambda said, asked: bool(asked >= said),
+            "block_q": lambda said, asked: bool(said == asked),
+            "block_k": lambda said, asked: bool(said == asked),
+            "right": lambda said, asked: bool(said == asked),
+            "packed": lambda said, asked: bool(said == asked),
+        }
+    )
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -347,8 +357,11 @@ _GRAMMARS: dict[type[LaunchConfig], _Grammar] = {}
 def _grammar(cls: type[LaunchConfig]) -> _Grammar:
     if cls not in _GRAMMARS:
         hints = get_type_hints(cls, include_extras=True)
-        columns = {one.name: _column(one.name, hints[one.name], one.default) for one in fields(cls)
-                   if get_origin(hints[one.name]) is Annotated}
+        columns = {
+            one.name: _column(one.name, hints[one.name], one.default)
+            for one in fields(cls)
+            if get_origin(hints[one.name]) is Annotated
+        }
         words: list[str] = []
         for column in columns.values():
             if column.spelled.form.startswith("-") or not words:

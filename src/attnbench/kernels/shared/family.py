@@ -139,8 +139,9 @@ class Family(Generic[_Shape]):
     def _pieces(self, text: str, mode: str) -> Iterator[tuple[str, Part[_Shape]]]:
         for side, piece in self.split(text, mode).items():
             if side == "backward" and mode == "fwd":
-                raise Misnamed(piece, f"is of the backward, which mode={mode} has not",
-                               f"{self.parts[0].hint} of the forward")
+                raise Misnamed(
+                    piece, f"is of the backward, which mode={mode} has not", f"{self.parts[0].hint} of the forward"
+                )
             yield piece, next(part for part in self.parts if part.side == side)
 
     def _listed(self, mode: str) -> list[Part[_Shape]]:

@@ -55,13 +55,17 @@ _aggregate = gluon.aggregate if hasattr(gluon, "aggregate") else core._aggregate
 if hasattr(tma, "async_atomic_add"):
     add_tile = tma.async_atomic_add
 else:
+
     @builtin
     @no_type_check
     def add_tile(tensor_desc, coord, src, _semantic=None) -> None:
         """Add a tile of shared memory to global memory, which Triton 3.6 can but has no name for."""
         _semantic.builder.create_async_tma_reduce(
-            ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle,
-            _semantic._convert_to_ir_values(coord, require_i64=False), src.handle)
+            ir.DESCRIPTOR_REDUCE_KIND.ADD,
+            tensor_desc.handle,
+            _semantic._convert_to_ir_values(coord, require_i64=False),
+            src.handle,
+        )
 
 
 def aggregate(cls: type) -> Any:
@@ -150,8 +154,7 @@ class Ring:
     @gluon.jit
     @no_type_check
     def release_stored(self, count):
-        """Release the last of `count` tiles, if there is one, once the output that was stored from its place has left.
-        """
+        """Release the last of `count` tiles, if there is one, once the output that was stored from its place has left."""
         if count > 0:
             tma.store_wait(0)
             self.release(count - 1)
@@ -288,7 +291,8 @@ class WorkQueue:
         mbarrier.wait(self.empty.index(stage), (turn // 2 & 1) ^ 1)
         for which in gl.static_range(len(values)):
             self.numbers.index(stage * self.COUNT + which).store(
-                gl.full([1], values[which], gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+                gl.full([1], values[which], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+            )
         mbarrier.arrive(self.full.index(stage))
 
     @gluon.jit
@@ -301,8 +305,7 @@ class WorkQueue:
     @no_type_check
     def number(self, turn, WHICH: gl.constexpr):
         """One number of the turn-th item, which has been waited for."""
-        return gl.max(
-            self.numbers.index(turn % 2 * self.COUNT + WHICH).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+        return gl.max(self.numbers.index(turn % 2 * self.COUNT + WHICH).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
     @gluon.jit
     @no_type_check
@@ -361,8 +364,13 @@ def is_rows(x: Tensor) -> bool:
     item = x.element_size()
     strides = x.stride()[-3:-1]
     behind = x.dim() == 3 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
-    return behind and x.numel() > 0 and x.data_ptr() % 16 == 0 and x.stride(-1) == 1 and all(
-        stride * item % 16 == 0 and stride for stride in strides)
+    return (
+        behind
+        and x.numel() > 0
+        and x.data_ptr() % 16 == 0
+        and x.stride(-1) == 1
+        and all(stride * item % 16 == 0 and stride for stride in strides)
+    )
 
 
 def rows_of(x: Tensor, rows: int, columns: int) -> Any:
@@ -379,5 +387,10 @@ def rows_of(x: Tensor, rows: int, columns: int) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     far, (stride, head_stride) = 0x7FFF0000, x.stride()[-3:-1]
-    return TensorDescriptor(x, [far, far, END.value, *x.shape[-2:]], [2**34 - stride, stride, stride, head_stride, 1],
-                            [1, 1, rows, 1, columns], tile_layout(x.dtype, rows, columns))
+    return TensorDescriptor(
+        x,
+        [far, far, END.value, *x.shape[-2:]],
+        [2**34 - stride, stride, stride, head_stride, 1],
+        [1, 1, rows, 1, columns],
+        tile_layout(x.dtype, rows, columns),
+    )

@@ -43,7 +43,10 @@ def extent_fault(tensors: Mapping[str, Tensor], sequences: int, longest: int) ->
             return f"{name}.stride", x.stride(), "has rows too far apart", f"at most {LARGEST_STRIDE} elements"
         tiles = sequences * x.shape[-2] * -(-longest // 16)
         if tiles > LARGEST_TILES:
-            return (f"{name}.shape", tuple(x.shape),
-                    f"has {tiles} tiles, of {sequences} sequences of up to {longest} rows in each head",
-                    f"at most {LARGEST_TILES} tiles of 16 rows")
+            return (
+                f"{name}.shape",
+                tuple(x.shape),
+                f"has {tiles} tiles, of {sequences} sequences of up to {longest} rows in each head",
+                f"at most {LARGEST_TILES} tiles of 16 rows",
+            )
     return None

@@ -21,8 +21,9 @@ def section_of(program, tiles, pairs, group):
 
 @triton.jit
 @no_type_check
-def load_rows(base, first, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
-              WHOLE: tl.constexpr):
+def load_rows(
+    base, first, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr, WHOLE: tl.constexpr
+):
     """A tile [BLOCK, BLOCK_DIM] of rows from `first`, zeros from row `count` on (never looked at if WHOLE)."""
     where, mask = place_of(base, first, count, stride, DIM, BLOCK, BLOCK_DIM)
     if not WHOLE:

@@ -90,8 +90,9 @@ def run(out: int, answers: int, given: Settings) -> None:
             data = rest + data
             whole = len(data) - len(data) % NUMBER.size
             rest = data[whole:]
-            lg.QuerySamplesComplete([lg.QuerySampleResponse(number, 0, 0)
-                                     for number, in NUMBER.iter_unpack(data[:whole])])
+            lg.QuerySamplesComplete(
+                [lg.QuerySampleResponse(number, 0, 0) for (number,) in NUMBER.iter_unpack(data[:whole])]
+            )
         os._exit(1)  # the server has gone, and LoadGen would wait for its answers for ever
 
     threading.Thread(target=answered, daemon=True).start()

@@ -22,7 +22,7 @@ PIPE_BYTES = 1 << 20
 def write(handle: int, data: bytes) -> None:
     """Write all of it; waits while the pipe is full."""
     while data:
-        data = data[os.write(handle, data):]
+        data = data[os.write(handle, data) :]
 
 
 def pack(records: Iterable[tuple[int, int, int]]) -> bytes:

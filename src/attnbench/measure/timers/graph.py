@@ -76,8 +76,11 @@ class Graph(Timer):
         flushes = [start.elapsed_time(between) for start, between, _ in events]
         cost = statistics.median(flushes) if empty is not _NOTHING else 0.0
         return [
-            Reading((between.elapsed_time(end) - cost) / CALLS, at_s=begun + events[0][0].elapsed_time(between) / 1e3,
-                    sm_mhz=clock)
+            Reading(
+                (between.elapsed_time(end) - cost) / CALLS,
+                at_s=begun + events[0][0].elapsed_time(between) / 1e3,
+                sm_mhz=clock,
+            )
             for (_, between, end), clock in zip(events, stage.sm_mhz(len(batch)), strict=True)
         ]
 

@@ -135,9 +135,18 @@ class Gathered(Reference):
 
         given, longest = self.sequences, max(map(sum, zip(*self._lengths, strict=True)), default=0)
         keys, values = self.gathered(pool, k, v)
-        return hstu_attention(q, keys, values, self._offsets, longest, offsets_q=given.table.offsets,
-                              max_seqlen_q=given.table.max_new, num_targets=given.table.num_targets, alpha=given.alpha,
-                              scaling_seqlen=given.scaling_seqlen)
+        return hstu_attention(
+            q,
+            keys,
+            values,
+            self._offsets,
+            longest,
+            offsets_q=given.table.offsets,
+            max_seqlen_q=given.table.max_new,
+            num_targets=given.table.num_targets,
+            alpha=given.alpha,
+            scaling_seqlen=given.scaling_seqlen,
+        )
 
     def gathered(self, pool: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all sequences, cached and new, packed [keys, heads, dim]."""

@@ -54,12 +54,18 @@ def load(model: nn.Module, path: Path) -> None:
         if name not in found:
             raise UsageError(refusal(WHO, "file", path.name, f"has no weights {name}", "all weights of the model"))
         if found[name].shape != weight.shape:
-            raise UsageError(refusal(WHO, name, list(found[name].shape), "is another model's",
-                                     f"{list(weight.shape)}"))
+            raise UsageError(refusal(WHO, name, list(found[name].shape), "is another model's", f"{list(weight.shape)}"))
     extra = sorted(found.keys() - wanted.keys())
     if extra:
-        raise UsageError(refusal(WHO, "file", path.name, f"has weights the model has not, such as {shown(extra[0])}",
-                                 "weights of the model alone"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "file",
+                path.name,
+                f"has weights the model has not, such as {shown(extra[0])}",
+                "weights of the model alone",
+            )
+        )
     for name, weight in wanted.items():
         weight.copy_(found[name])
 
@@ -85,8 +91,11 @@ def read(path: Path) -> dict[str, Tensor]:
         raise _no_file(path, "has a header that is no object")
     header.pop("__metadata__", None)
     data = size - 8 - length
-    bytes_ = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[8 + length:] if data else \
-        torch.empty(0, dtype=torch.uint8)
+    bytes_ = (
+        torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[8 + length :]
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )
     return {name: _tensor(path, name, entry, bytes_) for name, entry in header.items()}
 
 

@@ -13,8 +13,10 @@ WHO = "hstu-ranking"
 VARIANTS = ("hstu", "stu")
 ACTION_DIM, ACTION_HIDDEN = 8, 256
 "Of models that add the action to its item (DLRMv3)."
-RECENCY_REASON = ("counts positions and times back from the request, so the keys and values of every cached token "
-                  "change with each request")
+RECENCY_REASON = (
+    "counts positions and times back from the request, so the keys and values of every cached token "
+    "change with each request"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +56,17 @@ class ModelConfig:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        for field in ("layers", "hidden", "heads", "dim", "items", "actions", "max_history", "max_candidates",
-                      "towers"):
+        for field in (
+            "layers",
+            "hidden",
+            "heads",
+            "dim",
+            "items",
+            "actions",
+            "max_history",
+            "max_candidates",
+            "towers",
+        ):
             value = getattr(self, field)
             if type(value) is not int or value < 1:
                 raise UsageError(refusal(WHO, field, value, "cannot be used", "a whole number from 1"))
@@ -104,24 +115,85 @@ class ModelConfig:
             raise UsageError(refusal(WHO, "cache", self.name, RECENCY_REASON, "no cache with this model"))
 
 
-CONFIGS = {one.name: one for one in (
-    # NVIDIA/recsys-examples, examples/hstu/inference/benchmark: the model of its inference benchmark.
-    ModelConfig(name="bench", layers=8, hidden=1024, heads=4, dim=256, items=10_000, actions=128, max_history=8192,
-                max_candidates=1024, head=(128, 10, 1), towers=3),
-    # The same, examples/hstu/inference/configs/kuairand_1k_inference_ranking.gin; context: user, activity, follows,
-    # fans, friends, days since registration.
-    ModelConfig(name="kuairand", layers=3, hidden=512, heads=4, dim=128, items=1_000_000, actions=256,
-                context=(1000, 9, 10, 10, 9, 9), max_history=4096, max_candidates=1024, head=(512, 8)),
-    # mlcommons/inference, recommendation/dlrm_v3/configs.py; its 1e9 items and 1e7 users hashed to what fits a card.
-    ModelConfig(name="dlrm-v3", layers=5, hidden=512, heads=4, dim=128, variant="stu", items=10_000_000, actions=256,
-                context=(1_000_000,), max_history=16384 - 2048 - 1, max_candidates=2048, head=(512, 1), recency=True,
-                eps=1e-6),
-    # `bench` with fewer and smaller layers: what a CPU scores in milliseconds.
-    ModelConfig(name="small", layers=2, hidden=64, heads=2, dim=32, items=10_000, actions=128, max_history=4096,
-                max_candidates=1024, head=(128, 10, 1), towers=3),
-    ModelConfig(name="tiny", layers=2, hidden=32, heads=2, dim=16, items=50, actions=8, context=(7, 3), max_history=100,
-                max_candidates=20, head=(16, 2), towers=2),
-)}
+CONFIGS = {
+    one.name: one
+    for one in (
+        # NVIDIA/recsys-examples, examples/hstu/inference/benchmark: the model of its inference benchmark.
+        ModelConfig(
+            name="bench",
+            layers=8,
+            hidden=1024,
+            heads=4,
+            dim=256,
+            items=10_000,
+            actions=128,
+            max_history=8192,
+            max_candidates=1024,
+            head=(128, 10, 1),
+            towers=3,
+        ),
+        # The same, examples/hstu/inference/configs/kuairand_1k_inference_ranking.gin; context: user, activity, follows,
+        # fans, friends, days since registration.
+        ModelConfig(
+            name="kuairand",
+            layers=3,
+            hidden=512,
+            heads=4,
+            dim=128,
+            items=1_000_000,
+            actions=256,
+            context=(1000, 9, 10, 10, 9, 9),
+            max_history=4096,
+            max_candidates=1024,
+            head=(512, 8),
+        ),
+        # mlcommons/inference, recommendation/dlrm_v3/configs.py; its 1e9 items and 1e7 users hashed to what fits a card.
+        ModelConfig(
+            name="dlrm-v3",
+            layers=5,
+            hidden=512,
+            heads=4,
+            dim=128,
+            variant="stu",
+            items=10_000_000,
+            actions=256,
+            context=(1_000_000,),
+            max_history=16384 - 2048 - 1,
+            max_candidates=2048,
+            head=(512, 1),
+            recency=True,
+            eps=1e-6,
+        ),
+        # `bench` with fewer and smaller layers: what a CPU scores in milliseconds.
+        ModelConfig(
+            name="small",
+            layers=2,
+            hidden=64,
+            heads=2,
+            dim=32,
+            items=10_000,
+            actions=128,
+            max_history=4096,
+            max_candidates=1024,
+            head=(128, 10, 1),
+            towers=3,
+        ),
+        ModelConfig(
+            name="tiny",
+            layers=2,
+            hidden=32,
+            heads=2,
+            dim=16,
+            items=50,
+            actions=8,
+            context=(7, 3),
+            max_history=100,
+            max_candidates=20,
+            head=(16, 2),
+            towers=2,
+        ),
+    )
+}
 
 
 def config_of(name: str) -> ModelConfig:

@@ -38,8 +38,15 @@ class _Bucket:
 class StepGraphs:
     """The graphs of a model over a cache; not for several threads."""
 
-    def __init__(self, model: HstuRanking, *, cache: PagedCache | None = None,
-                 attention: str | AttentionMaker = "paged", capture: bool | None = None, most: int = 64) -> None:
+    def __init__(
+        self,
+        model: HstuRanking,
+        *,
+        cache: PagedCache | None = None,
+        attention: str | AttentionMaker = "paged",
+        capture: bool | None = None,
+        most: int = 64,
+    ) -> None:
         """No graph yet.
 
         Args:
@@ -56,8 +63,15 @@ class StepGraphs:
         self.capture = model.device.type == "cuda" if capture is None else capture
         fitting = CAPTURED if self.capture else PADDED
         if isinstance(attention, str) and attention not in fitting:
-            raise UsageError(refusal(WHO, "attention", attention, "does not go with graphs, it takes the lengths of "
-                                     "one step from the host", " or ".join(fitting)))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "attention",
+                    attention,
+                    "does not go with graphs, it takes the lengths of one step from the host",
+                    " or ".join(fitting),
+                )
+            )
         self._buckets: OrderedDict[Sizes, _Bucket] = OrderedDict()
         self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self.captured = 0
@@ -104,7 +118,7 @@ class StepGraphs:
                 self._capture(bucket, step)
             bucket.graph.replay()
         assert bucket.out is not None
-        return bucket.out[:sizes.candidates]
+        return bucket.out[: sizes.candidates]
 
     def _bucket(self, sizes: Sizes) -> _Bucket:
         found = self._buckets.get(sizes)

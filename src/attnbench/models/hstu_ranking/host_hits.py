@@ -60,13 +60,21 @@ class HostHits:
     def words(self) -> str:
         """One line for a report."""
         share = f", {100 * self.reload_gb_s / self.contiguous_gb_s:.0f} % of one copy" if self.contiguous_gb_s else ""
-        return (f"of {self.tokens[-1]} tokens a user in host memory: reload {1e3 * self.reload_s[-1]:.3g} ms "
-                f"({self.reload_gb_s:.3g} GB/s{share}), recompute {1e3 * self.recompute_s[-1]:.3g} ms; reload pays "
-                f"from {self.break_even_gb_s:.3g} GB/s on")
+        return (
+            f"of {self.tokens[-1]} tokens a user in host memory: reload {1e3 * self.reload_s[-1]:.3g} ms "
+            f"({self.reload_gb_s:.3g} GB/s{share}), recompute {1e3 * self.recompute_s[-1]:.3g} ms; reload pays "
+            f"from {self.break_even_gb_s:.3g} GB/s on"
+        )
 
     @classmethod
-    def measured(cls, model: HstuRanking, score: Callable[[Sequence[Request]], object], *, page_size: int = 64,
-                 clock: Callable[[], float] = time.perf_counter) -> HostHits:
+    def measured(
+        cls,
+        model: HstuRanking,
+        score: Callable[[Sequence[Request]], object],
+        *,
+        page_size: int = 64,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> HostHits:
         """Measure both with one user of a model; takes a few steps.
 
         Args:
@@ -102,8 +110,13 @@ class HostHits:
 
 def _request(model: HstuRanking, items: int, candidates: int) -> Request:
     zeros: np.ndarray = np.zeros(max(items, candidates, len(model.config.context)), dtype=np.int64)
-    return Request(user=0, items=zeros[:items], actions=zeros[:items], candidates=zeros[:candidates],
-                   context=zeros[:len(model.config.context)])
+    return Request(
+        user=0,
+        items=zeros[:items],
+        actions=zeros[:items],
+        candidates=zeros[:candidates],
+        context=zeros[: len(model.config.context)],
+    )
 
 
 def _seconds(model: HstuRanking, call: Callable[[], object], clock: Callable[[], float]) -> float:

@@ -62,8 +62,13 @@ class CountedBack(nn.Module):
         """[rows, hidden]."""
         assert rows.actions is not None
         assert rows.times is not None
-        item = torch.cat([functional.embedding(rows.ids, self.table).to(self.positions.dtype),
-                          functional.embedding(rows.ids % CATEGORIES, self.categories)], dim=1)
+        item = torch.cat(
+            [
+                functional.embedding(rows.ids, self.table).to(self.positions.dtype),
+                functional.embedding(rows.ids % CATEGORIES, self.categories),
+            ],
+            dim=1,
+        )
         x = self.item(item) + self.action(functional.embedding(rows.actions, self.actions))
         x = x * x.shape[1] ** 0.5 + functional.embedding(rows.positions, self.positions)
         return x + functional.embedding(rows.times, self.times)
@@ -92,8 +97,9 @@ class Layer(nn.Module):
         q, k, v = (part.view(-1, self.heads, self.dim) for part in (q, k, v))
         return u, q, k, v
 
-    def output(self, x: Tensor, u: Tensor, attended: Tensor, operations: Operations = PLAIN,
-               count: Tensor | None = None) -> Tensor:
+    def output(
+        self, x: Tensor, u: Tensor, attended: Tensor, operations: Operations = PLAIN, count: Tensor | None = None
+    ) -> Tensor:
         """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim].
 
         The input may be overwritten.  `count` [1] says how many rows attention has an output for; None: all.

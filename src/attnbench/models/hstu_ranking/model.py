@@ -28,8 +28,14 @@ Mark = Callable[[str], AbstractContextManager[object]]
 class HstuRanking(nn.Module):
     """A ranking model."""
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16,
-                 device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+    ) -> None:
         """A model with random weights: the same ones for a seed, a precision and a kind of device.
 
         Args:
@@ -81,8 +87,16 @@ class HstuRanking(nn.Module):
         found.operations = PLAIN
         return found
 
-    def make_cache(self, *, pages: int, page_size: int = USUAL_PAGE, host_pages: int = 0, reload: bool | Choice = True,
-                   offload_chunk: int = 1, poison: bool = False) -> PagedCache:
+    def make_cache(
+        self,
+        *,
+        pages: int,
+        page_size: int = USUAL_PAGE,
+        host_pages: int = 0,
+        reload: bool | Choice = True,
+        offload_chunk: int = 1,
+        poison: bool = False,
+    ) -> PagedCache:
         """A cache that fits this model; arguments as of `PagedCache`.
 
         Raises:
@@ -90,17 +104,33 @@ class HstuRanking(nn.Module):
         """
         config = self.config
         config.check_cache()
-        return PagedCache(layers=config.layers, heads=config.heads, dim=config.dim, pages=pages, page_size=page_size,
-                          dtype=self.dtype, device=self.device, host_pages=host_pages, reload=reload,
-                          offload_chunk=offload_chunk, poison=poison, owner=self._state())
+        return PagedCache(
+            layers=config.layers,
+            heads=config.heads,
+            dim=config.dim,
+            pages=pages,
+            page_size=page_size,
+            dtype=self.dtype,
+            device=self.device,
+            host_pages=host_pages,
+            reload=reload,
+            offload_chunk=offload_chunk,
+            poison=poison,
+            owner=self._state(),
+        )
 
     def _state(self) -> tuple[int, int]:
         """What keys and values depend on beside token ids: this model, and how often its weights were written to."""
         return id(self), sum(weight._version for weight in self._weights)
 
     @torch.no_grad()
-    def forward(self, requests: Sequence[Request], *, cache: PagedCache | None = None,
-                attention: str | AttentionMaker = "reference") -> Tensor:
+    def forward(
+        self,
+        requests: Sequence[Request],
+        *,
+        cache: PagedCache | None = None,
+        attention: str | AttentionMaker = "reference",
+    ) -> Tensor:
         """Score the candidates of a batch.
 
         Args:
@@ -133,8 +163,15 @@ class HstuRanking(nn.Module):
         if cache is not None:
             self.config.check_cache()
             if cache.owner != self._state():
-                raise UsageError(refusal(WHO, "cache", f"of {len(cache.users)} users", "was made for other weights",
-                                         "one that make_cache of this model made, after its weights were loaded"))
+                raise UsageError(
+                    refusal(
+                        WHO,
+                        "cache",
+                        f"of {len(cache.users)} users",
+                        "was made for other weights",
+                        "one that make_cache of this model made, after its weights were loaded",
+                    )
+                )
         return [self._history(request) for request in requests]
 
     def uncached(self, requests: Sequence[Request], histories: Sequence[np.ndarray]) -> CacheStep:
@@ -143,8 +180,14 @@ class HstuRanking(nn.Module):
         nothing: list[list[int]] = [[] for _ in requests]
         return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, targets, nothing)
 
-    def prepare(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep,
-                attention: str | AttentionMaker, cache: PagedCache | None = None) -> Prepared:
+    def prepare(
+        self,
+        requests: Sequence[Request],
+        histories: Sequence[np.ndarray],
+        step: CacheStep,
+        attention: str | AttentionMaker,
+        cache: PagedCache | None = None,
+    ) -> Prepared:
         """Leave out what is cached, send the rest to the device, and choose the attention.
 
         Raises:
@@ -154,18 +197,27 @@ class HstuRanking(nn.Module):
         staging.fill(requests, histories, step)
         return self.prepared(staging, step, attention, cache)
 
-    def prepared(self, staging: Staging, step: CacheStep, attention: str | AttentionMaker,
-                 cache: PagedCache | None = None) -> Prepared:
+    def prepared(
+        self, staging: Staging, step: CacheStep, attention: str | AttentionMaker, cache: PagedCache | None = None
+    ) -> Prepared:
         """A step whose rows and table are in a buffer, or will be before it is run.
 
         Raises:
             UsageError: there is no such attention.
         """
         sequences = Sequences(
-            staging.table, step.cached, step.new, step.targets, step.pages, cache.page_size if cache else USUAL_PAGE,
-            self.config.dim ** -0.5, self.config.scaling_seqlen)
-        return Prepared(staging.rows, staging.table.offsets[-1:], attention_of(attention, sequences), step, cache,
-                        step.wait_layer)
+            staging.table,
+            step.cached,
+            step.new,
+            step.targets,
+            step.pages,
+            cache.page_size if cache else USUAL_PAGE,
+            self.config.dim**-0.5,
+            self.config.scaling_seqlen,
+        )
+        return Prepared(
+            staging.rows, staging.table.offsets[-1:], attention_of(attention, sequences), step, cache, step.wait_layer
+        )
 
     @torch.no_grad()
     def run(self, prepared: Prepared, mark: Mark = nullcontext) -> Tensor:

@@ -64,19 +64,20 @@ def check(config: ModelConfig, requests: Sequence[Request]) -> None:
                 _check_array(who, "times", request.times)
                 _check_whole(who, "times", request.times, "are no seconds")
             if not _is_whole(request.now) or not -LONGEST_TIME < request.now < LONGEST_TIME:
-                raise UsageError(refusal(who, "now", repr(request.now)[:40], "is no time",
-                                         "whole seconds under 2**62"))
+                raise UsageError(refusal(who, "now", repr(request.now)[:40], "is no time", "whole seconds under 2**62"))
         length = len(request.items)
         for name, most in (("items", config.max_history), ("candidates", config.max_candidates)):
             if len(getattr(request, name)) > most:
-                raise UsageError(refusal(who, f"len({name})", len(getattr(request, name)), "is over the model's",
-                                         f"at most {most}"))
+                raise UsageError(
+                    refusal(who, f"len({name})", len(getattr(request, name)), "is over the model's", f"at most {most}")
+                )
         wanted = {"actions": length, "context": len(config.context)} | ({"times": length} if config.recency else {})
         for name, count in wanted.items():
             given = getattr(request, name)
             if given is None or len(given) != count:
-                raise UsageError(refusal(who, f"len({name})", None if given is None else len(given), "does not fit",
-                                         f"{count}"))
+                raise UsageError(
+                    refusal(who, f"len({name})", None if given is None else len(given), "does not fit", f"{count}")
+                )
         for name, size in (("items", config.items), ("candidates", config.items), ("actions", config.actions)):
             _check_ids(who, name, getattr(request, name), size)
         _check_ids(who, "context", request.context, config.context)
@@ -108,8 +109,9 @@ def _check_whole(who: str, name: str, given: np.ndarray, why: str) -> None:
 def _check_ids(who: str, name: str, ids: np.ndarray, size: int | tuple[int, ...]) -> None:
     _check_whole(who, name, ids, "are no ids")
     # One pass, as this is done for every id of every request: below 0 is far above as an unsigned number.
-    if not len(ids) or (isinstance(size, int) and ids.dtype == np.int64
-                        and np.maximum.reduce(ids.view(np.uint64)) < size):
+    if not len(ids) or (
+        isinstance(size, int) and ids.dtype == np.int64 and np.maximum.reduce(ids.view(np.uint64)) < size
+    ):
         return
     wrong = (ids < 0) | (ids >= np.asarray(size))
     if wrong.any():
@@ -125,6 +127,6 @@ def history_ids(config: ModelConfig, request: Request) -> np.ndarray:
     starts = config.items + config.actions + np.cumsum((0, *config.context))[:-1] if features else 0
     ids[:features] = request.context + starts
     ids[features::2] = request.items
-    ids[features + 1::2] = request.actions
-    ids[features + 1::2] += config.items  # in 64 bits: actions of 8 bits would wrap
+    ids[features + 1 :: 2] = request.actions
+    ids[features + 1 :: 2] += config.items  # in 64 bits: actions of 8 bits would wrap
     return ids

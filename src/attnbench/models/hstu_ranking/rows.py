@@ -47,8 +47,9 @@ def rows_of(config: ModelConfig, arrays: Mapping[str, Tensor]) -> Rows:
     return Rows(**{name: arrays[name] for name in row_lengths(config, 0, 0)})
 
 
-def row_parts(config: ModelConfig, requests: Sequence[Request], histories: Sequence[np.ndarray],
-              cached: Sequence[int]) -> dict[str, list[np.ndarray]]:
+def row_parts(
+    config: ModelConfig, requests: Sequence[Request], histories: Sequence[np.ndarray], cached: Sequence[int]
+) -> dict[str, list[np.ndarray]]:
     """What stands in the arrays of `Rows`.
 
     Args:
@@ -80,6 +81,8 @@ def _counted_back(config: ModelConfig, request: Request, length: int) -> dict[st
     back = np.minimum(np.arange(length, 0, -1), POSITIONS - 1)
     since = np.sqrt(np.maximum(request.now - request.times.astype(np.int64), 0) / 60).astype(np.int64)
     zeros: np.ndarray = np.zeros(features + count, dtype=np.int64)
-    return {"positions": [back, zeros[features:]],
-            "actions": [np.full(features, config.actions), request.actions, np.full(count, config.actions)],
-            "times": [zeros[:features], np.minimum(since, TIME_BUCKETS - 1), zeros[features:]]}
+    return {
+        "positions": [back, zeros[features:]],
+        "actions": [np.full(features, config.actions), request.actions, np.full(count, config.actions)],
+        "times": [zeros[:features], np.minimum(since, TIME_BUCKETS - 1), zeros[features:]],
+    }

@@ -40,8 +40,14 @@ class Sizes:
     def of(cls, step: CacheStep) -> Sizes:
         """Those of one step."""
         candidates = sum(step.targets)
-        return cls(len(step.users), sum(step.new) + candidates, candidates, sum(map(len, step.pages)), step.max_new,
-                   step.max_cached)
+        return cls(
+            len(step.users),
+            sum(step.new) + candidates,
+            candidates,
+            sum(map(len, step.pages)),
+            step.max_new,
+            step.max_cached,
+        )
 
     def bucket(self, page_size: int) -> Sizes:
         """Sizes of the bucket that a step of these sizes is in.
@@ -50,8 +56,14 @@ class Sizes:
         at once: bounds and candidates are rounded up by at most a quarter, users to a power of two.
         """
         batch, new, cached = _power(self.batch), rounded(self.max_new, 4), rounded(self.max_cached, 4, LEAST_CACHED)
-        return Sizes(batch, rounded(self.rows, 32), rounded(self.candidates, 4),
-                     batch * -(-(new + cached) // page_size), new, cached)
+        return Sizes(
+            batch,
+            rounded(self.rows, 32),
+            rounded(self.candidates, 4),
+            batch * -(-(new + cached) // page_size),
+            new,
+            cached,
+        )
 
 
 def rounded(count: int, parts: int, least: int = LEAST_ROWS) -> int:
@@ -76,8 +88,9 @@ class Staging:
             device: where the buffer is.
         """
         self._config, self._sizes = config, sizes
-        self._packing = Packing(row_lengths(config, sizes.rows, sizes.candidates)
-                                | table_lengths(sizes.batch, sizes.entries))
+        self._packing = Packing(
+            row_lengths(config, sizes.rows, sizes.candidates) | table_lengths(sizes.batch, sizes.entries)
+        )
         self._buffer = self._packing.empty(device)
         arrays = self._packing.views(self._buffer)
         self.rows = rows_of(config, arrays)
@@ -91,5 +104,7 @@ class Staging:
             histories: token ids of each.
             step: what of them is cached, and in which pages.
         """
-        self._packing.fill({**row_parts(self._config, requests, histories, step.cached),
-                            **table_parts(step, self._sizes.batch)}, self._buffer)
+        self._packing.fill(
+            {**row_parts(self._config, requests, histories, step.cached), **table_parts(step, self._sizes.batch)},
+            self._buffer,
+        )

@@ -70,8 +70,10 @@ def draw_user(config: ModelConfig, user: int, seed: int) -> Log:
     times, visits = _times(drawn, count)
     bits = drawn.random((count, len(ACTION_RATES))) < ACTION_RATES
     actions = (bits << np.arange(len(ACTION_RATES))).sum(axis=1)
-    context = np.array([user % size if feature == 0 else drawn.integers(size)
-                        for feature, size in enumerate(config.context)], dtype=np.int64)
+    context = np.array(
+        [user % size if feature == 0 else drawn.integers(size) for feature, size in enumerate(config.context)],
+        dtype=np.int64,
+    )
     return Log(user, hashed(draw_ranks(drawn, count), config.items), actions % config.actions, times, visits, context)
 
 
@@ -126,7 +128,15 @@ def requests_of(log: Log, config: ModelConfig, num_candidates: int) -> Iterator[
     for begin in log.visits.tolist():
         seen = min(begin, config.max_history)
         now = int(log.times[begin])
-        yield now, Request(
-            user=log.user, items=log.items[:seen], actions=log.actions[:seen], context=log.context,
-            candidates=log.items[begin:begin + min(num_candidates, config.max_candidates)],
-            times=log.times[:seen] // 1000, now=now // 1000)
+        yield (
+            now,
+            Request(
+                user=log.user,
+                items=log.items[:seen],
+                actions=log.actions[:seen],
+                context=log.context,
+                candidates=log.items[begin : begin + min(num_candidates, config.max_candidates)],
+                times=log.times[:seen] // 1000,
+                now=now // 1000,
+            ),
+        )

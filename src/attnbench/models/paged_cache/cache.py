@@ -39,9 +39,21 @@ class PagedCache:
     """Keys and values of users, in pages."""
 
     def __init__(
-        self, *, layers: int, heads: int, dim: int, pages: int, page_size: int, dtype: torch.dtype = torch.bfloat16,
-        device: torch.device | str = "cpu", host_pages: int = 0, reload: bool | Choice = True, offload_chunk: int = 1,
-        poison: bool = False, owner: object = None, transfers: Any = Transfers,
+        self,
+        *,
+        layers: int,
+        heads: int,
+        dim: int,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+        host_pages: int = 0,
+        reload: bool | Choice = True,
+        offload_chunk: int = 1,
+        poison: bool = False,
+        owner: object = None,
+        transfers: Any = Transfers,
     ) -> None:
         """An empty cache; its memory is taken here and nowhere else.
 
@@ -71,8 +83,9 @@ class PagedCache:
         if type(host_pages) is not int or host_pages < 0:
             raise UsageError(refusal(WHO, "host_pages", host_pages, "cannot be used", "a whole number from 0"))
         if page_size not in PAGE_SIZES:
-            raise UsageError(refusal(WHO, "page_size", page_size, "is not supported",
-                                     f"one of {', '.join(map(str, PAGE_SIZES))}"))
+            raise UsageError(
+                refusal(WHO, "page_size", page_size, "is not supported", f"one of {', '.join(map(str, PAGE_SIZES))}")
+            )
         shape = (2, page_size, heads, dim)
         self.page_size, self.counts, self.owner = page_size, Counts(), owner
         self.pool = torch.zeros((layers, pages, *shape), dtype=dtype, device=device)
@@ -105,8 +118,9 @@ class PagedCache:
         return device, max([host, *arriving])
 
     @contextmanager
-    def step(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]
-             ) -> Iterator[CacheStep]:
+    def step(
+        self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]
+    ) -> Iterator[CacheStep]:
         """Run a step: the new history is cached when the block ends, and forgotten when it ends with an error.
 
         Args:
@@ -119,8 +133,15 @@ class PagedCache:
                 changed then.
         """
         if not len(users) == len(histories) == len(targets) or min(targets, default=0) < 0:
-            raise UsageError(refusal(WHO, "targets", list(targets)[:8], f"does not fit {len(users)} users and "
-                                     f"{len(histories)} histories", "a history and a number from 0 for each user"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "targets",
+                    list(targets)[:8],
+                    f"does not fit {len(users)} users and {len(histories)} histories",
+                    "a history and a number from 0 for each user",
+                )
+            )
         found = self.allocate(users, histories, targets, self.lookup(users, histories))
         try:
             yield found
@@ -186,11 +207,14 @@ class PagedCache:
         """Tokens of each history that the device holds; None: what it holds is not how the history begins."""
         entries = self._device_tier.entries
         held = [entries.get(user) for user in users]
-        return [0 if entry is None else entry.length if entry.holds(history) else None
-                for entry, history in zip(held, histories, strict=True)]
+        return [
+            0 if entry is None else entry.length if entry.holds(history) else None
+            for entry, history in zip(held, histories, strict=True)
+        ]
 
-    def allocate(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int],
-                 found: Sequence[int | None]) -> CacheStep:
+    def allocate(
+        self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int], found: Sequence[int | None]
+    ) -> CacheStep:
         """Give a batch its pages and start what comes from host memory: the first part of `step`.
 
         Args:
@@ -238,8 +262,11 @@ class PagedCache:
             tier.touch(user)
             before.append(entries[-1].length)
         self._bring([one for one in zip(users, entries, histories, strict=True) if not one[1].length])
-        tickets = [moving.ticket for moving in self._moving if moving.arrives is None
-                   and any(one is entry for one in moving.pinned for entry in entries)]
+        tickets = [
+            moving.ticket
+            for moving in self._moving
+            if moving.arrives is None and any(one is entry for one in moving.pinned for entry in entries)
+        ]
         cached = [entry.length for entry in entries]
         lengths = [len(history) for history in histories]
         new = [length - held for length, held in zip(lengths, cached, strict=True)]
@@ -260,8 +287,15 @@ class PagedCache:
         tier = self._device_tier
         whole = sum(tier.needed(len(history)) for history in histories)
         if whole > tier.pages:
-            raise UsageError(refusal(WHO, "pages", tier.pages, f"are too few for a batch that takes {whole}",
-                                     "a larger pool or a smaller batch"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "pages",
+                    tier.pages,
+                    f"are too few for a batch that takes {whole}",
+                    "a larger pool or a smaller batch",
+                )
+            )
         while True:
             held = sum(len(entry.pages) for user in users if (entry := tier.entries.get(user)) and user not in stale)
             given = sum(len(tier.entries[user].pages) for user in stale)
@@ -269,8 +303,15 @@ class PagedCache:
             if victims is not None:
                 return victims
             if not self._moving:
-                raise UsageError(refusal(WHO, "pages", tier.pages, f"are too few beside the steps that run: a batch "
-                                         f"takes {whole}", "a larger pool or fewer steps at once"))
+                raise UsageError(
+                    refusal(
+                        WHO,
+                        "pages",
+                        tier.pages,
+                        f"are too few beside the steps that run: a batch takes {whole}",
+                        "a larger pool or fewer steps at once",
+                    )
+                )
             self._moving[0].ticket.wait()
             self._poll()
 
@@ -325,8 +366,10 @@ class PagedCache:
         if not found or (callable(self.reload) and not self.reload([held.length for _, held, _ in found])):
             return
         try:
-            ticket = self._transfers.reload([page for _, held, count in found for page in held.pages[:count]],
-                                            [page for entry, _, count in found for page in entry.pages[:count]])
+            ticket = self._transfers.reload(
+                [page for _, held, count in found for page in held.pages[:count]],
+                [page for entry, _, count in found for page in entry.pages[:count]],
+            )
         except RuntimeError:
             # What was started must not write behind what is computed now.
             self._transfers.drain()
@@ -342,20 +385,25 @@ class PagedCache:
         if not leaving:
             return
         try:
-            ticket = self._transfers.offload([page for one in leaving for page in one.source.pages[one.span]],
-                                             [page for one in leaving for page in one.held.pages[one.span]])
+            ticket = self._transfers.offload(
+                [page for one in leaving for page in one.source.pages[one.span]],
+                [page for one in leaving for page in one.held.pages[one.span]],
+            )
         except RuntimeError:
             self._transfers.drain()
             self.counts.failed_transfers += 1
             for one in leaving:
                 # The page that was partly filled may be half written: only whole pages before it still count.
                 one.held.length -= one.held.length % self.page_size
-                one.held.tokens = one.held.tokens[:one.held.length]
+                one.held.tokens = one.held.tokens[: one.held.length]
                 self._host_tier.shrink(one.user)
             return
         self.counts.offloaded += sum(one.source.length - one.held.length for one in leaving)
-        self._start(ticket, [entry for one in leaving for entry in (one.source, one.held)],
-                    [(one.held, one.source.length, one.source.tokens) for one in leaving])
+        self._start(
+            ticket,
+            [entry for one in leaving for entry in (one.source, one.held)],
+            [(one.held, one.source.length, one.source.tokens) for one in leaving],
+        )
 
     def _leaving(self, user: int, keep: Sequence[int]) -> Leaving | None:
         """Give a user host pages for what is to be copied out; None: nothing is, or there is no room for it."""

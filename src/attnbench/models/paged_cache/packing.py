@@ -52,7 +52,7 @@ class Packing:
         for name, (start, stop, following) in self._places.items():
             at = start
             for part in parts[name]:
-                numbers[at:at + len(part)] = part
+                numbers[at : at + len(part)] = part
                 at += len(part)
             assert at <= stop, name
             numbers[at:following] = 0

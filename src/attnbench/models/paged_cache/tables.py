@@ -35,9 +35,13 @@ def table_parts(step: CacheStep, batch: int) -> dict[str, list[Sequence[int]]]:
     offsets = list(accumulate(map(sum, zip(step.new, step.targets, strict=True)), initial=0))
     indptr = list(accumulate(map(len, step.pages), initial=0))
     beyond = batch - len(step.users)
-    return {"offsets": [offsets, offsets[-1:] * beyond], "cached": [step.cached],
-            "indptr": [indptr, indptr[-1:] * beyond],
-            "num_targets": [step.targets], "indices": [list(chain.from_iterable(step.pages))]}
+    return {
+        "offsets": [offsets, offsets[-1:] * beyond],
+        "cached": [step.cached],
+        "indptr": [indptr, indptr[-1:] * beyond],
+        "num_targets": [step.targets],
+        "indices": [list(chain.from_iterable(step.pages))],
+    }
 
 
 def table_of(arrays: Mapping[str, Tensor], *, max_new: int, max_cached: int) -> Step:

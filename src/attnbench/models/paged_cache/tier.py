@@ -31,7 +31,7 @@ class Entry:
 
     def holds(self, tokens: np.ndarray) -> bool:
         """Whether a history begins with what is held: neither shorter nor different."""
-        return self.length <= len(tokens) and bool(np.array_equal(self.tokens, tokens[:self.length]))
+        return self.length <= len(tokens) and bool(np.array_equal(self.tokens, tokens[: self.length]))
 
 
 class Tier:
@@ -81,7 +81,7 @@ class Tier:
         more = self.needed(tokens) - len(entry.pages)
         if more > 0:
             assert more <= len(self.free)
-            entry.pages += self.free[:-more - 1:-1]
+            entry.pages += self.free[: -more - 1 : -1]
             del self.free[-more:]
         return entry
 

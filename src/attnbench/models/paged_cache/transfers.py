@@ -22,8 +22,12 @@ from attnbench.models.paged_cache.packing import send
 class Ticket:
     """A transfer that was started."""
 
-    def __init__(self, over: torch.cuda.Event | None = None, layers: Sequence[torch.cuda.Event] = (),
-                 device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        over: torch.cuda.Event | None = None,
+        layers: Sequence[torch.cuda.Event] = (),
+        device: torch.device | None = None,
+    ) -> None:
         """Started on a stream.
 
         Args:
@@ -94,11 +98,11 @@ class Transfers:
             RuntimeError: memory for the copy is not there; host pages may have been written in part.
         """
         with self._behind_current(self._out):
-            source, = send([np.asarray(pages, dtype=np.int64)], self.pool.device)
+            (source,) = send([np.asarray(pages, dtype=np.int64)], self.pool.device)
             for device, host in zip(self.pool, self.host, strict=True):
                 leaving = device.index_select(0, source)
                 for at, first, count in runs(host_pages):
-                    host[first:first + count].copy_(leaving[at:at + count], non_blocking=True)
+                    host[first : first + count].copy_(leaving[at : at + count], non_blocking=True)
             return Ticket(self._mark())
 
     def wait_layer(self, layer: int) -> None:

@@ -163,11 +163,19 @@ def _check_output(out: Any, q: Tensor, v: Tensor) -> None:
 
 
 def _check_inputs(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> None:
-    changed = [name for name, x, y in zip("qkv", before, after, strict=True)
-               if not torch.equal(x.nan_to_num(), y.nan_to_num())]
+    changed = [
+        name for name, x, y in zip("qkv", before, after, strict=True) if not torch.equal(x.nan_to_num(), y.nan_to_num())
+    ]
     if changed:
-        raise AttnbenchError(refusal(WHO, "attention input", ", ".join(changed), "was changed by the call",
-                                     "an attention that only reads its inputs"))
+        raise AttnbenchError(
+            refusal(
+                WHO,
+                "attention input",
+                ", ".join(changed),
+                "was changed by the call",
+                "an attention that only reads its inputs",
+            )
+        )
 
 
 def kept_rows(tokens: int, device: torch.device) -> Tensor:
@@ -213,7 +221,11 @@ class CogVideoXProcessor:
         self.attention = attention
 
     def __call__(
-        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor | None = None,
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
         image_rotary_emb: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """Tokens of the video and of the text, [B, tokens, width] each; no mask and no rotary embedding."""
@@ -237,8 +249,12 @@ class WanProcessor:
         self.attention = attention
 
     def __call__(
-        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None, rotary_emb: tuple[Tensor, Tensor] | None = None,
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Tokens of the video and, for cross attention, of the text, [B, tokens, width] each; no mask, no image."""
         if attention_mask is not None or attn.add_k_proj is not None:

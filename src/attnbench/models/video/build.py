@@ -26,11 +26,14 @@ CLASSES = {
     "cogvideox": {
         "transformer": ("diffusers.models.transformers.cogvideox_transformer_3d", "CogVideoXTransformer3DModel"),
         "vae": ("diffusers.models.autoencoders.autoencoder_kl_cogvideox", "AutoencoderKLCogVideoX"),
-        "scheduler": ("diffusers.schedulers.scheduling_ddim_cogvideox", "CogVideoXDDIMScheduler")},
+        "scheduler": ("diffusers.schedulers.scheduling_ddim_cogvideox", "CogVideoXDDIMScheduler"),
+    },
     "wan": {
         "transformer": ("diffusers.models.transformers.transformer_wan", "WanTransformer3DModel"),
         "vae": ("diffusers.models.autoencoders.autoencoder_kl_wan", "AutoencoderKLWan"),
-        "scheduler": ("diffusers.schedulers.scheduling_unipc_multistep", "UniPCMultistepScheduler")}}
+        "scheduler": ("diffusers.schedulers.scheduling_unipc_multistep", "UniPCMultistepScheduler"),
+    },
+}
 CONFIGS = {"transformer": "config.json", "vae": "config.json", "scheduler": "scheduler_config.json"}
 WEIGHTS = "*.safetensors"
 
@@ -108,19 +111,32 @@ def local_parts(
     check_folder(model, folder)
     found = {}
     for name in CLASSES[model.family]:
-        extra: dict[str, Any] = {} if name == "scheduler" else {
-            "torch_dtype": dtype, "low_cpu_mem_usage": False, "use_safetensors": True, "output_loading_info": True,
-            "ignore_mismatched_sizes": True}
+        extra: dict[str, Any] = (
+            {}
+            if name == "scheduler"
+            else {
+                "torch_dtype": dtype,
+                "low_cpu_mem_usage": False,
+                "use_safetensors": True,
+                "output_loading_info": True,
+                "ignore_mismatched_sizes": True,
+            }
+        )
         if name == "transformer" and model.joint:
             _, height, width = shape
             extra |= {"sample_frames": shape[0], "sample_height": height // SPATIAL, "sample_width": width // SPATIAL}
         try:
             found[name] = _class(model.family, name).from_pretrained(folder / name, local_files_only=True, **extra)
-        except (OSError, ValueError, RuntimeError, TypeError, KeyError, NotImplementedError,
-                SafetensorError) as error:
-            raise UsageError(refusal(WHO, "weights", f"{folder.name}/{name}",
-                                     f"cannot be read ({shown(' '.join(str(error).split())[:200])})",
-                                     "a folder that diffusers wrote")) from None
+        except (OSError, ValueError, RuntimeError, TypeError, KeyError, NotImplementedError, SafetensorError) as error:
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "weights",
+                    f"{folder.name}/{name}",
+                    f"cannot be read ({shown(' '.join(str(error).split())[:200])})",
+                    "a folder that diffusers wrote",
+                )
+            ) from None
         if name != "scheduler":
             found[name], told = found[name]
             _check_loaded(f"{folder.name}/{name}", told)
@@ -133,11 +149,19 @@ def local_parts(
 def _check_loaded(place: str, told: dict[str, Any]) -> None:
     """Refuse weights that do not cover the model: diffusers draws what is missing and only warns."""
     for key, given, wanted in told["mismatched_keys"]:
-        raise UsageError(refusal(WHO, "weights", f"{place} {key}={list(given)}", "does not fit the model",
-                                 f"{list(wanted)}"))
+        raise UsageError(
+            refusal(WHO, "weights", f"{place} {key}={list(given)}", "does not fit the model", f"{list(wanted)}")
+        )
     if missing := sorted(told["missing_keys"]):
-        raise UsageError(refusal(WHO, "weights", place, f"lacks {len(missing)} tensors of the model, {missing[0]} "
-                                 "among them", "a complete folder"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "weights",
+                place,
+                f"lacks {len(missing)} tensors of the model, {missing[0]} among them",
+                "a complete folder",
+            )
+        )
 
 
 def check_folder(model: VideoModel, folder: Path) -> None:
@@ -151,11 +175,19 @@ def check_folder(model: VideoModel, folder: Path) -> None:
         try:
             found = json.loads(path.read_text("utf-8"))
         except OSError:
-            raise UsageError(refusal(WHO, "weights", folder.name, f"has no {name}/{config}",
-                                     "a diffusers folder with transformer, vae and scheduler")) from None
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "weights",
+                    folder.name,
+                    f"has no {name}/{config}",
+                    "a diffusers folder with transformer, vae and scheduler",
+                )
+            ) from None
         except ValueError:
-            raise UsageError(refusal(WHO, "weights", f"{name}/{config}", "is not JSON",
-                                     "a file that diffusers wrote")) from None
+            raise UsageError(
+                refusal(WHO, "weights", f"{name}/{config}", "is not JSON", "a file that diffusers wrote")
+            ) from None
         if name != "scheduler" and not any((folder / name).glob(WEIGHTS)):
             raise UsageError(refusal(WHO, "weights", folder.name, f"has no {name}/{WEIGHTS}", "weights in safetensors"))
         if name == "transformer":
@@ -163,26 +195,49 @@ def check_folder(model: VideoModel, folder: Path) -> None:
 
 
 def _check_config(model: VideoModel, found: dict[str, Any]) -> None:
-    wanted = {"num_layers": model.layers, "num_attention_heads": model.heads, "attention_head_dim": model.dim,
-              "_class_name": CLASSES[model.family]["transformer"][1]}
+    wanted = {
+        "num_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "attention_head_dim": model.dim,
+        "_class_name": CLASSES[model.family]["transformer"][1],
+    }
     for key, value in wanted.items():
         if found.get(key, value) != value:
-            raise UsageError(refusal(WHO, "weights", f"transformer {key}={shown(found[key])}",
-                                     f"is not that of model={model.name}", str(value)))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "weights",
+                    f"transformer {key}={shown(found[key])}",
+                    f"is not that of model={model.name}",
+                    str(value),
+                )
+            )
 
 
 def _arguments(model: VideoModel, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Arguments of the transformer's class."""
     common: dict[str, Any] = {
-        "num_attention_heads": model.heads, "attention_head_dim": model.dim, "num_layers": model.layers,
-        "in_channels": model.channels, "out_channels": model.channels}
+        "num_attention_heads": model.heads,
+        "attention_head_dim": model.dim,
+        "num_layers": model.layers,
+        "in_channels": model.channels,
+        "out_channels": model.channels,
+    }
     if not model.joint:
         return common | {"ffn_dim": model.feed_forward, "text_dim": model.text_dim} | dict(model.transformer)
     frames, height, width = shape
-    return common | {
-        "time_embed_dim": model.time_dim, "text_embed_dim": model.text_dim, "max_text_seq_length": model.text_tokens,
-        "sample_frames": frames, "sample_height": height // SPATIAL, "sample_width": width // SPATIAL,
-    } | dict(model.transformer)
+    return (
+        common
+        | {
+            "time_embed_dim": model.time_dim,
+            "text_embed_dim": model.text_dim,
+            "max_text_seq_length": model.text_tokens,
+            "sample_frames": frames,
+            "sample_height": height // SPATIAL,
+            "sample_width": width // SPATIAL,
+        }
+        | dict(model.transformer)
+    )
 
 
 def _class(family: str, part: str) -> Any:

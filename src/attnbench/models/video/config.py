@@ -83,39 +83,122 @@ class VideoModel:
         for name, value in (("height", height), ("width", width)):
             if type(value) is not int or value < multiple or value % multiple:
                 near = max(multiple, round(value / multiple) * multiple) if type(value) is int else multiple
-                raise UsageError(refusal(WHO, name, value, f"cannot be used: {multiple} does not divide it",
-                                         f"a multiple of {multiple}", f"the nearest is {near}"))
+                raise UsageError(
+                    refusal(
+                        WHO,
+                        name,
+                        value,
+                        f"cannot be used: {multiple} does not divide it",
+                        f"a multiple of {multiple}",
+                        f"the nearest is {near}",
+                    )
+                )
         if type(frames) is not int or frames < 1 or (frames - 1) % TEMPORAL:
             near = max(1, round((frames - 1) / TEMPORAL) * TEMPORAL + 1) if type(frames) is int else 1
-            raise UsageError(refusal(WHO, "frames", frames, f"is not of the form {FRAMES_A_CYCLE}",
-                                     "1, 5, 9, …", f"the nearest is {near}"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "frames",
+                    frames,
+                    f"is not of the form {FRAMES_A_CYCLE}",
+                    "1, 5, 9, …",
+                    f"the nearest is {near}",
+                )
+            )
 
 
 # CogVideoX: https://huggingface.co/THUDM/CogVideoX-2b, scheduler/scheduler_config.json.
 _COG_SCHEDULER: Mapping[str, Any] = {
-    "beta_schedule": "scaled_linear", "clip_sample": False, "prediction_type": "v_prediction",
-    "rescale_betas_zero_snr": True, "snr_shift_scale": 3.0, "timestep_spacing": "trailing"}
+    "beta_schedule": "scaled_linear",
+    "clip_sample": False,
+    "prediction_type": "v_prediction",
+    "rescale_betas_zero_snr": True,
+    "snr_shift_scale": 3.0,
+    "timestep_spacing": "trailing",
+}
 # Wan: https://huggingface.co/Wan-AI/Wan2.1-T2V-1.3B-Diffusers, the same file.
 _WAN_SCHEDULER: Mapping[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 
-MODELS = {one.name: one for one in (
-    VideoModel(name="cogvideox-2b", family="cogvideox", layers=30, heads=30, dim=64, feed_forward=7680, time_dim=512,
-               text_tokens=226, text_dim=4096, channels=16, frames=49, height=480, width=720, guidance=6.0,
-               scheduler=_COG_SCHEDULER),
-    VideoModel(name="wan-1.3b", family="wan", layers=30, heads=12, dim=128, feed_forward=8960, time_dim=1536,
-               text_tokens=512, text_dim=4096, channels=16, frames=81, height=480, width=832, guidance=5.0,
-               transformer={"freq_dim": 256}, scheduler=_WAN_SCHEDULER),
-    # `cogvideox-2b` with few and small layers: what a CPU generates in a second.
-    VideoModel(name="tiny", family="cogvideox", layers=2, heads=4, dim=16, feed_forward=256, time_dim=32,
-               text_tokens=16, text_dim=32, channels=4, frames=9, height=64, width=64, guidance=6.0, steps=4,
-               scheduler=_COG_SCHEDULER,
-               vae={"latent_channels": 4, "block_out_channels": (8, 8, 8, 8), "layers_per_block": 1,
-                    "norm_num_groups": 2}),
-    VideoModel(name="tiny-wan", family="wan", layers=2, heads=2, dim=24, feed_forward=96, time_dim=48, text_tokens=12,
-               text_dim=32, channels=16, frames=9, height=64, width=64, guidance=5.0, steps=4,
-               transformer={"freq_dim": 32}, scheduler=_WAN_SCHEDULER,
-               vae={"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}),
-)}
+MODELS = {
+    one.name: one
+    for one in (
+        VideoModel(
+            name="cogvideox-2b",
+            family="cogvideox",
+            layers=30,
+            heads=30,
+            dim=64,
+            feed_forward=7680,
+            time_dim=512,
+            text_tokens=226,
+            text_dim=4096,
+            channels=16,
+            frames=49,
+            height=480,
+            width=720,
+            guidance=6.0,
+            scheduler=_COG_SCHEDULER,
+        ),
+        VideoModel(
+            name="wan-1.3b",
+            family="wan",
+            layers=30,
+            heads=12,
+            dim=128,
+            feed_forward=8960,
+            time_dim=1536,
+            text_tokens=512,
+            text_dim=4096,
+            channels=16,
+            frames=81,
+            height=480,
+            width=832,
+            guidance=5.0,
+            transformer={"freq_dim": 256},
+            scheduler=_WAN_SCHEDULER,
+        ),
+        # `cogvideox-2b` with few and small layers: what a CPU generates in a second.
+        VideoModel(
+            name="tiny",
+            family="cogvideox",
+            layers=2,
+            heads=4,
+            dim=16,
+            feed_forward=256,
+            time_dim=32,
+            text_tokens=16,
+            text_dim=32,
+            channels=4,
+            frames=9,
+            height=64,
+            width=64,
+            guidance=6.0,
+            steps=4,
+            scheduler=_COG_SCHEDULER,
+            vae={"latent_channels": 4, "block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 2},
+        ),
+        VideoModel(
+            name="tiny-wan",
+            family="wan",
+            layers=2,
+            heads=2,
+            dim=24,
+            feed_forward=96,
+            time_dim=48,
+            text_tokens=12,
+            text_dim=32,
+            channels=16,
+            frames=9,
+            height=64,
+            width=64,
+            guidance=5.0,
+            steps=4,
+            transformer={"freq_dim": 32},
+            scheduler=_WAN_SCHEDULER,
+            vae={"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
+        ),
+    )
+}
 
 
 def model_of(name: str) -> VideoModel:

@@ -24,11 +24,13 @@ RANGE = "Inference"
 
 def predictor(transformer: Any, attention: Exchanged | None = None) -> Predict:
     """The transformer as a function of tensors alone, its layers' calls of `attention` counted from 0 each time."""
+
     def predict(latents: Tensor, embeds: Tensor, timesteps: Tensor) -> Tensor:
         if attention is not None:
             attention.layer = 0
-        return transformer(hidden_states=latents, encoder_hidden_states=embeds,
-                           timestep=timesteps, return_dict=False)[0]
+        return transformer(hidden_states=latents, encoder_hidden_states=embeds, timestep=timesteps, return_dict=False)[
+            0
+        ]
 
     return predict
 
@@ -91,13 +93,20 @@ class Denoiser:
         if self.parts.model.joint:
             scaled = latents.permute(0, 2, 1, 3, 4) / vae.config.scaling_factor
         else:
-            mean, deviation = (torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1, 1)
-                               for values in (vae.config.latents_mean, vae.config.latents_std))
+            mean, deviation = (
+                torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1, 1)
+                for values in (vae.config.latents_mean, vae.config.latents_std)
+            )
             scaled = latents * deviation + mean
         return vae.decode(scaled, return_dict=False)[0]
 
     def generate(
-        self, steps: int, latents: Tensor, embeds: Tensor, *, decode: bool = True,
+        self,
+        steps: int,
+        latents: Tensor,
+        embeds: Tensor,
+        *,
+        decode: bool = True,
         before: Callable[[int], None] = lambda number: None,
         after: Callable[[int, Tensor], None] = lambda number, latents: None,
     ) -> Generation:

@@ -78,9 +78,9 @@ def _definition(unit: str, log: bool) -> Spec:
                alt.Tooltip("o:N", title="of output")]  # fmt: skip
     stalks = base.mark_rule(strokeWidth=1, opacity=0.7).encode(y2="y:Q", color=colour())
     points = base.mark_point(filled=True, size=64, opacity=1).encode(color=colour(), shape=shape(), tooltip=tooltip)
-    names = base.mark_text(
-        style="label", baseline="middle", dx=alt.expr("datum.dx"), align=alt.expr("datum.a")
-    ).encode(y=alt.Y("y:Q").scale(alt.Scale(zero=True, nice=False)), text="n:N")
+    names = base.mark_text(style="label", baseline="middle", dx=alt.expr("datum.dx"), align=alt.expr("datum.a")).encode(
+        y=alt.Y("y:Q").scale(alt.Scale(zero=True, nice=False)), text="n:N"
+    )
     # Room above the highest, where its name may stand: part of the data, so that one definition serves all.
     room = alt.Chart(alt.NamedData(name="top")).mark_point(opacity=0).encode(y=y)
     return finished(alt.layer(room, stalks, points, names)) | {"height": HEIGHT}

@@ -58,7 +58,11 @@ def _is_drawn(record: Record) -> bool:
 
 
 def _figure(
-    drawn: Sequence[Record], everybody: Sequence[Record], styles: Styles, name: str, title: str,
+    drawn: Sequence[Record],
+    everybody: Sequence[Record],
+    styles: Styles,
+    name: str,
+    title: str,
     table: Table | None = None,
 ) -> Iterable[Figure]:
     roofs = {MEASURED: measured(everybody), PROMISED: promised(everybody)}
@@ -83,7 +87,7 @@ def _figure(
                     for place, roof in marks.items() for side in (0.8, 1.25)]  # fmt: skip
     room = [{"x": short(x), "m": short(y)} for x in (low, high) for y in (bottom, top)]
     data = {"rows": points, "roofs": corners, "labels": _labels(roofs, marks), "room": room}
-    ordered = points if table else sorted(points, key=lambda one: one["m"])[::max(len(points) - 1, 1)]
+    ordered = points if table else sorted(points, key=lambda one: one["m"])[:: max(len(points) - 1, 1)]
     told = "; ".join(f"{one['b']} {one['t']}" for one in ordered)
     yield Figure(
         name=name, kind="roofline", title=title, case_id=table.case_id if table else None,
@@ -128,7 +132,7 @@ def _name_around(points: Sequence[dict[str, Any]], across: tuple[float, float], 
     x = scaled([*across, *(one["x"] for one in (*named, *rest))], NARROW, log=True)[2:]
     heights = scaled([*up, *(one["m"] for one in (*named, *rest))], HEIGHT, log=True)[2:]
     spots = [(at, HEIGHT - height) for at, height in zip(x, heights, strict=True)]
-    own = spots[:len(named)]
+    own = spots[: len(named)]
     places = around([at for at, _ in own], [at for _, at in own], [one["n"] for one in named], HEIGHT,
                     spots[len(named):])  # fmt: skip
     for one, place in zip(named, places, strict=True):
@@ -147,7 +151,8 @@ def _labels(roofs: dict[str, Roof], marks: dict[float, float]) -> list[dict[str,
 def _bounds(kind: str, roof: Roof) -> str:
     flat, slope = (" matmul", " copy") if kind == MEASURED else ("", "")
     parts = ([f"{plain(roof.flat)} TFLOP/s{flat}"] if roof.flat else []) + (
-        [f"{plain(roof.slope)} TB/s{slope}"] if roof.slope else [])
+        [f"{plain(roof.slope)} TB/s{slope}"] if roof.slope else []
+    )
     return f"{kind}: {', '.join(parts)}"
 
 
@@ -184,8 +189,12 @@ def _definition(with_executed: bool) -> Spec:
         ).encode(x=alt.X("X:Q").scale(x_scale), y=alt.Y("y:Q").scale(y_scale).title(title), text="n:N"),
     ]  # fmt: skip
     if with_executed:
-        layers.insert(5, points.transform_filter("isValid(datum.o)").mark_point(
-            filled=False, size=64, strokeWidth=1.5).encode(x=x, y=y, color=colour(), shape=shape(), tooltip=tooltip))
+        layers.insert(
+            5,
+            points.transform_filter("isValid(datum.o)")
+            .mark_point(filled=False, size=64, strokeWidth=1.5)
+            .encode(x=x, y=y, color=colour(), shape=shape(), tooltip=tooltip),
+        )
         both = points.transform_filter("isValid(datum.e)")
         layers[3:3] = [
             both.mark_rule(opacity=0.6).encode(x=x, y=y, x2="f:Q", y2="e:Q", color=colour()),

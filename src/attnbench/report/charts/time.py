@@ -110,7 +110,8 @@ def _definition(unit: str, wide: bool) -> Spec:
                alt.Tooltip("l:Q", title=f"95 % low, {unit}"), alt.Tooltip("h:Q", title=f"95 % high, {unit}"),
                alt.Tooltip("n:Q", title="samples")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
-        x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip)
+        x=alt.X("m:Q").scale(scale).title(title), color=colour(), shape=shape(), tooltip=tooltip
+    )
     return finished(alt.layer(samples, interval, point, figures_at_the_right(base)), TWO_LINES)
 
 

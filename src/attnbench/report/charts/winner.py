@@ -67,8 +67,9 @@ def _figure(tables: Sequence[Table], styles: Styles, mark: str, conditions: Sequ
         kind="winner",
         title=", ".join(filter(None, ("Winner per shape, with its lead over the second", *conditions))),
         alt=f"Fastest backend of each of {len(cells)} shapes: {words}.",
-        spec=filled(_definition(title, goes_with, tuple(columns), key, lines, long), {"cells": cells},
-                    height=rows * tall),
+        spec=filled(
+            _definition(title, goes_with, tuple(columns), key, lines, long), {"cells": cells}, height=rows * tall
+        ),
     )
 
 
@@ -112,13 +113,21 @@ def _definition(
     broken = "true" if long else ON_A_PHONE  # a shape of many axes takes a line for each
     x = alt.X("x:N").sort(list(columns)).scale(alt.Scale(paddingInner=0.015, paddingOuter=0))
     x = x.title([title, f"({goes_with})"] if goes_with else title)
-    x = x.axis(alt.Axis(orient="top", labelAngle=0, labelOverlap=True, ticks=False, domain=False,
-                        grid=False))
+    x = x.axis(alt.Axis(orient="top", labelAngle=0, labelOverlap=True, ticks=False, domain=False, grid=False))
     y = alt.Y("y:N").sort(None).scale(alt.Scale(paddingInner=0.07, paddingOuter=0)).title(None)
-    y = y.axis(alt.Axis(ticks=False, domain=False, grid=False, labelPadding=8, labelLimit=label_limit(),
-                        labelExpr=f"{broken} ? split(datum.label, ', ') : datum.label", labelLineHeight=LINE,
-                        # A label of several lines begins where one of one line is centred.
-                        labelOffset=alt.expr(f"{broken} ? {-LINE * (lines - 1) / 2} : 0")))
+    y = y.axis(
+        alt.Axis(
+            ticks=False,
+            domain=False,
+            grid=False,
+            labelPadding=8,
+            labelLimit=label_limit(),
+            labelExpr=f"{broken} ? split(datum.label, ', ') : datum.label",
+            labelLineHeight=LINE,
+            # A label of several lines begins where one of one line is centred.
+            labelOffset=alt.expr(f"{broken} ? {-LINE * (lines - 1) / 2} : 0"),
+        )
+    )
     base = alt.Chart(alt.NamedData(name="cells")).encode(x=x, y=y)
     tooltip = [alt.Tooltip("y:N", title="shape"), alt.Tooltip("x:N", title=title),
                alt.Tooltip("t:N", title="fastest")]  # fmt: skip
@@ -137,13 +146,23 @@ def _definition(
         open_.mark_rect(cornerRadius=3, fill=PLAIN, fillOpacity=0.18).encode(tooltip=tooltip),
         won.mark_text(dy=-8, fontWeight=600, limit=limit).encode(
             text=alt.condition(TIGHT, alt.value(""), "n:N") if key else alt.Text("n:N"),
-            color=alt.Color("i:N").scale(None).legend(None)),
-        *([won.mark_point(filled=True, size=90, yOffset=-8).encode(
-            shape=sign, color=alt.Color("i:N").scale(None).legend(None),
-            opacity=alt.condition(TIGHT, alt.value(1), alt.value(0)))] if key else []),
+            color=alt.Color("i:N").scale(None).legend(None),
+        ),
+        *(
+            [
+                won.mark_point(filled=True, size=90, yOffset=-8).encode(
+                    shape=sign,
+                    color=alt.Color("i:N").scale(None).legend(None),
+                    opacity=alt.condition(TIGHT, alt.value(1), alt.value(0)),
+                )
+            ]
+            if key
+            else []
+        ),
         won.mark_text(dy=8, limit=limit).encode(text="l:N", color=alt.Color("i:N").scale(None).legend(None)),
         open_.mark_text(dy=-8, limit=limit, style="label").encode(
-            text=alt.condition(TIGHT, alt.value("unclear"), "n:N")),
+            text=alt.condition(TIGHT, alt.value("unclear"), "n:N")
+        ),
         open_.mark_text(dy=8, limit=limit, style="note").encode(text="l:N"),
     ]
     titles = 2 if goes_with else 1

@@ -44,5 +44,6 @@ def render(run: Run) -> bytes:
     return page([run]).encode("utf-8", "replace")
 
 
-EXPORTER = Exporter(title="a page for the browser: tables and charts in one file", text=True, render=render,
-                    ready=ready)
+EXPORTER = Exporter(
+    title="a page for the browser: tables and charts in one file", text=True, render=render, ready=ready
+)

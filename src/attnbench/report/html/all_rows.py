@@ -50,15 +50,21 @@ def listing(sections: Sequence[Section]) -> dict[str, Any]:
         (_column("backend", choice=True), [backend_name(row.record) for row in rows]),
         *(axes or [case]),
         (_column("status", choice=True), _unless_all([row.record.status.value for row in rows], Status.PASSED.value)),
-        *((_column(name, choice=True), _unless_one([row.conditions.get(name, "") for row in rows]))
-          for name in CONDITIONS),
+        *(
+            (_column(name, choice=True), _unless_one([row.conditions.get(name, "") for row in rows]))
+            for name in CONDITIONS
+        ),
     ]
     for item in columns_for(unit, [line for line in drawn if line]):
         if item.key != "backend":
             texts = [line.cells.get(item.key, "") if line else "" for line in drawn]
             choice = item.key == "verdict"
-            columns.append((_column(item.title or item.key, number=item.number, choice=choice),
-                            aligned(texts) if item.number else texts))
+            columns.append(
+                (
+                    _column(item.title or item.key, number=item.number, choice=choice),
+                    aligned(texts) if item.number else texts,
+                )
+            )
     columns += [
         (_column("reason"), [_reason(row.record) for row in rows]),
         *([case] if axes else []),  # what the axes say already leads to the case, but need not be read first

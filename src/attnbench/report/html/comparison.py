@@ -40,9 +40,7 @@ class Comparison:
     legend: str = LEGEND
 
 
-def comparison(
-    compared: Compared, anchors: Mapping[str, str], figures: Sequence[int]
-) -> Comparison:
+def comparison(compared: Compared, anchors: Mapping[str, str], figures: Sequence[int]) -> Comparison:
     """One comparison of a page.
 
     Args:
@@ -51,18 +49,26 @@ def comparison(
         figures: places of its figures.
     """
     sides = ((FIRST, compared.first, " (dashed lines)" if figures else ""), (compared.letter, compared.run, ""))
-    described = [(one, f"{run.suite}, run {run.id} of {run.started.replace('T', ' ').replace('Z', ' UTC')}{lines}")
-                 for one, run, lines in sides]
+    described = [
+        (one, f"{run.suite}, run {run.id} of {run.started.replace('T', ' ').replace('Z', ' UTC')}{lines}")
+        for one, run, lines in sides
+    ]
     found = compared.found
     loud = [one for one in found.changes if one.verdict != "same"] if found else []
     same = [one for one in found.changes if one.verdict == "same"] if found else []
     words = [] if found is None else [*([shift_line(found.shift)] if found.shift else []), *found.machines]
     lost = [] if found is None else [f"{label}: {text}" for label, items in listed(found) for text in items]
     return Comparison(
-        anchor=f"compared-{compared.letter.replace(' ', '-')}", title=f"{FIRST} and {compared.letter}", names=described,
-        summary=summary(found) if found else f"no ratios: {compared.refusal}", words=words,
+        anchor=f"compared-{compared.letter.replace(' ', '-')}",
+        title=f"{FIRST} and {compared.letter}",
+        names=described,
+        summary=summary(found) if found else f"no ratios: {compared.refusal}",
+        words=words,
         notes=[*lost, *(remarks(loud, found) if found else ())],
-        changed=_rows(loud, compared.letter, anchors), same=_rows(same, compared.letter, anchors), figures=figures)
+        changed=_rows(loud, compared.letter, anchors),
+        same=_rows(same, compared.letter, anchors),
+        figures=figures,
+    )
 
 
 def _rows(changes: Sequence[Change], letter: str, anchors: Mapping[str, str]) -> Rows | None:
@@ -74,8 +80,10 @@ def _rows(changes: Sequence[Change], letter: str, anchors: Mapping[str, str]) ->
     columns = [*columns[:place], Column("ratio", f"{letter} / {FIRST}", 0), *columns[place:]]
     titled = [Column(one.key, _title(one, letter), one.rank, one.number) for one in columns]
     texts = [_column(one, ratios) for one in titled]
-    lines = [(anchors.get(change.a.case_id, ""), list(zip(titled, row, strict=True)))
-             for change, row in zip(changes, zip(*texts, strict=True), strict=True)]
+    lines = [
+        (anchors.get(change.a.case_id, ""), list(zip(titled, row, strict=True)))
+        for change, row in zip(changes, zip(*texts, strict=True), strict=True)
+    ]
     return Rows(titled, lines)
 
 

@@ -17,15 +17,26 @@ from attnbench.store.environments import machine_words
 
 Fact = tuple[str, str]
 
-SETTING_NAMES = {"l2": "L2", "rel_ci": "interval wanted", "max_seconds": "at most, a group",
-                 "lock_clocks": "clocks locked"}
+SETTING_NAMES = {
+    "l2": "L2",
+    "rel_ci": "interval wanted",
+    "max_seconds": "at most, a group",
+    "lock_clocks": "clocks locked",
+}
 ENVIRONMENT_NAMES = {
     "os": "system", "torch": "torch", "cuda": "CUDA", "cudnn": "cuDNN", "cpu": "CPU", "ram_gb": "memory",
     "gpu": "GPU", "gpu_mem_gb": "GPU memory", "gpu_uuid": "GPU id", "sm_count": "SMs", "sm_max_mhz": "highest SM clock",
     "l2_mb": "L2", "power_limit_w": "power limit",
 }  # fmt: skip
-UNITS = {"ram_gb": "GB", "gpu_mem_gb": "GB", "sm_max_mhz": "MHz", "l2_mb": "MB", "power_limit_w": "W",
-         "max_seconds": "s", "timeout": "s"}
+UNITS = {
+    "ram_gb": "GB",
+    "gpu_mem_gb": "GB",
+    "sm_max_mhz": "MHz",
+    "l2_mb": "MB",
+    "power_limit_w": "W",
+    "max_seconds": "s",
+    "timeout": "s",
+}
 POINT, DIGIT = "\u2008", "\u2007"
 "Spaces as wide as a point and as a digit."
 MOST_OPEN = 24
@@ -97,13 +108,22 @@ def _section(run: Run, index: int, name: str, places: Mapping[tuple[int, str], S
     tables: dict[str, list[Block]] = {record.case_id: [] for record in run.records}
     for block in sorted([*found, *_checked(run)], key=lambda block: not block.lines):  # what was lost comes last
         tables[block.title].append(block)
-    cases = [Case(f"r{index}c{number}", title, parts, places.get((index, title), ()))
-             for number, (title, parts) in enumerate(tables.items())]
+    cases = [
+        Case(f"r{index}c{number}", title, parts, places.get((index, title), ()))
+        for number, (title, parts) in enumerate(tables.items())
+    ]
     return Section(
-        anchor=f"r{index}", name=name, run=run,
+        anchor=f"r{index}",
+        name=name,
+        run=run,
         machines=[" · ".join(machine_words(item)) for item in run.environments],
-        counts=_counts(run, len(cases)), summary=summary(run), cases=cases, lost=lost_of(run.records),
-        environments=[environment_facts(item) for item in run.environments], settings=setting_facts(run.settings))
+        counts=_counts(run, len(cases)),
+        summary=summary(run),
+        cases=cases,
+        lost=lost_of(run.records),
+        environments=[environment_facts(item) for item in run.environments],
+        settings=setting_facts(run.settings),
+    )
 
 
 def _checked(run: Run) -> Iterator[Block]:
@@ -112,11 +132,15 @@ def _checked(run: Run) -> Iterator[Block]:
     for record in run.records:
         if record.time is None and record.errors:
             checked.setdefault(record.case_id, []).append(record)
-    columns = [Column(name or "found", name or "found", 0, number=name not in ("backend", "output", ""))
-               for name in COLUMNS]
+    columns = [
+        Column(name or "found", name or "found", 0, number=name not in ("backend", "output", "")) for name in COLUMNS
+    ]
     for case_id, records in checked.items():
-        lines = [Line(record, {name or "found": text for name, text in row.items()} | {"backend": backend_name(record)})
-                 for record in records for row in error_rows(record)]
+        lines = [
+            Line(record, {name or "found": text for name, text in row.items()} | {"backend": backend_name(record)})
+            for record in records
+            for row in error_rows(record)
+        ]
         yield Block(case_id, None, columns, lines)
 
 
@@ -131,8 +155,10 @@ def rows_of(block: Block) -> list[tuple[Line, list[tuple[Column, str]]]]:
     for column in block.columns:
         texts = [line.cells.get(column.key, "") for line in block.lines]
         columns.append(aligned(texts) if column.number else texts)
-    return [(line, list(zip(block.columns, texts, strict=True)))
-            for line, texts in zip(block.lines, zip(*columns, strict=True), strict=True)]
+    return [
+        (line, list(zip(block.columns, texts, strict=True)))
+        for line, texts in zip(block.lines, zip(*columns, strict=True), strict=True)
+    ]
 
 
 def _counts(run: Run, cases: int) -> str:

@@ -11,8 +11,17 @@ if TYPE_CHECKING:
     from attnbench.store.history.trends import TrendPoint
 
 NAMES = {
-    "torch": "torch", "triton": "triton", "cuda": "CUDA", "driver": "driver", "cudnn": "cuDNN", "python": "Python",
-    "os": "system", "power_limit_w": "power limit (W)", "cpu": "CPU", "cores": "cores", "sm_count": "SMs",
+    "torch": "torch",
+    "triton": "triton",
+    "cuda": "CUDA",
+    "driver": "driver",
+    "cudnn": "cuDNN",
+    "python": "Python",
+    "os": "system",
+    "power_limit_w": "power limit (W)",
+    "cpu": "CPU",
+    "cores": "cores",
+    "sm_count": "SMs",
     "sm_max_mhz": "highest SM clock (MHz)",
 }
 """Fields of an environment that move times, the likeliest first."""
@@ -24,8 +33,10 @@ HASH = 8
 
 def differences(before: TrendPoint, after: TrendPoint) -> list[str]:
     """What changed from one run to the next, in words: ``torch 2.11.0 → 2.12.0``."""
-    found = [*_changed("version", before.version, after.version),
-             *_changed("source", _short(before.source_hash), _short(after.source_hash))]
+    found = [
+        *_changed("version", before.version, after.version),
+        *_changed("source", _short(before.source_hash), _short(after.source_hash)),
+    ]
     if before.environment is not None and after.environment is not None:
         found += _environment(before.environment, after.environment)
     if before.kernels and after.kernels and before.kernels != after.kernels:
@@ -38,8 +49,11 @@ def _environment(before: Environment, after: Environment) -> Iterator[str]:
         yield from _changed(name, getattr(before, field), getattr(after, field))
     if before.gpu_uuid and after.gpu_uuid and before.gpu_uuid != after.gpu_uuid:
         yield "another card of the same kind"
-    packages = [text for name in sorted(set(before.packages) | set(after.packages))
-                for text in _changed(name, before.packages.get(name), after.packages.get(name))]
+    packages = [
+        text
+        for name in sorted(set(before.packages) | set(after.packages))
+        for text in _changed(name, before.packages.get(name), after.packages.get(name))
+    ]
     yield from packages[:MOST_PACKAGES]
     if len(packages) > MOST_PACKAGES:
         yield f"{len(packages) - MOST_PACKAGES} more packages"

@@ -67,9 +67,13 @@ def entry_from(run: Run, head: str, lines: Sequence[str]) -> Entry:
         digest.update(pack_text(line))
     machines = dict.fromkeys(name for item in run.environments if (name := device_name(item)))
     columns = {
-        "id": column(run.id), "suite": column(run.suite), "started": sortable(run.started),
-        "machine": column(", ".join(machines)) if machines else None, "num_records": len(lines),
-        "outcomes": json.dumps(Counter(item.status.value for item in run.records)), "digest": digest.hexdigest(),
+        "id": column(run.id),
+        "suite": column(run.suite),
+        "started": sortable(run.started),
+        "machine": column(", ".join(machines)) if machines else None,
+        "num_records": len(lines),
+        "outcomes": json.dumps(Counter(item.status.value for item in run.records)),
+        "digest": digest.hexdigest(),
         "head": pack(head),
     }
     environments = [json.dumps(record.to_dict(item), sort_keys=True) for item in run.environments]
@@ -118,8 +122,12 @@ def _points(run: Run, item: Record, place: int, environments: Sequence[str]) -> 
     environment = environment_of(run, item)
     machine = device_name(environment)
     spelled = environments[item.environment] if environment is not None and item.environment is not None else None
-    shared = {"status": item.status.value, "reason": _known(item.reason), "version": _known(item.version),
-              "source_hash": _known(item.source_hash)}
+    shared = {
+        "status": item.status.value,
+        "reason": _known(item.reason),
+        "version": _known(item.version),
+        "source_hash": _known(item.source_hash),
+    }
     times: list[Time | None] = [None]
     if item.status is Status.PASSED:
         times = [time for time in (item.time, *item.timers.values()) if time is not None and time.median_ms]
@@ -140,9 +148,13 @@ def _figures(time: Time | None) -> dict[str, Any]:
         return dict.fromkeys(("median_ms", "ci_low_ms", "ci_high_ms", "num_samples", "sm_mhz"))
     clocks = [clock for clock in time.sm_mhz if clock is not None]
     count = time.num_samples
-    return {"median_ms": time.median_ms, "ci_low_ms": time.ci_low_ms, "ci_high_ms": time.ci_high_ms,
-            "num_samples": count if count is not None and 0 <= count <= LARGEST else None,
-            "sm_mhz": statistics.median(clocks) if clocks else None}
+    return {
+        "median_ms": time.median_ms,
+        "ci_low_ms": time.ci_low_ms,
+        "ci_high_ms": time.ci_high_ms,
+        "num_samples": count if count is not None and 0 <= count <= LARGEST else None,
+        "sm_mhz": statistics.median(clocks) if clocks else None,
+    }
 
 
 def _known(text: str | None) -> str | None:

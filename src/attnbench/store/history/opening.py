@@ -74,10 +74,19 @@ def _engine(place: Place, write: bool, patience_s: float) -> Engine:
     if write:
         _make_folder(place)
     elif not _is_there(place):
-        raise UsageError(refusal(WHO, "db", place.name, "is not there", "a history that runs were added to",
-                                 "attnbench history --add RESULTS fills one from run files"))
-    engine = create_engine("sqlite://", poolclass=NullPool, hide_parameters=True,
-                           creator=lambda: _connect(path, write, patience_s))
+        raise UsageError(
+            refusal(
+                WHO,
+                "db",
+                place.name,
+                "is not there",
+                "a history that runs were added to",
+                "attnbench history --add RESULTS fills one from run files",
+            )
+        )
+    engine = create_engine(
+        "sqlite://", poolclass=NullPool, hide_parameters=True, creator=lambda: _connect(path, write, patience_s)
+    )
     # The driver's own transactions begin late, and one that turns from reading to writing cannot wait for its lock.
     begin = "BEGIN IMMEDIATE" if write else "BEGIN"
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
@@ -94,8 +103,9 @@ def _is_there(place: Place) -> bool:
 
 def _closed(place: Place, error: OSError | ValueError) -> UsageError:
     why = getattr(error, "strerror", None) or str(error)
-    return UsageError(refusal(WHO, "db", place.name, f"cannot be opened ({why})",
-                              "a file in a folder you may read and write"))
+    return UsageError(
+        refusal(WHO, "db", place.name, f"cannot be opened ({why})", "a file in a folder you may read and write")
+    )
 
 
 def _make_folder(place: Place) -> None:
@@ -158,10 +168,25 @@ def _bring_up(connection: Connection, place: Place, write: bool) -> None:
         return
     if not write:
         if version is None:
-            raise UsageError(refusal(WHO, "db", place.name, "holds no history", "one that runs were added to",
-                                     "attnbench history --add RESULTS fills it from run files"))
-        raise UsageError(refusal(WHO, "db", place.name, f"is of schema {version}, older than this attnbench reads",
-                                 "attnbench history --add RUN brings it up, where it may be written to"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "db",
+                    place.name,
+                    "holds no history",
+                    "one that runs were added to",
+                    "attnbench history --add RESULTS fills it from run files",
+                )
+            )
+        raise UsageError(
+            refusal(
+                WHO,
+                "db",
+                place.name,
+                f"is of schema {version}, older than this attnbench reads",
+                "attnbench history --add RUN brings it up, where it may be written to",
+            )
+        )
     with connection.begin():
         if place.path is None:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
@@ -180,19 +205,37 @@ def _version(connection: Connection, place: Place) -> str | None:
 
     tables = inspect(connection).get_table_names()
     ours = [table for table in tables if table.startswith(OURS) and table != VERSION_TABLE]
-    found = ([str(row[0]) for row in connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}")]
-             if VERSION_TABLE in tables else [])
+    found = (
+        [str(row[0]) for row in connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}")]
+        if VERSION_TABLE in tables
+        else []
+    )
     if not found and not ours:
         if place.path is not None and set(tables) - {VERSION_TABLE}:
-            raise UsageError(refusal(WHO, "db", place.name, "is a database of another program",
-                                     "a history written by attnbench, or a new file"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "db",
+                    place.name,
+                    "is a database of another program",
+                    "a history written by attnbench, or a new file",
+                )
+            )
         return None
     if len(found) != 1 or not STEP.fullmatch(found[0]) or (found[0] <= LATEST and found[0] not in steps()):
         said = f"schemas {', '.join(map(shown, found))}" if found else "no schema"
         raise Damaged(f"it has tables and names {said}")
     if found[0] > LATEST:
-        raise UsageError(refusal(WHO, "db", place.name, f"is of schema {found[0]}, newer than this attnbench reads",
-                                 f"at most {LATEST}", "upgrade attnbench"))
+        raise UsageError(
+            refusal(
+                WHO,
+                "db",
+                place.name,
+                f"is of schema {found[0]}, newer than this attnbench reads",
+                f"at most {LATEST}",
+                "upgrade attnbench",
+            )
+        )
     return found[0]
 
 

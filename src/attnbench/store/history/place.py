@@ -71,8 +71,10 @@ def require_sqlalchemy() -> None:
     try:
         import sqlalchemy  # noqa: F401  # it may be there and not work
     except ImportError as error:
-        raise Unavailable(f"{WHO}: module=sqlalchemy cannot be imported ({' '.join(str(error).split())}); "
-                          "pip install sqlalchemy alembic") from None
+        raise Unavailable(
+            f"{WHO}: module=sqlalchemy cannot be imported ({' '.join(str(error).split())}); "
+            "pip install sqlalchemy alembic"
+        ) from None
 
 
 def is_installed(module: str) -> bool:

@@ -78,9 +78,15 @@ def list_runs(history: Connection, filters: Filters = Filters()) -> list[KeptRun
     where, values = filters.where()
     limit = "" if filters.limit is None else f" LIMIT {int(filters.limit)}"
     with history.begin():
-        rows = fetch(history, RunLine, (
-            "SELECT id, started, suite, machine, num_records, outcomes FROM attnbench_runs r "
-            f'WHERE {where} ORDER BY started DESC, "key" DESC{limit}'), values)
+        rows = fetch(
+            history,
+            RunLine,
+            (
+                "SELECT id, started, suite, machine, num_records, outcomes FROM attnbench_runs r "
+                f'WHERE {where} ORDER BY started DESC, "key" DESC{limit}'
+            ),
+            values,
+        )
     return [KeptRun(row.id, row.started, row.suite, row.machine, row.num_records, outcomes_of(row)) for row in rows]
 
 
@@ -89,8 +95,9 @@ def ids(history: Connection, start: str) -> list[str]:
     if not BEGINNING.fullmatch(start):
         return []
     with history.begin():
-        lines = fetch(history, NameLine, "SELECT id FROM attnbench_runs WHERE id LIKE :start ORDER BY id",
-                      {"start": f"{start}%"})
+        lines = fetch(
+            history, NameLine, "SELECT id FROM attnbench_runs WHERE id LIKE :start ORDER BY id", {"start": f"{start}%"}
+        )
     found = [line.id for line in lines]
     return [start] if start in found else found
 
@@ -114,15 +121,19 @@ def text_of(history: Connection, run_id: str) -> tuple[str, str]:
     if len(chosen) > 1:
         raise UsageError(refusal(WHO, "RUN", run_id, f"begins {len(chosen)} ids", f"one of {some(chosen)}"))
     if not chosen:
-        raise UsageError(refusal(WHO, "RUN", run_id, "is not in the history",
-                                 "an id that `attnbench history` lists"))
+        raise UsageError(refusal(WHO, "RUN", run_id, "is not in the history", "an id that `attnbench history` lists"))
     with history.begin():
-        rows = fetch(history, HeadLine, 'SELECT "key", head, num_records FROM attnbench_runs WHERE id = :id',
-                     {"id": chosen[0]})
+        rows = fetch(
+            history, HeadLine, 'SELECT "key", head, num_records FROM attnbench_runs WHERE id = :id', {"id": chosen[0]}
+        )
         if len(rows) != 1:
             raise Damaged(f"it says {len(rows)} runs have one id")
-        bodies = fetch(history, BodyLine, "SELECT body FROM attnbench_records WHERE run = :key ORDER BY place",
-                       {"key": rows[0].key})
+        bodies = fetch(
+            history,
+            BodyLine,
+            "SELECT body FROM attnbench_records WHERE run = :key ORDER BY place",
+            {"key": rows[0].key},
+        )
     try:
         head, lines = text_within(rows[0].head), [text_within(line.body) for line in bodies]
     except Damaged:

@@ -122,8 +122,9 @@ class Trend:
     changes: tuple[Change, ...]
 
 
-def find_row(history: Connection, text: str | None = None, *, case: str | None = None,
-             backend: str | None = None) -> Row:
+def find_row(
+    history: Connection, text: str | None = None, *, case: str | None = None, backend: str | None = None
+) -> Row:
     """The one row that is meant.
 
     Args:
@@ -184,24 +185,39 @@ def trends(history: Connection, row: Row, filters: Filters = ALL) -> tuple[list[
     """All series of a row that have a time, the longest first, and the runs in which it has none."""
     where, values = filters.where()
     with history.begin():
-        series = fetch(history, SeriesLine,
-                       "SELECT * FROM attnbench_series WHERE case_id = :case AND backend = :backend",
-                       {"case": row.case_id, "backend": row.backend})
-        asked = ("SELECT p.*, r.id AS run_id, r.started FROM attnbench_points p "
-                 f'JOIN attnbench_runs r ON r."key" = p.run WHERE p.series = :series AND {where} '
-                 'ORDER BY r.started, r."key", p.place')
+        series = fetch(
+            history,
+            SeriesLine,
+            "SELECT * FROM attnbench_series WHERE case_id = :case AND backend = :backend",
+            {"case": row.case_id, "backend": row.backend},
+        )
+        asked = (
+            "SELECT p.*, r.id AS run_id, r.started FROM attnbench_points p "
+            f'JOIN attnbench_runs r ON r."key" = p.run WHERE p.series = :series AND {where} '
+            'ORDER BY r.started, r."key", p.place'
+        )
         found = [(one, fetch(history, PointLine, asked, {"series": one.key, **values})) for one in series]
         timed = [(one, rows) for one, rows in found if one.timer is not None and rows]
         environments = _environments(history, {line.environment for _, rows in timed for line in rows})
         drawn = [_trend(history, row, one, rows, environments, filters.limit) for one, rows in timed]
     drawn.sort(key=lambda trend: (-len(trend.points), str(trend.machine), str(trend.timer)))
-    losses = [Loss(line.run_id, line.started, line.status, line.reason)
-              for one, rows in found if one.timer is None for line in rows]
-    return drawn, sorted(losses, key=lambda loss: loss.started)[-(filters.limit or len(losses)):]
+    losses = [
+        Loss(line.run_id, line.started, line.status, line.reason)
+        for one, rows in found
+        if one.timer is None
+        for line in rows
+    ]
+    return drawn, sorted(losses, key=lambda loss: loss.started)[-(filters.limit or len(losses)) :]
 
 
-def _trend(history: Connection, row: Row, series: SeriesLine, rows: Sequence[PointLine],
-           environments: dict[int, Environment], limit: int | None) -> Trend:
+def _trend(
+    history: Connection,
+    row: Row,
+    series: SeriesLine,
+    rows: Sequence[PointLine],
+    environments: dict[int, Environment],
+    limit: int | None,
+) -> Trend:
     points = [_point(list(lines), environments) for _, lines in groupby(rows, key=lambda line: line.run)]
     points = points[-limit:] if limit else points
     found = change_points([point.median_ms for point in points])
@@ -218,12 +234,20 @@ def _point(lines: Sequence[PointLine], environments: dict[int, Environment]) -> 
     counts = [line.num_samples for line in lines]
     clocks = [line.sm_mhz for line in lines if line.sm_mhz is not None]
     return TrendPoint(
-        run_id=first.run_id, started=first.started, median_ms=statistics.median(medians),
-        low_ms=first.ci_low_ms if alone else min(medians), high_ms=first.ci_high_ms if alone else max(medians),
-        num_samples=None if None in counts else sum(count or 0 for count in counts), processes=len(lines),
-        sm_mhz=statistics.median(clocks) if clocks else None, version=first.version, source_hash=first.source_hash,
-        environment=None if first.environment is None else environments.get(first.environment), kernels=None,
-        records=tuple((line.run, line.place) for line in lines))
+        run_id=first.run_id,
+        started=first.started,
+        median_ms=statistics.median(medians),
+        low_ms=first.ci_low_ms if alone else min(medians),
+        high_ms=first.ci_high_ms if alone else max(medians),
+        num_samples=None if None in counts else sum(count or 0 for count in counts),
+        processes=len(lines),
+        sm_mhz=statistics.median(clocks) if clocks else None,
+        version=first.version,
+        source_hash=first.source_hash,
+        environment=None if first.environment is None else environments.get(first.environment),
+        kernels=None,
+        records=tuple((line.run, line.place) for line in lines),
+    )
 
 
 def _environments(history: Connection, keys: set[int | None]) -> dict[int, Environment]:
@@ -231,7 +255,8 @@ def _environments(history: Connection, keys: set[int | None]) -> dict[int, Envir
 
     wanted = sorted(key for key in keys if key is not None)
     asked = text('SELECT "key", body FROM attnbench_environments WHERE "key" IN :keys').bindparams(
-        bindparam("keys", expanding=True))
+        bindparam("keys", expanding=True)
+    )
     found: dict[int, Environment] = {}
     for at in range(0, len(wanted), 500):
         for line in fetch(history, EnvironmentLine, asked, {"keys": wanted[at : at + 500]}):
@@ -255,8 +280,12 @@ def _with_kernels(history: Connection, point: TrendPoint) -> TrendPoint:
     import dataclasses
 
     run, place = point.records[0]
-    bodies = fetch(history, BodyLine, "SELECT body FROM attnbench_records WHERE run = :run AND place = :place",
-                   {"run": run, "place": place})
+    bodies = fetch(
+        history,
+        BodyLine,
+        "SELECT body FROM attnbench_records WHERE run = :run AND place = :place",
+        {"run": run, "place": place},
+    )
     kernels = data_within(bodies[0].body).get("kernels") if bodies else None
     if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
         raise Damaged("a point has no record of its own")

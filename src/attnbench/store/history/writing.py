@@ -77,8 +77,9 @@ def add_entry(history: Connection, entry: Entry) -> Outcome:
         if history.dialect.name == "postgresql":  # writers of one run wait for each other, those of others do not
             number = int.from_bytes(hashlib.sha256(entry.run["id"].encode()).digest()[:8], "big", signed=True)
             _do(history, "SELECT pg_advisory_xact_lock(:number)", {"number": number})
-        there = fetch(history, KnownLine, 'SELECT "key", digest FROM attnbench_runs WHERE id = :id',
-                      {"id": entry.run["id"]})
+        there = fetch(
+            history, KnownLine, 'SELECT "key", digest FROM attnbench_runs WHERE id = :id', {"id": entry.run["id"]}
+        )
         for old in there:
             if old.digest == entry.run["digest"]:
                 return "unchanged"
@@ -97,8 +98,9 @@ def _compared(history: Connection, key: int, entry: Entry) -> Literal["grown", "
     Raises:
         UsageError: neither does.
     """
-    [theirs] = fetch(history, HeadLine, 'SELECT "key", head, num_records FROM attnbench_runs WHERE "key" = :key',
-                     {"key": key})
+    [theirs] = fetch(
+        history, HeadLine, 'SELECT "key", head, num_records FROM attnbench_runs WHERE "key" = :key', {"key": key}
+    )
     bodies = fetch(history, BodyLine, "SELECT body FROM attnbench_records WHERE run = :key", {"key": key})
     old_head, new_head = data_within(theirs.head), data_within(entry.run["head"])
     old, new = {_measured(line.body) for line in bodies}, {_measured(body) for body in entry.bodies}
@@ -108,8 +110,15 @@ def _compared(history: Connection, key: int, entry: Entry) -> Literal["grown", "
     if same and new < old:
         return "older"
     what = f"{len(old - new)} rows that this one lacks" if same else f"started {old_head.get('started')}"
-    raise UsageError(refusal(WHO, "run", entry.run["id"], f"is the id of another run there, with {what}",
-                             "a run of its own id; nothing was changed"))
+    raise UsageError(
+        refusal(
+            WHO,
+            "run",
+            entry.run["id"],
+            f"is the id of another run there, with {what}",
+            "a run of its own id; nothing was changed",
+        )
+    )
 
 
 def _measured(body: bytes) -> tuple[str, str, str]:
@@ -120,21 +129,43 @@ def _measured(body: bytes) -> tuple[str, str, str]:
 def _insert(history: Connection, entry: Entry) -> None:
     names = tuple(entry.run)
     values = ", ".join(f":{name}" for name in names)
-    key = _do(history, f'INSERT INTO attnbench_runs ({", ".join(names)}) VALUES ({values}) RETURNING "key"',
-              dict(entry.run)).scalar_one()
-    _do(history, "INSERT INTO attnbench_records (run, place, body) VALUES (:run, :place, :body)",
-        [{"run": key, "place": place, "body": body} for place, body in enumerate(entry.bodies)])
-    environments = _keys(history, "environments", {
-        _digest(text): {"body": text} for text in {point.environment for point in entry.points} if text is not None})
-    series = _keys(history, "series", {
-        _digest(identity): dict(zip(SERIES, identity, strict=True))
-        for identity in {point.series for point in entry.points}})
-    rows = [{"series": series[_digest(point.series)], "run": key, "place": point.place,
-             "environment": environments[_digest(point.environment)] if point.environment is not None else None,
-             **point.values} for point in entry.points]
+    key = _do(
+        history, f'INSERT INTO attnbench_runs ({", ".join(names)}) VALUES ({values}) RETURNING "key"', dict(entry.run)
+    ).scalar_one()
+    _do(
+        history,
+        "INSERT INTO attnbench_records (run, place, body) VALUES (:run, :place, :body)",
+        [{"run": key, "place": place, "body": body} for place, body in enumerate(entry.bodies)],
+    )
+    environments = _keys(
+        history,
+        "environments",
+        {_digest(text): {"body": text} for text in {point.environment for point in entry.points} if text is not None},
+    )
+    series = _keys(
+        history,
+        "series",
+        {
+            _digest(identity): dict(zip(SERIES, identity, strict=True))
+            for identity in {point.series for point in entry.points}
+        },
+    )
+    rows = [
+        {
+            "series": series[_digest(point.series)],
+            "run": key,
+            "place": point.place,
+            "environment": environments[_digest(point.environment)] if point.environment is not None else None,
+            **point.values,
+        }
+        for point in entry.points
+    ]
     if rows:
-        _do(history, f"INSERT INTO attnbench_points ({', '.join(rows[0])}) "
-                     f"VALUES ({', '.join(f':{name}' for name in rows[0])})", rows)
+        _do(
+            history,
+            f"INSERT INTO attnbench_points ({', '.join(rows[0])}) VALUES ({', '.join(f':{name}' for name in rows[0])})",
+            rows,
+        )
 
 
 def _keys(history: Connection, table: str, wanted: dict[str, dict[str, Any]]) -> dict[str, int]:
@@ -146,8 +177,11 @@ def _keys(history: Connection, table: str, wanted: dict[str, dict[str, Any]]) ->
     if missing:
         names = ", ".join(missing[0])
         values = ", ".join(f":{name}" for name in missing[0])
-        _do(history, f"INSERT INTO attnbench_{table} ({names}) VALUES ({values}) ON CONFLICT (digest) DO NOTHING",
-            missing)
+        _do(
+            history,
+            f"INSERT INTO attnbench_{table} ({names}) VALUES ({values}) ON CONFLICT (digest) DO NOTHING",
+            missing,
+        )
         found |= _find(history, table, [row["digest"] for row in missing])
     return found
 
@@ -156,7 +190,8 @@ def _find(history: Connection, table: str, digests: Sequence[str]) -> dict[str, 
     from sqlalchemy import bindparam, text
 
     asked = text(f'SELECT digest, "key" FROM attnbench_{table} WHERE digest IN :digests').bindparams(
-        bindparam("digests", expanding=True))
+        bindparam("digests", expanding=True)
+    )
     parts: Iterable[Sequence[str]] = (digests[at : at + CHUNK] for at in range(0, len(digests), CHUNK))
     return {row.digest: row.key for part in parts for row in fetch(history, KnownLine, asked, {"digests": part})}
 

@@ -45,8 +45,9 @@ def _checked(name: str, one: str, tensor: Tensor, shape: tuple[int, ...], dtype:
         raise _wrong(name, f"has {one} of dtype {str(tensor.dtype).removeprefix('torch.')}", "a floating dtype")
     found = tensor.to(dtype)
     if bad := int((~found.isfinite()).sum()):
-        raise _wrong(name, f"has {bad} elements of {one} that are NaN or infinite in the case's precision",
-                     "finite values")
+        raise _wrong(
+            name, f"has {bad} elements of {one} that are NaN or infinite in the case's precision", "finite values"
+        )
     if empty := int((found == 0).all(-1).sum()):
         raise _wrong(name, f"has {empty} rows of {one} that are all 0", "rows with a value other than 0")
     return found.contiguous()

@@ -75,8 +75,15 @@ class AttentionCase:
         for name in _SIZES:
             _check_size(name, getattr(self, name))
         if self.nheads % self.nheads_kv:
-            raise UsageError(refusal("attention", "nheads_kv", self.nheads_kv, f"does not divide nheads={self.nheads}",
-                                     "a divisor of nheads"))
+            raise UsageError(
+                refusal(
+                    "attention",
+                    "nheads_kv",
+                    self.nheads_kv,
+                    f"does not divide nheads={self.nheads}",
+                    "a divisor of nheads",
+                )
+            )
         if type(self.causal) is not bool:
             raise UsageError(refusal("attention", "causal", self.causal, "is not a boolean", "true or false"))
         if self.dtype not in ACCEPTED_DTYPES:
@@ -163,12 +170,26 @@ def _plain_window(window: object, causal: bool) -> tuple[int, int] | None:
     if window is None:
         return None
     if not (isinstance(window, tuple) and len(window) == 2 and all(type(bound) is int for bound in window)):
-        raise UsageError(refusal("attention", "window", window, "is not a window",
-                                 "two whole numbers (left, right), -1 for unbounded, or none"))
+        raise UsageError(
+            refusal(
+                "attention",
+                "window",
+                window,
+                "is not a window",
+                "two whole numbers (left, right), -1 for unbounded, or none",
+            )
+        )
     left, right = window
     if min(left, right) < -1:
-        raise UsageError(refusal("attention", "window", f"{left}:{right}", "is negative",
-                                 "keys to the left and right from 0, -1 for unbounded"))
+        raise UsageError(
+            refusal(
+                "attention",
+                "window",
+                f"{left}:{right}",
+                "is negative",
+                "keys to the left and right from 0, -1 for unbounded",
+            )
+        )
     # No sequence is longer: such a bound hides nothing, and libraries take no number over 32 bits.
     left, right = (-1 if bound >= LARGEST_SIZE else bound for bound in (left, right))
     if causal:
@@ -178,6 +199,7 @@ def _plain_window(window: object, causal: bool) -> tuple[int, int] | None:
 
 def _plain_lengths(case: AttentionCase) -> str:
     """Check lengths against batch and seqlen and spell explicit ones the one shortest way."""
+
     def refuse(wrong: str, accepted: str = ACCEPTED_LENGTHS) -> UsageError:
         return UsageError(refusal("attention", "lengths", case.lengths, wrong, accepted))
 
@@ -193,12 +215,16 @@ def _plain_lengths(case: AttentionCase) -> str:
     words = []
     for queries, keys in explicit:
         if keys is None and not square:
-            raise refuse(f"names no keys where seqlen_k={case.seqlen_k} differs from seqlen={case.seqlen}",
-                         "queries/keys of each sequence as in 100/50:200/60")
+            raise refuse(
+                f"names no keys where seqlen_k={case.seqlen_k} differs from seqlen={case.seqlen}",
+                "queries/keys of each sequence as in 100/50:200/60",
+            )
         keys = queries if keys is None else keys
         if not (1 <= queries <= case.seqlen and 1 <= keys <= case.seqlen_k):
-            raise refuse(f"has {queries}/{keys} out of range",
-                         f"queries from 1 to seqlen={case.seqlen}, keys from 1 to seqlen_k={case.seqlen_k}")
+            raise refuse(
+                f"has {queries}/{keys} out of range",
+                f"queries from 1 to seqlen={case.seqlen}, keys from 1 to seqlen_k={case.seqlen_k}",
+            )
         words.append(f"{queries}" if square and queries == keys else f"{queries}/{keys}")
     return ":".join(words)
 

@@ -1,12 +1,12 @@
 """Values of q, k and v by name (``--input``): what a kernel's precision and a map's quality depend on.
 
-    normal        mean 0, deviation 1
-    uniform       in [-1, 1)
-    zeros         flatters the clock: power stays low
-    outliers      normal, and at one element in 1000 a normal of deviation 10 is added
-    channel-bias  normal; in k every channel of a head has a mean of its own, of deviation 5; the mean of v is 0.5
-    video         a smooth field over (t, h, w) and noise of half its size, so that tokens attend to their neighbours;
-                  the text before the video is noise.  q and k are the same random waves, v others
+normal        mean 0, deviation 1
+uniform       in [-1, 1)
+zeros         flatters the clock: power stays low
+outliers      normal, and at one element in 1000 a normal of deviation 10 is added
+channel-bias  normal; in k every channel of a head has a mean of its own, of deviation 5; the mean of v is 0.5
+video         a smooth field over (t, h, w) and noise of half its size, so that tokens attend to their neighbours;
+              the text before the video is noise.  q and k are the same random waves, v others
 """
 
 from __future__ import annotations
@@ -74,8 +74,12 @@ def grid_of(rows: int) -> Grid:
 def positions(rows: int, grid: Grid | None, device: torch.device) -> Tensor:
     """Position of each row in units of `LENGTHS`, fp32 [rows, 3]; NaN for the text before the video."""
     t, h, w = grid or grid_of(rows)
-    at = torch.cartesian_prod(*(torch.arange(n, device=device, dtype=torch.float32) / length
-                                for n, length in zip((t, h, w), LENGTHS, strict=True)))
+    at = torch.cartesian_prod(
+        *(
+            torch.arange(n, device=device, dtype=torch.float32) / length
+            for n, length in zip((t, h, w), LENGTHS, strict=True)
+        )
+    )
     text = torch.full((rows - len(at), 3), math.nan, device=device)
     return torch.cat([text, at.reshape(-1, 3)])
 

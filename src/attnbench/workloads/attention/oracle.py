@@ -105,13 +105,20 @@ def evaluate(
     Returns:
         out, and dq, dk, dv unless the mode is fwd, shaped as `parts.output_shapes` of the draw.
     """
-    return in_blocks(case, inputs, partial(attend, rule=rule or Rule.of(case)), dtype=dtype, draw=draw,
-                     workspace=workspace)
+    return in_blocks(
+        case, inputs, partial(attend, rule=rule or Rule.of(case)), dtype=dtype, draw=draw, workspace=workspace
+    )
 
 
 def in_blocks(
-    case: AttentionCase, inputs: AttentionInputs, answer: Callable[..., dict[str, Tensor]], *, dtype: torch.dtype,
-    draw: Draw, workspace: int | None, beside: Mapping[str, Tensor] | None = None,
+    case: AttentionCase,
+    inputs: AttentionInputs,
+    answer: Callable[..., dict[str, Tensor]],
+    *,
+    dtype: torch.dtype,
+    draw: Draw,
+    workspace: int | None,
+    beside: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Put together what `answer` gives for the drawn pairs, as many of the same lengths at a time as fit.
 
@@ -134,8 +141,9 @@ def in_blocks(
     sources = {name: parts.pieces(case, name, getattr(inputs, name).detach(), draw) for name in parts.input_names(case)}
     aside = {name: parts.pieces(case, "q", tensor, draw) for name, tensor in beside.items()}
     for block in _blocks(case, parts.pairs_of(case, draw), workspace):
-        stacked = {name: _heads_first(torch.stack([source[i] for i in block]).to(dtype))
-                   for name, source in sources.items()}
+        stacked = {
+            name: _heads_first(torch.stack([source[i] for i in block]).to(dtype)) for name, source in sources.items()
+        }
         stacked |= {name: _heads_first(torch.stack([source[i] for i in block])) for name, source in aside.items()}
         for name, found in answer(**stacked, workspace=workspace).items():
             for i, piece in zip(block, _heads_first(found), strict=True):

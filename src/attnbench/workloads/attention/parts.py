@@ -93,7 +93,7 @@ def pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) -> list[T
     """Views of a whole tensor, one for each pair: [Sq, R, size] of queries, [Sk, size] of keys."""
     views = by_sequence(case, name, tensor)
     if name in QUERY_SIDE:
-        return [views[s][:, g * case.group_size:(g + 1) * case.group_size] for s, g in pairs_of(case, draw)]
+        return [views[s][:, g * case.group_size : (g + 1) * case.group_size] for s, g in pairs_of(case, draw)]
     return [views[s][:, g] for s, g in pairs_of(case, draw)]
 
 
@@ -130,8 +130,14 @@ def choose(case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:
     everything = list(product(range(case.batch), range(case.nheads_kv)))
     workspace = min(WORKSPACE, sum(work_bytes(case, pair) for pair in everything))
     corners = set(product(_corner_sequences(case), {0, case.nheads_kv - 1}))
-    return draw_parts(everything, corners, unit=UNIT, key=f"attnbench draw 1 {case.id} {seed}",
-                      max_bytes=max_bytes - workspace, result_bytes=partial(_result_bytes, case))
+    return draw_parts(
+        everything,
+        corners,
+        unit=UNIT,
+        key=f"attnbench draw 1 {case.id} {seed}",
+        max_bytes=max_bytes - workspace,
+        result_bytes=partial(_result_bytes, case),
+    )
 
 
 def work_bytes(case: AttentionCase, pair: Part) -> int:

@@ -87,9 +87,14 @@ def deviations(
     k, v = k[:, None], v[:, None]
     out, dq = q.new_zeros(*q.shape[:3], v.shape[3]), None if dout is None else torch.zeros_like(q)
     # Variances, and the values that each query head gives.
-    sums = {} if dout is None else {
-        name: (q.new_zeros(count, keys, x.shape[3]), q.new_zeros(count, heads, keys, x.shape[3]))
-        for name, x in (("dk", k), ("dv", v))}
+    sums = (
+        {}
+        if dout is None
+        else {
+            name: (q.new_zeros(count, keys, x.shape[3]), q.new_zeros(count, heads, keys, x.shape[3]))
+            for name, x in (("dk", k), ("dv", v))
+        }
+    )
     step = max(1, min(queries, workspace // (2 * parts.ITEM_BYTES * parts.SCORES * count * heads * keys)))
     for start in range(0, queries, step):
         rows = range(start, min(start + step, queries))
@@ -136,8 +141,15 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, rows: _Rows, sums: dict[str, tuple[Tensor, Tensor]], queries: int,
-    scale: float, numbers: Format,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    rows: _Rows,
+    sums: dict[str, tuple[Tensor, Tensor]],
+    queries: int,
+    scale: float,
+    numbers: Format,
 ) -> Tensor:
     """Variance of dQ; variances and values of dK and dV are added to `sums`."""
     p, eta, n = rows.p, rows.eta, rows.keys

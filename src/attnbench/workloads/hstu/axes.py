@@ -63,13 +63,13 @@ AXES = (
     Axis("seqlen", parse_size, "rows of the longest sequence: prefix, history and targets", 1024),
     Axis("nheads", parse_size, "heads", 8),
     Axis("attn_dim", parse_size, "size of a query and a key", 64, elsewhere=("headdim",)),
-    Axis("linear_dim", parse_size, "size of a value and an output; default: attn_dim", None,
-         elsewhere=("headdim_v",)),
+    Axis("linear_dim", parse_size, "size of a value and an output; default: attn_dim", None, elsewhere=("headdim_v",)),
     Axis("alpha", parse_alpha, "factor of the scores; default: 1/sqrt(attn_dim)", None),
     Axis("scaling_seqlen", parse_size, "what outputs are divided by; default: seqlen", None),
     Axis("causal", parse_boolean, "hide later keys", True, boolean=True),
-    Axis("max_attn_len", parse_optional, "window: a row sees itself and so many back; none", None,
-         elsewhere=("window",)),
+    Axis(
+        "max_attn_len", parse_optional, "window: a row sees itself and so many back; none", None, elsewhere=("window",)
+    ),
     Axis("contextual_len", parse_count, "rows of the contextual prefix, seen by and seeing all history", 0),
     Axis("num_targets", parse_targets, f"targets of a sequence: {ACCEPTED_TARGETS}", "0"),
     Axis("delta_q", parse_optional, "only the last so many rows are queries, the rest is cached; none", None),

@@ -123,9 +123,12 @@ class HstuCase:
         if self.block_size & (self.block_size - 1):
             raise _refuse("block_size", self.block_size, "is no power of two", "a power of two such as 32")
         if self.block_counts > self.most_blocks:
-            raise _refuse("block_counts", self.block_counts,
-                          f"is over the {self.most_blocks} blocks of {self.block_size} in seqlen={self.seqlen}",
-                          f"a whole number from 1 to {self.most_blocks}")
+            raise _refuse(
+                "block_counts",
+                self.block_counts,
+                f"is over the {self.most_blocks} blocks of {self.block_size} in seqlen={self.seqlen}",
+                f"a whole number from 1 to {self.most_blocks}",
+            )
         if self.pairs and self.block_size == 1:
             raise _refuse("block_size", 1, "parts an item from its action (pairs=True)", "a power of two from 2")
         if self.delta_q is not None and self.delta_q > self.seqlen:
@@ -162,8 +165,14 @@ class HstuCase:
     @property
     def sequences(self) -> tuple[SequenceShape, ...]:
         """Shape of each sequence, `batch` of them, the same in every process and version."""
-        return shapes_of(self.lengths, self.batch, self.seqlen, self.contextual_len,
-                         targets_of(self.num_targets, self.batch), self.delta_q)
+        return shapes_of(
+            self.lengths,
+            self.batch,
+            self.seqlen,
+            self.contextual_len,
+            targets_of(self.num_targets, self.batch),
+            self.delta_q,
+        )
 
     @property
     def most_blocks(self) -> int:
@@ -221,8 +230,12 @@ def _plain_targets(case: HstuCase) -> str:
         raise _refuse("num_targets", text, f"names {len(read)} sequences, batch={case.batch}", ACCEPTED_TARGETS)
     room = case.seqlen - case.contextual_len
     if max(read) > room:
-        raise _refuse("num_targets", text, f"is over the {room} rows that seqlen={case.seqlen} leaves beside "
-                      f"contextual_len={case.contextual_len}", f"at most {room}")
+        raise _refuse(
+            "num_targets",
+            text,
+            f"is over the {room} rows that seqlen={case.seqlen} leaves beside contextual_len={case.contextual_len}",
+            f"at most {room}",
+        )
     if len(set(read)) == 1:
         return str(read[0])
     return ":".join(map(str, read)) if isinstance(read, tuple) else f"{read[0]}-{read[-1]}"
@@ -237,14 +250,21 @@ def _plain_lengths(case: HstuCase) -> str:
     if explicit is None:
         return case.lengths
     if len(explicit) != case.batch:
-        raise _refuse("lengths", case.lengths, f"names {len(explicit)} sequences, batch={case.batch}",
-                      "a length for each sequence")
+        raise _refuse(
+            "lengths",
+            case.lengths,
+            f"names {len(explicit)} sequences, batch={case.batch}",
+            "a length for each sequence",
+        )
     targets = targets_of(case.num_targets, case.batch)
     for number, (length, count) in enumerate(zip(explicit, targets, strict=True)):
         if length > case.seqlen:
             raise _refuse("lengths", case.lengths, f"has {length} out of range", f"from 0 to seqlen={case.seqlen}")
         if count > length:
-            raise _refuse("num_targets", case.num_targets,
-                          f"gives sequence {number} {count} targets and a length of {length}",
-                          "at most as many targets as the sequence has rows")
+            raise _refuse(
+                "num_targets",
+                case.num_targets,
+                f"gives sequence {number} {count} targets and a length of {length}",
+                "at most as many targets as the sequence has rows",
+            )
     return ":".join(map(str, explicit))

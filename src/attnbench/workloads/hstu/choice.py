@@ -39,9 +39,7 @@ class BlockChoice:
         """The block-sparse function of these blocks."""
         return oracle_bsa.evaluate(case, inputs, dtype=dtype, draw=draw, blocks=chosen)
 
-    def expected_errors(
-        self, case: HstuCase, inputs: HstuInputs, chosen: Tensor, *, draw: Draw
-    ) -> dict[str, Tensor]:
+    def expected_errors(self, case: HstuCase, inputs: HstuInputs, chosen: Tensor, *, draw: Draw) -> dict[str, Tensor]:
         """Those of the oracle's own blocks: another choice has as many blocks, of equal scores within rounding."""
         return rounding.expected_errors_bsa(case, inputs, draw=draw)
 

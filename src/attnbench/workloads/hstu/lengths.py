@@ -97,12 +97,16 @@ def shapes_of(
     elif found is None:
         # Not mode, dtype or mask: cases that differ in those alone are to have the same sequences.
         rng = random.Random(f"{_SEED} {lengths} {batch} {seqlen} {contextual_len}")
-        found = tuple(contextual_len + count + _history(lengths, seqlen - contextual_len - count, rng.random())
-                      for count in targets)
+        found = tuple(
+            contextual_len + count + _history(lengths, seqlen - contextual_len - count, rng.random())
+            for count in targets
+        )
     return tuple(
-        SequenceShape(length, length if delta_q is None else min(delta_q, length),
-                      min(contextual_len, length - count), count)
-        for length, count in zip(found, targets, strict=True))
+        SequenceShape(
+            length, length if delta_q is None else min(delta_q, length), min(contextual_len, length - count), count
+        )
+        for length, count in zip(found, targets, strict=True)
+    )
 
 
 def _history(kind: str, room: int, draw: float) -> int:

@@ -79,8 +79,13 @@ def evaluate(
         def mask(rows: range, shape: SequenceShape = shape) -> Tensor:
             return visible(case, shape, rows, inputs.q.device)
 
-        sink.store(number, heads, attend(**tensors, dout=dout, mask=mask, alpha=case.alpha,
-                                         scale=1 / case.scaling_seqlen, workspace=workspace))
+        sink.store(
+            number,
+            heads,
+            attend(
+                **tensors, dout=dout, mask=mask, alpha=case.alpha, scale=1 / case.scaling_seqlen, workspace=workspace
+            ),
+        )
     return sink.result
 
 
@@ -89,12 +94,17 @@ class Sink:
 
     def __init__(self, case: HstuCase, variant: str, inputs: HstuInputs, *, dtype: torch.dtype, draw: Draw) -> None:
         self.pairs, self.dtype = parts.pairs_of(case, draw), dtype
-        self.result = {name: torch.empty(shape, dtype=dtype, device=inputs.q.device)
-                       for name, shape in parts.output_shapes(case, variant, draw).items()}
+        self.result = {
+            name: torch.empty(shape, dtype=dtype, device=inputs.q.device)
+            for name, shape in parts.output_shapes(case, variant, draw).items()
+        }
         self._views = {name: parts.result_pieces(case, name, tensor, draw) for name, tensor in self.result.items()}
         self._index = {pair: i for i, pair in enumerate(self.pairs)}
-        self._sources = {name: parts.by_sequence(case, name, tensor.detach()) for name, tensor
-                         in inputs.tensors().items() if name in ("q", "k", "v", "dout", "gates")}
+        self._sources = {
+            name: parts.by_sequence(case, name, tensor.detach())
+            for name, tensor in inputs.tensors().items()
+            if name in ("q", "k", "v", "dout", "gates")
+        }
 
     def runs(self) -> Iterator[tuple[int, list[int]]]:
         """Each sequence of the draw with its heads, a run of neighbours at a time."""
@@ -115,7 +125,14 @@ class Sink:
 
 @torch.no_grad()
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, *, mask: Mask, alpha: float, scale: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    *,
+    mask: Mask,
+    alpha: float,
+    scale: float,
     workspace: int | None = None,
 ) -> dict[str, Tensor]:
     """SiLU attention of one sequence under any mask, in chunks of rows.

@@ -45,7 +45,12 @@ ROUNDING = 4.0
 
 
 def evaluate(
-    case: HstuCase, inputs: HstuInputs, *, dtype: torch.dtype, draw: Draw, blocks: Tensor | None = None,
+    case: HstuCase,
+    inputs: HstuInputs,
+    *,
+    dtype: torch.dtype,
+    draw: Draw,
+    blocks: Tensor | None = None,
     workspace: int | None = None,
 ) -> dict[str, Tensor]:
     """Evaluate the drawn pairs of the block-sparse variant.
@@ -85,7 +90,7 @@ def _sequence(
     total: dict[str, Tensor] = {}
     of_gates = []
     for i, branch in enumerate(case.branches):
-        gate = None if gates is None else gates[:, :, i:i + 1]
+        gate = None if gates is None else gates[:, :, i : i + 1]
         coarse = branch == "compressed"
         factor = case.block_size if coarse else 1
 
@@ -95,8 +100,9 @@ def _sequence(
         # The gate of a row is a factor of its gradient.
         above = dout if dout is None or gate is None else dout * gate
         keys, values = (block_means(x, shape, case) if coarse else x for x in (k, v))
-        answer = attend(q, keys, values, above, mask=mask, alpha=case.alpha, scale=factor / case.scaling_seqlen,
-                        workspace=workspace)
+        answer = attend(
+            q, keys, values, above, mask=mask, alpha=case.alpha, scale=factor / case.scaling_seqlen, workspace=workspace
+        )
         if dout is not None and gate is not None:
             of_gates.append((dout * answer["out"]).sum(-1, keepdim=True))
         if gate is not None:
@@ -127,7 +133,7 @@ def branch_mask(case: HstuCase, shape: SequenceShape, rows: range, branch: str, 
     if branch == "sliding":
         assert case.local_window is not None
         return (past & (i.clamp(max=shape.seen) - j < case.local_window)) | (j == i)
-    picked = chosen[:, rows.start:rows.stop].long()
+    picked = chosen[:, rows.start : rows.stop].long()
     count = -(-shape.seen // case.block_size)
     # One more column takes the -1.
     held = torch.zeros(*picked.shape[:2], count + 1, dtype=torch.bool, device=device)
@@ -159,7 +165,7 @@ def _select(case: HstuCase, inputs: HstuInputs, number: int, workspace: int | No
         scores.scatter_(2, local.expand(heads, -1, 1), torch.inf)
         best, order = scores.sort(dim=2, descending=True, stable=True)
         kept = order[:, :, :count].where(best[:, :, :count] > -torch.inf, scores.shape[2]).sort(dim=2).values
-        chosen[:, rows.start:rows.stop, :count] = kept.where(kept < scores.shape[2], -1).int()
+        chosen[:, rows.start : rows.stop, :count] = kept.where(kept < scores.shape[2], -1).int()
     return chosen.transpose(0, 1)
 
 
@@ -190,7 +196,7 @@ def selection_faults(
         if case.pairs and not torch.equal(*(given.sort(2).values[i] for i in _actions(case, shape, given.device))):
             found[f"sequence {number}: an action with other blocks than its item"] = None
         for rows in _chunks(case, shape, inputs, workspace):
-            picked = given[rows.start:rows.stop].transpose(0, 1).long()
+            picked = given[rows.start : rows.stop].transpose(0, 1).long()
             for words in _faults(case, inputs, number, rows, picked):
                 found.setdefault(f"sequence {number}: {words}")
     return list(found)
@@ -232,10 +238,10 @@ def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tup
     sizes = q.new_zeros(case.nheads, len(rows), count)
     means = block_means(k, shape, case)
     # Without α, which is above 0: it changes no order.
-    scores[:, :, :means.shape[1]] = scores_of(q, means)
+    scores[:, :, : means.shape[1]] = scores_of(q, means)
     step, step_of_sums = (torch.finfo(dtype).eps for dtype in (torch_dtype(case), torch.float32))
     moved = step * means.abs() + step_of_sums * block_means(k.abs(), shape, case)
-    sizes[:, :, :means.shape[1]] = q.abs() @ moved.mT
+    sizes[:, :, : means.shape[1]] = q.abs() @ moved.mT
     if case.selection == "shared":
         # One head after another: a sum along a dimension has another order for another number of rows.
         scores, sizes = reduce(torch.add, scores.split(1)), sizes.sum(0, keepdim=True)
@@ -271,7 +277,7 @@ def _cut(vectors: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     scale = torch.ldexp(torch.ones_like(vectors[..., :1]), exponents)
     scaled = vectors / scale
     high = (scaled * 2**bits).round() / 2**bits
-    low = ((scaled - high) * 2**(2 * bits)).round() / 2**(2 * bits)
+    low = ((scaled - high) * 2 ** (2 * bits)).round() / 2 ** (2 * bits)
     return high, low, scale
 
 
@@ -296,7 +302,7 @@ def block_means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
     By halves, a power of two of them: equal blocks have equal means wherever they lie.
     """
     whole = shape.seen // case.block_size
-    rows = tensor[:, :whole * case.block_size].unflatten(1, (whole, case.block_size))
+    rows = tensor[:, : whole * case.block_size].unflatten(1, (whole, case.block_size))
     rows = rows.to(torch.promote_types(tensor.dtype, torch.float32))
     while rows.shape[2] > 1:
         rows = rows[:, :, ::2] + rows[:, :, 1::2]

@@ -39,8 +39,13 @@ def output_names(case: HstuCase, variant: str) -> tuple[str, ...]:
 
 def output_shapes(case: HstuCase, variant: str, draw: Draw | None = None) -> dict[str, tuple[int, ...]]:
     """Shape of each output: whole, or of the pairs of a draw."""
-    sizes = {"out": case.linear_dim, "dq": case.attn_dim, "dk": case.attn_dim, "dv": case.linear_dim,
-             "dgates": len(case.branches)}
+    sizes = {
+        "out": case.linear_dim,
+        "dq": case.attn_dim,
+        "dk": case.attn_dim,
+        "dv": case.linear_dim,
+        "dgates": len(case.branches),
+    }
     shapes: dict[str, tuple[int, ...]] = {}
     for name in output_names(case, variant):
         if draw is None or draw.parts is None:
@@ -103,8 +108,14 @@ def choose(case: HstuCase, *, seed: int, max_bytes: int) -> Draw:
     order = range(case.batch)
     extremes = {pick(order, key=lambda s: case.sequences[s].length) for pick in (min, max)}
     corners = set(product({0, case.batch - 1} | extremes, {0, case.nheads - 1}))
-    return draw_parts(everything, corners, unit=UNIT, key=f"attnbench hstu draw 1 {case.id} {seed}",
-                      max_bytes=max_bytes - workspace, result_bytes=partial(_result_bytes, case))
+    return draw_parts(
+        everything,
+        corners,
+        unit=UNIT,
+        key=f"attnbench hstu draw 1 {case.id} {seed}",
+        max_bytes=max_bytes - workspace,
+        result_bytes=partial(_result_bytes, case),
+    )
 
 
 def _work_bytes(shape: SequenceShape) -> int:

@@ -55,8 +55,14 @@ def expected_errors(
         def mask(rows: range, shape: Any = shape) -> Tensor:
             return visible(case, shape, rows, inputs.q.device)
 
-        found = errors_of(**_sources(case, sink, number, heads), mask=mask, alpha=case.alpha,
-                          scale=1 / case.scaling_seqlen, numbers=numbers, workspace=workspace)
+        found = errors_of(
+            **_sources(case, sink, number, heads),
+            mask=mask,
+            alpha=case.alpha,
+            scale=1 / case.scaling_seqlen,
+            numbers=numbers,
+            workspace=workspace,
+        )
         sink.store(number, heads, {name: variance.sqrt() for name, (variance, _) in found.items()})
     return sink.result
 
@@ -91,18 +97,29 @@ def _branches(
     total: Varied = {}
     of_gates = []
     for i, branch in enumerate(case.branches):
-        gate = torch.ones_like(tensors["q"][..., :1]) if gates is None else gates[:, :, i:i + 1]
+        gate = torch.ones_like(tensors["q"][..., :1]) if gates is None else gates[:, :, i : i + 1]
         coarse = branch == "compressed"
         factor = case.block_size if coarse else 1
 
         def mask(rows: range, branch: str = branch) -> Tensor:
             return oracle_bsa.branch_mask(case, shape, rows, branch, chosen)
 
-        keys = {name: oracle_bsa.block_means(x, shape, case) if coarse else x
-                for name, x in tensors.items() if name in ("k", "v")}
-        found = errors_of(tensors["q"], **keys, dout=None if dout is None else dout * gate, mask=mask,
-                          alpha=case.alpha, scale=factor / case.scaling_seqlen, numbers=numbers, coarse=coarse,
-                          workspace=workspace)
+        keys = {
+            name: oracle_bsa.block_means(x, shape, case) if coarse else x
+            for name, x in tensors.items()
+            if name in ("k", "v")
+        }
+        found = errors_of(
+            tensors["q"],
+            **keys,
+            dout=None if dout is None else dout * gate,
+            mask=mask,
+            alpha=case.alpha,
+            scale=factor / case.scaling_seqlen,
+            numbers=numbers,
+            coarse=coarse,
+            workspace=workspace,
+        )
         variance, value = found["out"]
         if dout is not None and gates is not None:
             dgate = (dout * value).sum(-1, keepdim=True)
@@ -111,13 +128,21 @@ def _branches(
             of_gates.append((spread + added + store * dgate.square() + numbers.least, dgate))
         found["out"] = variance * gate.square(), value * gate
         if coarse:
-            found |= {name: (oracle_bsa.spread(found[name][0], shape, case) / case.block_size,
-                             oracle_bsa.spread(found[name][1], shape, case)) for name in ("dk", "dv") if name in found}
+            found |= {
+                name: (
+                    oracle_bsa.spread(found[name][0], shape, case) / case.block_size,
+                    oracle_bsa.spread(found[name][1], shape, case),
+                )
+                for name in ("dk", "dv")
+                if name in found
+            }
         for name, (variance, value) in found.items():
             before = total.get(name, (0.0, 0.0))
             # A branch is stored before it is added, and the sum so far with it.
-            total[name] = (before[0] + variance + 2 * store * value.square() + store * (before[1] + value) ** 2,
-                           before[1] + value)
+            total[name] = (
+                before[0] + variance + 2 * store * value.square() + store * (before[1] + value) ** 2,
+                before[1] + value,
+            )
     if of_gates:
         total["dgates"] = torch.cat([x for x, _ in of_gates], -1), torch.cat([x for _, x in of_gates], -1)
     return total
@@ -135,8 +160,17 @@ class _Weights:
 
 @torch.no_grad()
 def errors_of(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, *, mask: Mask, alpha: float, scale: float, numbers: Format,
-    coarse: bool = False, workspace: int | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    *,
+    mask: Mask,
+    alpha: float,
+    scale: float,
+    numbers: Format,
+    coarse: bool = False,
+    workspace: int | None = None,
 ) -> Varied:
     """Variances and values of one sequence under any mask; arguments as in `oracle.attend`.
 
@@ -157,8 +191,11 @@ def errors_of(
     heads, queries, _ = q.shape
     keys = k.shape[1]
     names = ("out",) if dout is None else ("out", "dq", "dk", "dv")
-    sums = {name: q.new_zeros(2, *like.shape[:2], size.shape[2]) for name, like, size in
-            (("out", q, v), ("dq", q, q), ("dk", k, k), ("dv", k, v)) if name in names}
+    sums = {
+        name: q.new_zeros(2, *like.shape[:2], size.shape[2])
+        for name, like, size in (("out", q, v), ("dq", q, q), ("dk", k, k), ("dv", k, v))
+        if name in names
+    }
     step = max(1, workspace // (2 * parts.ITEM_BYTES * parts.SCORES * heads * max(1, keys)))
     for start in range(0, queries, step):
         rows = range(start, min(start + step, queries))

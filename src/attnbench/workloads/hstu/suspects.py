@@ -39,8 +39,10 @@ def _bent(case: HstuCase) -> Iterator[tuple[str, HstuCase]]:
     yield "causal mask ignored", replace(case, causal=False)
     yield "outputs not divided by the length", replace(case, scaling_seqlen=1)
     yield "alpha missing (1 instead of the factor of the scores)", replace(case, alpha=1.0)
-    yield "selection per head where it is shared, or shared where it is per head", replace(
-        case, selection="head" if case.selection == "shared" else "shared")
+    yield (
+        "selection per head where it is shared, or shared where it is per head",
+        replace(case, selection="head" if case.selection == "shared" else "shared"),
+    )
     if case.pairs:
         yield "actions that select for themselves", replace(case, pairs=False)
 
@@ -54,7 +56,8 @@ def _differ(variant: str, bent: HstuCase, case: HstuCase) -> bool:
 def _by_own_length(case: HstuCase, right: dict[str, Tensor], draw: Draw) -> dict[str, Tensor]:
     """Every output is proportional to the divisor's inverse."""
     for name, tensor in right.items():
-        for (number, _), piece in zip(parts.pairs_of(case, draw), parts.result_pieces(case, name, tensor, draw),
-                                      strict=True):
+        for (number, _), piece in zip(
+            parts.pairs_of(case, draw), parts.result_pieces(case, name, tensor, draw), strict=True
+        ):
             piece *= case.scaling_seqlen / max(1, case.sequences[number].length)
     return right

@@ -108,6 +108,7 @@ def _selected_keys(rows: int, size: int, others: int) -> int:
 
 def _capped(rows: range, cap: int) -> int:
     """Σ of min(x + 1, cap) over the rows x."""
+
     def below(stop: int) -> int:
         return _triangle(min(stop, cap)) + max(0, stop - cap) * cap
 

@@ -21,8 +21,10 @@ NO_CACHE = "no-cache"
 def parse_cache(text: str) -> str:
     """Read where cached tokens lie; the way of doing without a cache is told to whoever asks for it here."""
     if text == NO_CACHE:
-        raise ValueError(f"one of {', '.join(CACHES)}; a step without a cache is the row BACKEND[{NO_CACHE}], "
-                         "beside the others of each case")
+        raise ValueError(
+            f"one of {', '.join(CACHES)}; a step without a cache is the row BACKEND[{NO_CACHE}], "
+            "beside the others of each case"
+        )
     return one_of(*CACHES)(text)
 
 
@@ -57,8 +59,12 @@ AXES = (
     Axis("new_tokens", parse_count, "tokens of each history since then", 256),
     Axis("cache", parse_cache, f"where the cached tokens are: {', '.join(CACHES)}", CACHES[0]),
     Axis("pool_share", parse_share, "share of them that the pool still holds; default: 0.5 of partial, else 1", None),
-    Axis("on_host_hit", one_of(*ON_HOST_HIT), "tokens in host memory: reload, recompute, or auto, what is quicker; "
-         "default: reload", None),
+    Axis(
+        "on_host_hit",
+        one_of(*ON_HOST_HIT),
+        "tokens in host memory: reload, recompute, or auto, what is quicker; default: reload",
+        None,
+    ),
     Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
     Axis("checkpoint", parse_file, "safetensors file of the model's weights; default: random ones by seed", None),
     Axis("page_size", parse_page_size, f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),

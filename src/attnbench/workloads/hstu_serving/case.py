@@ -63,8 +63,12 @@ class ServingCase:
     dtype: str = "fp16"
 
     def __post_init__(self) -> None:
-        for name, least, most in (("batch", 1, MOST_BATCH), ("num_candidates", 1, MOST_TOKENS),
-                                  ("cached", 0, MOST_TOKENS), ("new_tokens", 0, MOST_TOKENS)):
+        for name, least, most in (
+            ("batch", 1, MOST_BATCH),
+            ("num_candidates", 1, MOST_TOKENS),
+            ("cached", 0, MOST_TOKENS),
+            ("new_tokens", 0, MOST_TOKENS),
+        ):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise _refuse(name, value, "cannot be used", f"a whole number from {least} to {most}")
@@ -87,8 +91,12 @@ class ServingCase:
             raise _refuse("pool_share", share, "cannot be used", "a number above 0, at most 1")
         object.__setattr__(self, "pool_share", float(share))
         if self.cache != "partial" and share != 1:
-            raise _refuse("pool_share", share, f"does not go with cache={self.cache}, which finds all cached tokens",
-                          "1, or cache=partial")
+            raise _refuse(
+                "pool_share",
+                share,
+                f"does not go with cache={self.cache}, which finds all cached tokens",
+                "1, or cache=partial",
+            )
 
     def _check_host_hit(self) -> None:
         if self.on_host_hit is None:
@@ -96,25 +104,45 @@ class ServingCase:
         if self.on_host_hit not in ON_HOST_HIT:
             raise unknown(WHO, "on_host_hit", self.on_host_hit, ON_HOST_HIT)
         if self.cache != "host-hit" and self.on_host_hit != ON_HOST_HIT[0]:
-            raise _refuse("on_host_hit", self.on_host_hit, f"does not go with cache={self.cache}, which has nothing in "
-                          "host memory", "cache=host-hit")
+            raise _refuse(
+                "on_host_hit",
+                self.on_host_hit,
+                f"does not go with cache={self.cache}, which has nothing in host memory",
+                "cache=host-hit",
+            )
 
     def _check_lengths(self, config: ModelConfig) -> None:
         if self.num_candidates > config.max_candidates:
-            raise _refuse("num_candidates", self.num_candidates, f"is over what model={self.model} scores",
-                          f"at most {config.max_candidates}")
+            raise _refuse(
+                "num_candidates",
+                self.num_candidates,
+                f"is over what model={self.model} scores",
+                f"at most {config.max_candidates}",
+            )
         for name, tokens in (("cached", self.cached), ("cached + new_tokens", self.history)):
             rest = tokens - len(config.context)
             if tokens and (rest < 0 or rest % config.item_tokens):
                 items = "an item each" if config.item_tokens == 1 else "an item and its action each"
-                raise _refuse(name, tokens, f"is no history of model={self.model}",
-                              f"{len(config.context)} tokens of context and {config.item_tokens} ({items}) an item")
+                raise _refuse(
+                    name,
+                    tokens,
+                    f"is no history of model={self.model}",
+                    f"{len(config.context)} tokens of context and {config.item_tokens} ({items}) an item",
+                )
         if self.history > config.history_tokens:
-            raise _refuse("cached + new_tokens", self.history, f"is over the history of model={self.model}",
-                          f"at most {config.history_tokens}")
+            raise _refuse(
+                "cached + new_tokens",
+                self.history,
+                f"is over the history of model={self.model}",
+                f"at most {config.history_tokens}",
+            )
         if self.history == 0 and config.context:
-            raise _refuse("cached + new_tokens", 0, f"leaves out the context of model={self.model}",
-                          f"at least {len(config.context)}")
+            raise _refuse(
+                "cached + new_tokens",
+                0,
+                f"leaves out the context of model={self.model}",
+                f"at least {len(config.context)}",
+            )
 
     @property
     def config(self) -> ModelConfig:
@@ -155,8 +183,18 @@ class ServingCase:
         how += f"-{self.on_host_hit}" if self.on_host_hit != ON_HOST_HIT[0] else ""
         stem = PurePath(self.checkpoint).stem if self.checkpoint else ""
         weights = "_" + "".join(letter if letter.isalnum() else "_" for letter in stem)[:LONGEST_STEM] if stem else ""
-        return "-".join([self.model + weights, f"b{self.batch}", f"t{self.num_candidates}", f"c{self.cached}",
-                         f"n{self.new_tokens}", self.cache + how, f"p{self.page_size}", self.dtype])
+        return "-".join(
+            [
+                self.model + weights,
+                f"b{self.batch}",
+                f"t{self.num_candidates}",
+                f"c{self.cached}",
+                f"n{self.new_tokens}",
+                self.cache + how,
+                f"p{self.page_size}",
+                self.dtype,
+            ]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

@@ -64,9 +64,14 @@ class ServingInputs:
     def _request(self, number: int, items: int, candidates: int | None = None) -> Request:
         times: np.ndarray = np.arange(items, dtype=np.int64) * MINUTE
         return Request(
-            user=self.users[number], items=self.items[number, :items].numpy(),
-            actions=self.actions[number, :items].numpy(), candidates=self.candidates[number, :candidates].numpy(),
-            context=self.context[number].numpy(), times=times, now=items * MINUTE)
+            user=self.users[number],
+            items=self.items[number, :items].numpy(),
+            actions=self.actions[number, :items].numpy(),
+            candidates=self.candidates[number, :candidates].numpy(),
+            context=self.context[number].numpy(),
+            times=times,
+            now=items * MINUTE,
+        )
 
 
 def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.device) -> ServingInputs:
@@ -96,10 +101,14 @@ def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.
 
     features = [some(size, 1) for size in config.context]
     return ServingInputs(
-        case=case, model=_model(case, device), users=tuple(_users(seed, case.batch)),
-        items=some(config.items, length), actions=some(config.actions, length),
+        case=case,
+        model=_model(case, device),
+        users=tuple(_users(seed, case.batch)),
+        items=some(config.items, length),
+        actions=some(config.actions, length),
         candidates=some(config.items, case.num_candidates),
-        context=torch.cat(features, dim=1) if features else torch.zeros((case.batch, 0), dtype=torch.int64))
+        context=torch.cat(features, dim=1) if features else torch.zeros((case.batch, 0), dtype=torch.int64),
+    )
 
 
 def _check_memory(case: ServingCase, device: str | torch.device) -> None:

@@ -39,7 +39,17 @@ class _Blind(Reference):
         whole = super().attend(pool, q, k, v)
         given = self.sequences
         (new,), (targets,) = given.new, given.targets
-        behind = Reference(Sequences(given.table, [0], [new - self.unseen], [targets], given.pages, given.page_size,
-                                     given.alpha, given.scaling_seqlen))
+        behind = Reference(
+            Sequences(
+                given.table,
+                [0],
+                [new - self.unseen],
+                [targets],
+                given.pages,
+                given.page_size,
+                given.alpha,
+                given.scaling_seqlen,
+            )
+        )
         after = slice(self.unseen, None)
-        return torch.cat([whole[:self.unseen], behind.attend(None, q[after], k[after], v[after])])
+        return torch.cat([whole[: self.unseen], behind.attend(None, q[after], k[after], v[after])])

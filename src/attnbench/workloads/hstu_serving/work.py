@@ -35,12 +35,16 @@ def work(case: ServingCase, found: int | None = None) -> Work:
     config, new = case.config, case.history - found
     rows, wide = new + case.num_candidates, config.heads * config.dim
     attention = 4 * wide * pairs(found, new, case.num_candidates)
-    a_user = (rows * _row_flops(config) + config.layers * (rows * layer_row_flops(config) + attention)
-              + case.num_candidates * _tower_flops(config))
+    a_user = (
+        rows * _row_flops(config)
+        + config.layers * (rows * layer_row_flops(config) + attention)
+        + case.num_candidates * _tower_flops(config)
+    )
     item = DTYPES[case.dtype].bytes
     kept = config.layers * 2 * wide * (found + new)
     moved = _weights(config) + case.batch * (
-        rows * (config.width + config.hidden) + kept + case.num_candidates * config.tasks)
+        rows * (config.width + config.hidden) + kept + case.num_candidates * config.tasks
+    )
     return Work(flops=case.batch * a_user, bytes=item * moved)
 
 
@@ -65,8 +69,10 @@ def layer_row_flops(config: ModelConfig) -> int:
 
 def _row_flops(config: ModelConfig) -> int:
     if config.recency:
-        return 2 * (_products((2 * config.width, config.hidden, config.hidden))
-                    + _products((ACTION_DIM, ACTION_HIDDEN, config.hidden)))
+        return 2 * (
+            _products((2 * config.width, config.hidden, config.hidden))
+            + _products((ACTION_DIM, ACTION_HIDDEN, config.hidden))
+        )
     return 0 if config.width == config.hidden else 2 * config.width * config.hidden
 
 

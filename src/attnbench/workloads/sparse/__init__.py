@@ -80,9 +80,7 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
 
         return evaluate(case, inputs, dtype=dtype, draw=draw, blocks=self._blocks(variant, inputs))
 
-    def expected_errors(
-        self, variant: str, case: SparseCase, inputs: SparseInputs, *, draw: Draw
-    ) -> dict[str, Tensor]:
+    def expected_errors(self, variant: str, case: SparseCase, inputs: SparseInputs, *, draw: Draw) -> dict[str, Tensor]:
         """Standard deviation of each element of an honest evaluation; `rounding.py`."""
         from attnbench.workloads.sparse.rounding import expected_errors
 

@@ -11,13 +11,7 @@ from attnbench.workloads.attention.axes import parse_boolean, parse_size
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.base import Axis, one_of, precision
 from attnbench.workloads.given_files import is_known, known_as
-from attnbench.workloads.sparse.case import (
-    ACCEPTED_DENSITY,
-    ACCEPTED_GRID,
-    ACCEPTED_PATTERN,
-    BLOCKS,
-    PATTERNS,
-)
+from attnbench.workloads.sparse.case import ACCEPTED_DENSITY, ACCEPTED_GRID, ACCEPTED_PATTERN, BLOCKS, PATTERNS
 
 
 def parse_density(text: str) -> float | None:
@@ -70,8 +64,12 @@ AXES = (
     Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("block", one_of(*BLOCKS), f"queries x keys of a block: {', '.join(BLOCKS)}", BLOCKS[0]),
     Axis("pattern", parse_pattern, f"how the block map comes about: {ACCEPTED_PATTERN}", "random"),
-    Axis("density", parse_density, f"share of a row's visible blocks that the map keeps, {ACCEPTED_DENSITY}; default: "
-         "0.3, of pattern full 1", None),
+    Axis(
+        "density",
+        parse_density,
+        f"share of a row's visible blocks that the map keeps, {ACCEPTED_DENSITY}; default: 0.3, of pattern full 1",
+        None,
+    ),
     Axis("grid", parse_grid, f"tokens of a video, for the patterns sta, radial and frame: {ACCEPTED_GRID}", None),
     Axis("map_seed", parse_seed, "seed of random patterns", 0),
     Axis("widen", parse_boolean, "let a library with larger blocks round the map up to them", False, boolean=True),

@@ -75,16 +75,20 @@ class SparseCase:
                 object.__setattr__(self, name, getattr(self, partner))
         self._check_shape()
         if self.block not in BLOCKS:
-            raise UsageError(refusal("sparse", "block", self.block, "is not supported",
-                                     f"queries x keys, one of {', '.join(BLOCKS)}"))
+            raise UsageError(
+                refusal(
+                    "sparse", "block", self.block, "is not supported", f"queries x keys, one of {', '.join(BLOCKS)}"
+                )
+            )
         if not isinstance(self.pattern, str) or not (self.pattern in PATTERNS or is_known(self.pattern)):
             raise UsageError(refusal("sparse", "pattern", self.pattern, "is not known", ACCEPTED_PATTERN))
         for name in ("causal", "widen"):
             if type(getattr(self, name)) is not bool:
                 raise UsageError(refusal("sparse", name, getattr(self, name), "is not a boolean", "true or false"))
         if type(self.map_seed) is not int or not 0 <= self.map_seed < 2**32:
-            raise UsageError(refusal("sparse", "map_seed", self.map_seed, "cannot be used",
-                                     "a whole number from 0 to 4294967295"))
+            raise UsageError(
+                refusal("sparse", "map_seed", self.map_seed, "cannot be used", "a whole number from 0 to 4294967295")
+            )
         object.__setattr__(self, "density", self._plain_density())
         self._check_grid()
 
@@ -110,33 +114,64 @@ class SparseCase:
             raise UsageError(refusal("sparse", "density", density, "does not go with pattern=full", "1"))
         columns = self.blocks[1]
         if density * columns < 1 - 1e-9:
-            raise UsageError(refusal("sparse", "density", density, f"leaves less than one of the {columns} blocks of a "
-                                     "row", f"at least {math.ceil(1e6 / columns) / 1e6:g}"))
+            raise UsageError(
+                refusal(
+                    "sparse",
+                    "density",
+                    density,
+                    f"leaves less than one of the {columns} blocks of a row",
+                    f"at least {math.ceil(1e6 / columns) / 1e6:g}",
+                )
+            )
         return float(density)
 
     def _check_grid(self) -> None:
         if self.pattern in ON_GRID and self.grid is None:
-            raise UsageError(refusal("sparse", "grid", "none", f"does not go with pattern={self.pattern}",
-                                     ACCEPTED_GRID))
+            raise UsageError(
+                refusal("sparse", "grid", "none", f"does not go with pattern={self.pattern}", ACCEPTED_GRID)
+            )
         if self.grid is None:
             return
         if not isinstance(self.grid, str) or not re.fullmatch(r"[1-9]\d{0,5}(:[1-9]\d{0,5}){2}", self.grid, re.ASCII):
             raise UsageError(refusal("sparse", "grid", self.grid, "is not a grid", ACCEPTED_GRID))
         tokens = math.prod(self.thw)
         if not tokens <= self.seqlen == self.seqlen_k:
-            raise UsageError(refusal("sparse", "grid", self.grid, f"has {tokens} tokens, seqlen={self.seqlen} and "
-                                     f"seqlen_k={self.seqlen_k}", "as many queries as keys, and no fewer than tokens"))
-        if self.pattern == "sta" and (tokens != self.seqlen
-                                      or any(n % tile for n, tile in zip(self.thw, TILE, strict=True))):
-            raise UsageError(refusal("sparse", "grid", self.grid, f"does not go with pattern=sta, seqlen={self.seqlen}",
-                                     "multiples of 6:8:8, and as many tokens as seqlen"))
+            raise UsageError(
+                refusal(
+                    "sparse",
+                    "grid",
+                    self.grid,
+                    f"has {tokens} tokens, seqlen={self.seqlen} and seqlen_k={self.seqlen_k}",
+                    "as many queries as keys, and no fewer than tokens",
+                )
+            )
+        if self.pattern == "sta" and (
+            tokens != self.seqlen or any(n % tile for n, tile in zip(self.thw, TILE, strict=True))
+        ):
+            raise UsageError(
+                refusal(
+                    "sparse",
+                    "grid",
+                    self.grid,
+                    f"does not go with pattern=sta, seqlen={self.seqlen}",
+                    "multiples of 6:8:8, and as many tokens as seqlen",
+                )
+            )
 
     @property
     def dense(self) -> AttentionCase:
         """The same problem without a map."""
-        return AttentionCase(batch=self.batch, seqlen=self.seqlen, seqlen_k=self.seqlen_k, nheads=self.nheads,
-                             nheads_kv=self.nheads_kv, headdim=self.headdim, causal=self.causal, dtype=self.dtype,
-                             mode=self.mode)
+        return AttentionCase(
+            batch=self.batch,
+            seqlen=self.seqlen,
+            seqlen_k=self.seqlen_k,
+            nheads=self.nheads,
+            nheads_kv=self.nheads_kv,
+            headdim=self.headdim,
+            causal=self.causal,
+            dtype=self.dtype,
+            mode=self.mode,
+        )
 
     @property
     def block_shape(self) -> tuple[int, int]:

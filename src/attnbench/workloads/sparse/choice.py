@@ -65,12 +65,20 @@ class ChosenMap:
         work = work_of(case, chosen.cpu().numpy())
         share = work.flops / max(dense_flops(case), 1)
         whole = torch.ones_like(chosen)
-        lse, dense_lse = (oracle.log_sum_exp(case, inputs, dtype=dtype, draw=draw, blocks=blocks)
-                          for blocks in (chosen, whole))
+        lse, dense_lse = (
+            oracle.log_sum_exp(case, inputs, dtype=dtype, draw=draw, blocks=blocks) for blocks in (chosen, whole)
+        )
         kept = (lse - dense_lse).exp()[dense_lse > -torch.inf]
-        out, dense_out = (oracle.evaluate(case, inputs, dtype=dtype, draw=draw, blocks=blocks)["out"]
-                          for blocks in (chosen, whole))
+        out, dense_out = (
+            oracle.evaluate(case, inputs, dtype=dtype, draw=draw, blocks=blocks)["out"] for blocks in (chosen, whole)
+        )
         total = dense_out.abs().sum()
         apart = (out - dense_out).abs().sum() / total if total else total
-        return {"useful_flops": work.flops, "least_bytes": work.bytes, "density": share, "actual_sparsity": 1 - share,
-                "mass_kept": float(kept.mean()) if kept.numel() else 1.0, "dense_rel_l1": float(apart)}
+        return {
+            "useful_flops": work.flops,
+            "least_bytes": work.bytes,
+            "density": share,
+            "actual_sparsity": 1 - share,
+            "mass_kept": float(kept.mean()) if kept.numel() else 1.0,
+            "dense_rel_l1": float(apart),
+        }

@@ -29,8 +29,16 @@ class SparseInputs:
     @property
     def dense(self) -> AttentionInputs:
         """The same without the map."""
-        return AttentionInputs(q=self.q, k=self.k, v=self.v, dout=None, cu_seqlens_q=None, cu_seqlens_k=None,
-                               max_seqlen_q=self.q.shape[1], max_seqlen_k=self.k.shape[1])
+        return AttentionInputs(
+            q=self.q,
+            k=self.k,
+            v=self.v,
+            dout=None,
+            cu_seqlens_q=None,
+            cu_seqlens_k=None,
+            max_seqlen_q=self.q.shape[1],
+            max_seqlen_k=self.k.shape[1],
+        )
 
 
 def make_inputs(case: SparseCase, *, seed: int, kind: str, device: str | torch.device) -> SparseInputs:

@@ -35,8 +35,9 @@ def read_map(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     if not isinstance(found, np.ndarray):
         raise _wrong(name, "holds no array", "a .npy or .safetensors file")
     if found.shape != shape:
-        raise _wrong(name, f"has shape={list(found.shape)}",
-                     f"{list(shape)}: batch, query heads, ⌈Sq/block⌉, ⌈Sk/block⌉")
+        raise _wrong(
+            name, f"has shape={list(found.shape)}", f"{list(shape)}: batch, query heads, ⌈Sq/block⌉, ⌈Sk/block⌉"
+        )
     if found.dtype != bool:
         if found.dtype.kind not in "iu":
             raise _wrong(name, f"has dtype={found.dtype}", "bool, or whole numbers 0 and 1")

@@ -32,8 +32,10 @@ class BlockRule(Rule):
         """Bool [N, R, rows, columns]: seen by the band, in a block that is kept."""
         # Not super(): a dataclass with slots is another class than the one that the method was defined in.
         band = Rule.mask(self, rows, columns, sizes, device)
-        of_row, of_key = (torch.arange(span.start, span.stop, device=device) // size
-                          for span, size in zip((rows, columns), self.shape, strict=True))
+        of_row, of_key = (
+            torch.arange(span.start, span.stop, device=device) // size
+            for span, size in zip((rows, columns), self.shape, strict=True)
+        )
         kept = self.blocks[:, :, of_row][:, :, :, of_key]
         return kept if band is None else kept & band
 
@@ -45,7 +47,12 @@ def rule_of(case: SparseCase, blocks: Tensor) -> BlockRule:
 
 
 def evaluate(
-    case: SparseCase, inputs: SparseInputs, *, dtype: torch.dtype, draw: Draw, blocks: Tensor | None = None,
+    case: SparseCase,
+    inputs: SparseInputs,
+    *,
+    dtype: torch.dtype,
+    draw: Draw,
+    blocks: Tensor | None = None,
     workspace: int | None = None,
 ) -> dict[str, Tensor]:
     """Evaluate the drawn pairs.
@@ -61,11 +68,19 @@ def evaluate(
     Returns:
         out, shaped as `attention.parts.output_shapes` of the draw.
     """
+
     def answer(blocks: Tensor, workspace: int, **tensors: Tensor) -> dict[str, Tensor]:
         return dense.attend(**tensors, rule=rule_of(case, blocks), workspace=workspace)
 
-    return in_blocks(case.dense, inputs.dense, answer, dtype=dtype, draw=draw, workspace=workspace,
-                     beside=beside(inputs.block_map if blocks is None else blocks))
+    return in_blocks(
+        case.dense,
+        inputs.dense,
+        answer,
+        dtype=dtype,
+        draw=draw,
+        workspace=workspace,
+        beside=beside(inputs.block_map if blocks is None else blocks),
+    )
 
 
 def beside(blocks: Tensor) -> dict[str, Tensor]:
@@ -74,7 +89,12 @@ def beside(blocks: Tensor) -> dict[str, Tensor]:
 
 
 def log_sum_exp(
-    case: SparseCase, inputs: SparseInputs, *, dtype: torch.dtype, draw: Draw, blocks: Tensor | None = None,
+    case: SparseCase,
+    inputs: SparseInputs,
+    *,
+    dtype: torch.dtype,
+    draw: Draw,
+    blocks: Tensor | None = None,
     workspace: int | None = None,
 ) -> Tensor:
     """Natural logarithm of each row's sum of exponentials of scaled scores; -∞ where a query sees no key.
@@ -82,11 +102,19 @@ def log_sum_exp(
     Returns:
         One number a row in the layout of ``out``, whose last dimension is 1.
     """
+
     def answer(q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, workspace: int) -> dict[str, Tensor]:
         return {"out": _lse(q, k, rule_of(case, blocks), workspace).expand(*q.shape[:3], v.shape[2])}
 
-    return in_blocks(case.dense, inputs.dense, answer, dtype=dtype, draw=draw, workspace=workspace,
-                     beside=beside(inputs.block_map if blocks is None else blocks))["out"][..., :1]
+    return in_blocks(
+        case.dense,
+        inputs.dense,
+        answer,
+        dtype=dtype,
+        draw=draw,
+        workspace=workspace,
+        beside=beside(inputs.block_map if blocks is None else blocks),
+    )["out"][..., :1]
 
 
 @torch.no_grad()
@@ -98,9 +126,9 @@ def _lse(q: Tensor, k: Tensor, rule: BlockRule, workspace: int) -> Tensor:
     for start in range(0, queries, step):
         rows = range(start, min(start + step, queries))
         if seen := reachable(rows, keys, rule.band(queries, keys)):
-            scores = q[:, :, start:rows.stop] @ k[:, None, seen.start:seen.stop].mT * rule.scale
+            scores = q[:, :, start : rows.stop] @ k[:, None, seen.start : seen.stop].mT * rule.scale
             mask = rule.mask(rows, seen, (queries, keys), q.device)
             if mask is not None:
                 scores.masked_fill_(~mask, -torch.inf)
-            found[:, :, start:rows.stop] = scores.logsumexp(-1, keepdim=True)
+            found[:, :, start : rows.stop] = scores.logsumexp(-1, keepdim=True)
     return found

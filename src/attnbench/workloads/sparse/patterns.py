@@ -84,8 +84,10 @@ def spans(case: SparseCase) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     (rows, columns), (block_q, block_k) = case.blocks, case.block_shape
     start_q: Array = np.arange(rows)[:, None] * block_q
     start_k: Array = np.arange(columns)[None, :] * block_k
-    return (start_q, np.minimum(block_q, case.seqlen - start_q)), (start_k,
-                                                                   np.minimum(block_k, case.seqlen_k - start_k))
+    return (start_q, np.minimum(block_q, case.seqlen - start_q)), (
+        start_k,
+        np.minimum(block_k, case.seqlen_k - start_k),
+    )
 
 
 def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
@@ -104,11 +106,17 @@ def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
         count = np.clip(count - spread + draw.astype(np.int64), least, np.maximum(possible.sum(1), 1))
     random = case.pattern.startswith("random")
     # No two of a row are equal: the last bits are the column.
-    order = (_hash(case.map_seed, shape) >> np.uint64(20) << np.uint64(20) | np.arange(shape[3], dtype=np.uint64)
-             if random else _ranks(_distance(case)))
+    order = (
+        _hash(case.map_seed, shape) >> np.uint64(20) << np.uint64(20) | np.arange(shape[3], dtype=np.uint64)
+        if random
+        else _ranks(_distance(case))
+    )
     order = np.where(forced, 0, np.where(possible, order + np.uint64(1), np.iinfo(np.uint64).max))
-    last = np.take_along_axis(np.sort(np.broadcast_to(order, (*order.shape[:-2], *shape[2:])), axis=-1),
-                              (count if random else count[0, 0])[..., None] - 1, axis=-1)
+    last = np.take_along_axis(
+        np.sort(np.broadcast_to(order, (*order.shape[:-2], *shape[2:])), axis=-1),
+        (count if random else count[0, 0])[..., None] - 1,
+        axis=-1,
+    )
     return np.broadcast_to((order <= last) & possible, shape)
 
 

@@ -24,5 +24,6 @@ def expected_errors(
     def errors(blocks: Tensor, workspace: int, **tensors: Tensor) -> dict[str, Tensor]:
         return deviations(**tensors, rule=rule_of(case, blocks), numbers=numbers, workspace=workspace)
 
-    return in_blocks(case.dense, inputs.dense, errors, dtype=torch.float32, draw=draw, workspace=workspace,
-                     beside=beside(blocks))
+    return in_blocks(
+        case.dense, inputs.dense, errors, dtype=torch.float32, draw=draw, workspace=workspace, beside=beside(blocks)
+    )

@@ -16,6 +16,7 @@ from attnbench.workloads.sparse.oracle import evaluate
 
 def suspects(case: SparseCase, inputs: SparseInputs, *, draw: Draw) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield (words, outputs in fp32) of each mistake that would change the answer of this case."""
+
     def of(case: SparseCase, blocks: Tensor) -> dict[str, Tensor]:
         return evaluate(case, inputs, dtype=torch.float32, draw=draw, blocks=blocks)
 

@@ -67,9 +67,7 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         self._known(variant)
         return evaluate(inputs, dtype=dtype, variant=variant)
 
-    def expected_errors(
-        self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw
-    ) -> dict[str, Tensor]:
+    def expected_errors(self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw) -> dict[str, Tensor]:
         """Standard deviation of each element; `rounding.py` says how it is found."""
         from attnbench.workloads.video.rounding import expected_errors
 
@@ -84,8 +82,9 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         """Prediction, latents and rows, in the workload's layout."""
         model = case.config
         rows = case.batch, min(KEPT_ROWS, case.tokens), model.heads, model.dim
-        return in_layout(case.id, outputs, {"out": (case.batch, *case.latents[1:]), "latents": case.latents,
-                                            "attention": rows})
+        return in_layout(
+            case.id, outputs, {"out": (case.batch, *case.latents[1:]), "latents": case.latents, "attention": rows}
+        )
 
     def suspects(
         self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw

@@ -45,19 +45,29 @@ AXES = (
     Axis("height", parse_size, "pixels, a multiple of 16; default: the model's", None),
     Axis("width", parse_size, "pixels, a multiple of 16; default: the model's", None),
     Axis("steps", parse_size, "denoising steps of a whole generation; default: the model's, 50", None),
-    Axis("guidance", parse_guidance, "weight of the prompt; at most 1: one prediction a step; default: the model's",
-         None),
+    Axis(
+        "guidance", parse_guidance, "weight of the prompt; at most 1: one prediction a step; default: the model's", None
+    ),
     Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("compile", one_of(*COMPILE), f"of the transformer: {', '.join(COMPILE)}", "none"),
     Axis("generations", parse_count, "whole generations after the samples", 1),
     Axis("warm_ups", parse_count, "generations of ten steps before those", 2),
     Axis("pattern", parse_pattern, f"of the block map of sparse rows: {ACCEPTED_PATTERN}", "random"),
-    Axis("density", parse_density, f"share of a row's blocks that the map keeps, {ACCEPTED_DENSITY}; default: 0.3",
-         None),
+    Axis(
+        "density", parse_density, f"share of a row's blocks that the map keeps, {ACCEPTED_DENSITY}; default: 0.3", None
+    ),
     Axis("block", one_of(*BLOCKS), f"queries x keys of a block: {', '.join(BLOCKS)}", BLOCKS[0]),
     Axis("dense_steps", parse_count, "first steps of a generation that sparse rows compute densely", 0),
-    Axis("weights", parse_folder, "a local folder of diffusers with transformer, vae and scheduler; default: random "
-         "weights", None),
-    Axis("prompt", parse_file, "a safetensors file with prompt_embeds and negative_prompt_embeds; default: random "
-         "ones", None),
+    Axis(
+        "weights",
+        parse_folder,
+        "a local folder of diffusers with transformer, vae and scheduler; default: random weights",
+        None,
+    ),
+    Axis(
+        "prompt",
+        parse_file,
+        "a safetensors file with prompt_embeds and negative_prompt_embeds; default: random ones",
+        None,
+    ),
 )

@@ -58,12 +58,20 @@ def ask(who: str, folder: str, layers: str, steps: str, plan: Sequence[PlannedGr
     of_layers, of_steps = numbers(who, LAYERS_FLAG, layers, 0), numbers(who, STEPS_FLAG, steps, 1)
     for group in plan:
         if group.workload != "video":
-            raise UsageError(refusal(who, "--capture", folder, f"is not for the workload {group.workload}",
-                                     "a suite of the workload video"))
+            raise UsageError(
+                refusal(
+                    who,
+                    "--capture",
+                    folder,
+                    f"is not for the workload {group.workload}",
+                    "a suite of the workload video",
+                )
+            )
         case = VideoCase(**group.case)
         if not case.generations:
-            raise UsageError(refusal(who, "--capture", folder, "needs a generation to look at",
-                                     "--generations of at least 1"))
+            raise UsageError(
+                refusal(who, "--capture", folder, "needs a generation to look at", "--generations of at least 1")
+            )
         _check_there(who, case, of_layers, of_steps)
     place = Path(folder).expanduser().absolute()
     try:
@@ -74,8 +82,9 @@ def ask(who: str, folder: str, layers: str, steps: str, plan: Sequence[PlannedGr
         with TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise UsageError(refusal(who, "--capture", folder, f"cannot be written to ({error.strerror})",
-                                 "a folder")) from None
+        raise UsageError(
+            refusal(who, "--capture", folder, f"cannot be written to ({error.strerror})", "a folder")
+        ) from None
     os.environ |= {FOLDER: str(place), LAYERS: layers, STEPS: steps}
 
 
@@ -101,8 +110,10 @@ def wanted() -> Wanted | None:
     """What this process was told to capture."""
     if not os.environ.get(FOLDER):
         return None
-    return Wanted(Path(os.environ[FOLDER]), *(
-        numbers("video", name, os.environ[name], least) for name, least in ((LAYERS, 0), (STEPS, 1))))
+    return Wanted(
+        Path(os.environ[FOLDER]),
+        *(numbers("video", name, os.environ[name], least) for name, least in ((LAYERS, 0), (STEPS, 1))),
+    )
 
 
 def captured(inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, asked: Wanted) -> int:

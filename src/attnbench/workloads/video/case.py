@@ -68,9 +68,15 @@ class VideoCase:
         for name in ("frames", "height", "width", "steps", "guidance"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(model, name))
-        for name, least, most in (("frames", 1, MOST_FRAMES), ("height", 16, MOST_PIXELS), ("width", 16, MOST_PIXELS),
-                                  ("steps", 1, MOST_STEPS), ("generations", 0, 100), ("warm_ups", 0, 100),
-                                  ("dense_steps", 0, MOST_STEPS)):
+        for name, least, most in (
+            ("frames", 1, MOST_FRAMES),
+            ("height", 16, MOST_PIXELS),
+            ("width", 16, MOST_PIXELS),
+            ("steps", 1, MOST_STEPS),
+            ("generations", 0, 100),
+            ("warm_ups", 0, 100),
+            ("dense_steps", 0, MOST_STEPS),
+        ):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise UsageError(refusal(WHO, name, value, "cannot be used", f"a whole number from {least} to {most}"))
@@ -114,8 +120,9 @@ class VideoCase:
     @property
     def attention(self) -> AttentionCase:
         """The attention of one layer as a case of the workload `attention`."""
-        return AttentionCase(batch=self.batch, seqlen=self.tokens, nheads=self.config.heads, headdim=self.config.dim,
-                             dtype=self.dtype)
+        return AttentionCase(
+            batch=self.batch, seqlen=self.tokens, nheads=self.config.heads, headdim=self.config.dim, dtype=self.dtype
+        )
 
     @property
     def sparse(self) -> SparseCase:
@@ -125,9 +132,17 @@ class VideoCase:
             UsageError: pattern, density or block do not go with the tokens.
         """
         frames, rows, columns = self.config.latents(*self.shape)
-        return SparseCase(batch=self.batch, seqlen=self.tokens, nheads=self.config.heads, headdim=self.config.dim,
-                          dtype=self.dtype, block=self.block, pattern=self.pattern, density=self.density,
-                          grid=f"{frames}:{rows // PATCH}:{columns // PATCH}")
+        return SparseCase(
+            batch=self.batch,
+            seqlen=self.tokens,
+            nheads=self.config.heads,
+            headdim=self.config.dim,
+            dtype=self.dtype,
+            block=self.block,
+            pattern=self.pattern,
+            density=self.density,
+            grid=f"{frames}:{rows // PATCH}:{columns // PATCH}",
+        )
 
     @property
     def latents(self) -> tuple[int, ...]:
@@ -139,13 +154,22 @@ class VideoCase:
     @property
     def id(self) -> str:
         """Short name such as ``cogvideox-2b-f49-480x720-s50-g6-bf16``."""
-        parts = [self.model, f"f{self.frames}", f"{self.height}x{self.width}", f"s{self.steps}",
-                 f"g{self.guidance:g}".replace(".", "_"), self.dtype]
+        parts = [
+            self.model,
+            f"f{self.frames}",
+            f"{self.height}x{self.width}",
+            f"s{self.steps}",
+            f"g{self.guidance:g}".replace(".", "_"),
+            self.dtype,
+        ]
         parts += [f"compile_{self.compile}"] if self.compile != "none" else []
         parts += [f"n{self.generations}w{self.warm_ups}"] if (self.generations, self.warm_ups) != (1, 2) else []
         sparse = (self.pattern, self.density, self.block, self.dense_steps)
-        parts += ["-".join(str(one).replace("@", "_") for one in sparse if one is not None)] if sparse != (
-            "random", None, BLOCKS[0], 0) else []
+        parts += (
+            ["-".join(str(one).replace("@", "_") for one in sparse if one is not None)]
+            if sparse != ("random", None, BLOCKS[0], 0)
+            else []
+        )
         for name, path in (("weights", self.weights), ("prompt", self.prompt)):
             parts += [f"{name}{hashlib.sha256(path.encode()).hexdigest()[:8]}"] if path is not None else []
         return "-".join(parts)

@@ -1,8 +1,8 @@
 """How alike two videos are, frame by frame: PSNR and SSIM, of the same prompt and the same noise.
 
-    PSNR    10 log10(1 / mean squared difference), values from 0 to 1
-    SSIM    Wang, Bovik, Sheikh and Simoncelli 2004 (doi:10.1109/TIP.2003.819861): a Gaussian window of 11 by 11 with
-            deviation 1.5, K₁ = 0.01, K₂ = 0.03, of the luma
+PSNR    10 log10(1 / mean squared difference), values from 0 to 1
+SSIM    Wang, Bovik, Sheikh and Simoncelli 2004 (doi:10.1109/TIP.2003.819861): a Gaussian window of 11 by 11 with
+        deviation 1.5, K₁ = 0.01, K₂ = 0.03, of the luma
 """
 
 from __future__ import annotations

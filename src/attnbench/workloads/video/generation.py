@@ -40,9 +40,14 @@ class Generated:
     def counters(self) -> dict[str, float]:
         """For the record."""
         count = len(self.total_s)
-        return {"generations": count, "generation_s": sum(self.total_s) / count,
-                "decode_s": sum(self.decode_s) / count, "attention_calls": self.calls,
-                **({} if self.peak_mb is None else {"generation_peak_mb": self.peak_mb}), **self.further}
+        return {
+            "generations": count,
+            "generation_s": sum(self.total_s) / count,
+            "decode_s": sum(self.decode_s) / count,
+            "attention_calls": self.calls,
+            **({} if self.peak_mb is None else {"generation_peak_mb": self.peak_mb}),
+            **self.further,
+        }
 
 
 def generate_all(
@@ -61,8 +66,13 @@ def generate_all(
             torch.cuda.reset_peak_memory_stats(device)
         kept: list[Tensor] = []
         before = attention.calls
-        one = denoiser.generate(case.steps, inputs.latents, inputs.embeds, before=partial(_dense, case, attention),
-                                after=lambda number, latents, kept=kept: kept.append(latents))  # type: ignore[misc]
+        one = denoiser.generate(
+            case.steps,
+            inputs.latents,
+            inputs.embeds,
+            before=partial(_dense, case, attention),
+            after=lambda number, latents, kept=kept: kept.append(latents),  # type: ignore[misc]
+        )
         attention.is_dense = False
         found.calls = attention.calls - before
         found.total_s.append(one.total_s)
@@ -80,8 +90,15 @@ def generate_all(
 def _check_finite(who: str, kept: list[Tensor]) -> None:
     for number, latents in enumerate(kept, 1):
         if not bool(latents.isfinite().all()):
-            raise AttnbenchError(refusal(who, "latents", "nan", f"after step {number} of {len(kept)} are not finite",
-                                         "finite latents after every step"))
+            raise AttnbenchError(
+                refusal(
+                    who,
+                    "latents",
+                    "nan",
+                    f"after step {number} of {len(kept)} are not finite",
+                    "finite latents after every step",
+                )
+            )
 
 
 def _dense(case: VideoCase, attention: Exchanged, number: int) -> None:
@@ -136,8 +153,10 @@ def rows_error(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> float:
     wrong = size = 0.0
     for _ in range(ROWS):
         sequence, row, head = (int(torch.randint(n, (1,), generator=drawn)) for n in q.shape[:3])
-        query, keys, values, mine = (x.double() for x in (
-            q[sequence, row, head], k[sequence, :, head], v[sequence, :, head], out[sequence, row, head]))
+        query, keys, values, mine = (
+            x.double()
+            for x in (q[sequence, row, head], k[sequence, :, head], v[sequence, :, head], out[sequence, row, head])
+        )
         right = (keys @ query * q.shape[-1] ** -0.5).softmax(0) @ values
         wrong += float((mine - right).abs().sum())
         size += float(right.abs().sum())

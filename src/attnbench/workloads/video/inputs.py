@@ -73,7 +73,10 @@ class VideoInputs:
         return {"latents": self.latents, "embeds": self.embeds}
 
     def denoiser(
-        self, attend: Attend | Exchanged, *, dtype: torch.dtype | None = None,
+        self,
+        attend: Attend | Exchanged,
+        *,
+        dtype: torch.dtype | None = None,
         compiled: Callable[[Any], None] | None = None,
     ) -> tuple[Denoiser, Exchanged]:
         """The loop around a transformer of its own modules with this attention in every layer.
@@ -89,8 +92,13 @@ class VideoInputs:
         exchange(transformer, self.parts.model, exchanged if compiled is None else opaque(exchanged))
         if compiled is not None:
             compiled(transformer)
-        return Denoiser(self.parts, predictor(transformer, exchanged), steps=self.case.steps,
-                        guidance=self.case.guidance, device=self.latents.device), exchanged
+        return Denoiser(
+            self.parts,
+            predictor(transformer, exchanged),
+            steps=self.case.steps,
+            guidance=self.case.guidance,
+            device=self.latents.device,
+        ), exchanged
 
 
 def make_inputs(case: VideoCase, *, seed: int, kind: str, device: str | torch.device) -> VideoInputs:
@@ -124,11 +132,18 @@ def make_inputs(case: VideoCase, *, seed: int, kind: str, device: str | torch.de
 def _read_embeds(case: VideoCase, path: Path) -> Tensor:
     found, wanted = read(path), (case.config.text_tokens, case.config.text_dim)
     parts = []
-    for name in NAMES[-case.batch:]:
+    for name in NAMES[-case.batch :]:
         if name not in found or tuple(found[name].shape[-2:]) != wanted or found[name].numel() != wanted[0] * wanted[1]:
             has = list(found[name].shape) if name in found else "nothing"
-            raise UsageError(refusal(WHO, "prompt", f"{path.name} {name}={has}", "does not fit the model",
-                                     f"[1, {wanted[0]}, {wanted[1]}]"))
+            raise UsageError(
+                refusal(
+                    WHO,
+                    "prompt",
+                    f"{path.name} {name}={has}",
+                    "does not fit the model",
+                    f"[1, {wanted[0]}, {wanted[1]}]",
+                )
+            )
         if not bool(found[name].isfinite().all()):
             raise UsageError(refusal(WHO, "prompt", f"{path.name} {name}", "is not finite", "finite embeddings"))
         parts.append(found[name].reshape(1, *wanted))

@@ -119,8 +119,10 @@ def nvmlDeviceGetMaxClockInfo(handle, kind):
 def nvmlDeviceGetFieldValues(handle, fields):
     card = _card(handle, "nvmlDeviceGetFieldValues")
     instant = card["instant_mw"]
-    return [SimpleNamespace(nvmlReturn=3 if instant is None else 0, value=SimpleNamespace(uiVal=instant or 0))
-            for _ in fields]
+    return [
+        SimpleNamespace(nvmlReturn=3 if instant is None else 0, value=SimpleNamespace(uiVal=instant or 0))
+        for _ in fields
+    ]
 
 
 def nvmlDeviceGetPowerUsage(handle):

@@ -17,8 +17,17 @@ from typing import Annotated, Any, ClassVar
 
 from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled, nearest
 
-__all__ = ["TABLE", "WORDS", "BackwardConfig", "Tiles", "backward_config", "backward_space", "nearest_backward",
-           "parse_backward", "why_not"]
+__all__ = [
+    "TABLE",
+    "WORDS",
+    "BackwardConfig",
+    "Tiles",
+    "backward_config",
+    "backward_space",
+    "nearest_backward",
+    "parse_backward",
+    "why_not",
+]
 
 SECTION_MIB = 24
 TABLE = Defaults(Path(__file__).with_name("backward.toml"))
@@ -79,8 +88,12 @@ class BackwardConfig(LaunchConfig):
 
     def flags(self, tiles: Tiles) -> dict[str, Any]:
         """What of a kernel's tiles is compiled in."""
-        return {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "PRECISION": self.precision,
-                "MASKED_STAGES": self.masked_stages}
+        return {
+            "BLOCK_M": tiles.block_m,
+            "BLOCK_N": tiles.block_n,
+            "PRECISION": self.precision,
+            "MASKED_STAGES": self.masked_stages,
+        }
 
     @property
     def pad(self) -> int:
@@ -104,9 +117,12 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
         dim_v: of values.
     """
     for tiles in filter(None, (config.columns, config.rows)):
-        for name, value, accepted in (("block_m", tiles.block_m, (16, 32, 64, 128)),
-                                      ("block_n", tiles.block_n, (16, 32, 64, 128)), ("warps", tiles.warps, (4, 8)),
-                                      ("stages", tiles.stages, (1, 2, 3, 4))):
+        for name, value, accepted in (
+            ("block_m", tiles.block_m, (16, 32, 64, 128)),
+            ("block_n", tiles.block_n, (16, 32, 64, 128)),
+            ("warps", tiles.warps, (4, 8)),
+            ("stages", tiles.stages, (1, 2, 3, 4)),
+        ):
             if value not in accepted:
                 return f"tile: {name}={value}; one of {', '.join(map(str, accepted))}"
     if config.order == "ws":
@@ -157,8 +173,9 @@ def _narrow(config: BackwardConfig) -> str | None:
     return next((f"{name}={value}" for name, value in products if value < 64), None)
 
 
-def _too_large(config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int,
-               dim_v: int) -> str | None:
+def _too_large(
+    config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int
+) -> str | None:
     """Registers and shared memory by what must be held; the compiler's own few are within the limits' slack."""
     shared = {8: {0: 163, 7: 163}.get(capability[1], 99), 12: 99}.get(capability[0], 227) * 1024
     limit = min(200, config.registers or 255)
@@ -195,11 +212,15 @@ def backward_space(
     every = [Tiles(*values) for values in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3))]
     loads = WORDS["loads"] if capability[0] not in range(1, 9) else ("pointer",)
     orders = WORDS["order"][:3]
-    hopper = [BackwardConfig(columns=Tiles(rows, 128, 8, stages), loads="tma", order="ws", section_mib=mib)
-              for rows, stages, mib in product((64, 128), (2, 3), (SECTION_MIB, 8, 1000))]
+    hopper = [
+        BackwardConfig(columns=Tiles(rows, 128, 8, stages), loads="tma", order="ws", section_mib=mib)
+        for rows, stages, mib in product((64, 128), (2, 3), (SECTION_MIB, 8, 1000))
+    ]
     found = [] if deterministic else hopper
-    found += [replace(default, columns=tiles, order=order, loads=load, mask=mask, add=add)
-              for tiles, order, load, mask, add in product(every, orders, loads, WORDS["mask"], WORDS["add"])]
+    found += [
+        replace(default, columns=tiles, order=order, loads=load, mask=mask, add=add)
+        for tiles, order, load, mask, add in product(every, orders, loads, WORDS["mask"], WORDS["add"])
+    ]
     found += [replace(default, masked_stages=2), *(replace(default, section_mib=mib) for mib in (8, 1000))]
     if deterministic:
         found += [replace(default, rows=tiles) for tiles in every]
@@ -210,8 +231,11 @@ def backward_space(
 
 def nearest_backward(text: str, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int) -> str:
     """The valid short form most like a text, or like what it says if it can be read; arguments as in `why_not`."""
-    there = [config for deterministic in (False, True)
-             for config in backward_space(capability, item_bytes, dim, dim_v, deterministic=deterministic)]
+    there = [
+        config
+        for deterministic in (False, True)
+        for config in backward_space(capability, item_bytes, dim, dim_v, deterministic=deterministic)
+    ]
     try:
         wanted = parse_backward(text, spelled=False)
     except ValueError:
@@ -222,8 +246,13 @@ def nearest_backward(text: str, capability: tuple[int, int], item_bytes: int, di
 
 
 def backward_config(
-    capability: tuple[int, int], item_bytes: int, dim: int, *, deterministic: bool = False, packed: bool = False,
-    hopper: bool = False
+    capability: tuple[int, int],
+    item_bytes: int,
+    dim: int,
+    *,
+    deterministic: bool = False,
+    packed: bool = False,
+    hopper: bool = False,
 ) -> BackwardConfig:
     """Tuned default.
 
@@ -236,8 +265,14 @@ def backward_config(
         hopper: the kernel in hopper.backward takes the tensors; else not the order `ws`.
     """
     return TABLE.first(
-        "backward", BackwardConfig, cards=capability[0], item_bytes=item_bytes, dim=dim, packed=packed,
-        also=lambda config: config.deterministic == deterministic and (hopper or config.order != "ws"))
+        "backward",
+        BackwardConfig,
+        cards=capability[0],
+        item_bytes=item_bytes,
+        dim=dim,
+        packed=packed,
+        also=lambda config: config.deterministic == deterministic and (hopper or config.order != "ws"),
+    )
 
 
 def _padded(dim: int) -> int:

@@ -31,5 +31,12 @@ def forward_config(
         hopper: the kernel in hopper.forward takes the tensors; else none of its orders.
     """
     return TABLE.first(
-        "forward", ForwardConfig, cards=capability[0], item_bytes=item_bytes, dim=dim, seqlen=seqlen, right=right,
-        also=lambda config: hopper or config.order not in HOPPER)
+        "forward",
+        ForwardConfig,
+        cards=capability[0],
+        item_bytes=item_bytes,
+        dim=dim,
+        seqlen=seqlen,
+        right=right,
+        also=lambda config: hopper or config.order not in HOPPER,
+    )

@@ -44,8 +44,14 @@ class _Forward(Part[Shape]):
 
     def tuned(self, shape: Shape) -> str:
         hopper = shape.described and shape.block(shape.dim) == shape.block(shape.dim_v) >= 32
-        config = forward_config(shape.capability, shape.item_bytes, max(shape.dim, shape.dim_v), shape.seqlen_k,
-                                right=shape.right, hopper=hopper)
+        config = forward_config(
+            shape.capability,
+            shape.item_bytes,
+            max(shape.dim, shape.dim_v),
+            shape.seqlen_k,
+            right=shape.right,
+            hopper=hopper,
+        )
         # Rows that are no multiple of 16 bytes are loaded by pointers.
         odd = any(dim * shape.item_bytes % 16 for dim in (shape.dim, shape.dim_v))
         return replace(config, loads="pointer").short if odd else config.short
@@ -61,8 +67,11 @@ class _Backward(Part[Shape]):
         return text.startswith(("b", "columns=")) and not text.startswith("block_m")
 
     def space(self, shape: Shape) -> Mapping[str, Values]:
-        spaces = [one for deterministic in (False, True)
-                  for one in backward_space(*_facts(shape), deterministic=deterministic)]
+        spaces = [
+            one
+            for deterministic in (False, True)
+            for one in backward_space(*_facts(shape), deterministic=deterministic)
+        ]
         return {config.short: _values(config) for config in spaces}
 
     def read(self, text: str, shape: Shape) -> Values:
@@ -75,8 +84,9 @@ class _Backward(Part[Shape]):
         self.read(text, shape)
 
     def tuned(self, shape: Shape) -> str:
-        return backward_config(shape.capability, shape.item_bytes, max(shape.dim, shape.dim_v), packed=shape.packed,
-                               hopper=shape.described).short
+        return backward_config(
+            shape.capability, shape.item_bytes, max(shape.dim, shape.dim_v), packed=shape.packed, hopper=shape.described
+        ).short
 
     def nearest(self, text: str, shape: Shape) -> str:
         return nearest_backward(text, *_facts(shape))

@@ -19,6 +19,7 @@ HOPPER = ("ws", "pp")
 WARPGROUPS = {8: 240, 12: 160, 16: 112}
 "Its warps beside the loader, and how many registers each thread of them has."
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardConfig(LaunchConfig):
     """Launch configuration of the forward kernel; precision and dims belong to the case."""
@@ -75,9 +76,16 @@ class ForwardConfig(LaunchConfig):
             packed: sequences lie one after another: a descriptor does not end where one of them does.
             tma: the tensors can be read so.
         """
-        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TMA": tma, "AHEAD": self.order == "ahead",
-                "FUSED": self.mask == "fused" and not (packed and tma), "MIX": self.exp == "mix", "PRECISION": "ieee",
-                "PERSISTENT": self.grid == "persistent"}
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "TMA": tma,
+            "AHEAD": self.order == "ahead",
+            "FUSED": self.mask == "fused" and not (packed and tma),
+            "MIX": self.exp == "mix",
+            "PRECISION": "ieee",
+            "PERSISTENT": self.grid == "persistent",
+        }
 
     def options(self) -> dict[str, Any]:
         """What the compiler is told beside the kernel's arguments."""

@@ -138,15 +138,21 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
         (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
-        (shape.block(shape.dim) != shape.block(shape.dim_v),
-         f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; plain"),
+        (
+            shape.block(shape.dim) != shape.block(shape.dim_v),
+            f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; plain",
+        ),
         (config.loads != "tma", "loads by tensor maps alone; tma"),
         ((config.mask, config.registers) != ("apart", None), "has no fused or r…; without"),
-        (config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
-         "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16"),
+        (
+            config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
+            "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16",
+        ),
         (config.exp == "mix" and config.block_n < 64, "works one exponential in eight out, and 32 keys have four; n64"),
-        (config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps > 12),
-         "splits queries from 128 dims on, of two or three warpgroups; w8 or w12, or without split"),
+        (
+            config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps > 12),
+            "splits queries from 128 dims on, of two or three warpgroups; w8 or w12, or without split",
+        ),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
@@ -160,8 +166,9 @@ def ahead_fault(config: ForwardConfig, capability: tuple[int, int] | None) -> st
     """
     if config.order != "ahead" or capability != (9, 0):
         return None
-    return ("has the order ahead, which on sm_90 is wrong: "
-            "the product still reads the weights' registers; plain, ws or pp")
+    return (
+        "has the order ahead, which on sm_90 is wrong: the product still reads the weights' registers; plain, ws or pp"
+    )
 
 
 def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
@@ -222,8 +229,10 @@ def _no_tma(config: ForwardConfig, shape: Shape) -> str | None:
 def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | None:
     # The smallest tile of an order is right for any length, only wasteful.
     smallest = 128 if config.order in HOPPER else 64
-    for name, block, length, least in (("m", config.block_m, shape.seqlen_q, smallest),
-                                       ("n", config.block_n, shape.seqlen_k, 32)):
+    for name, block, length, least in (
+        ("m", config.block_m, shape.seqlen_q, smallest),
+        ("n", config.block_n, shape.seqlen_k, 32),
+    ):
         most = max(least, shape.block(length))
         if block > most:
             return f"has tiles {name}{block} for {length} rows; at most {name}{most}"
@@ -231,11 +240,17 @@ def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | 
 
 
 RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
-    "warpgroups": hopper_fault, "ahead": lambda config, shape: ahead_fault(config, shape.capability),
-    "registers": _too_many_registers, "shared-memory": _too_much_shared_memory,
-    "warps": _warps_without_rows, "narrow": _narrow_tiles, "exponentials": _idle_polynomials,
+    "warpgroups": hopper_fault,
+    "ahead": lambda config, shape: ahead_fault(config, shape.capability),
+    "registers": _too_many_registers,
+    "shared-memory": _too_much_shared_memory,
+    "warps": _warps_without_rows,
+    "narrow": _narrow_tiles,
+    "exponentials": _idle_polynomials,
     "register-cap": _idle_registers,
-    "mask": _fused_without_an_end, "tma": _no_tma, "length": _sequence_shorter_than_a_tile,
+    "mask": _fused_without_an_end,
+    "tma": _no_tma,
+    "length": _sequence_shorter_than_a_tile,
 }
 "Why a configuration is left out, by name: what it says is wrong with it, or None."
 
@@ -249,9 +264,11 @@ def candidates() -> Iterator[ForwardConfig]:
     """Everything the enumeration looks at, before the rules."""
     tiles = product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
     for (block_m, block_n, warps, stages), loads, order, mask, exp in product(
-            tiles, WORDS["loads"], ("plain", "ahead"), WORDS["mask"], WORDS["exp"]):
-        config = ForwardConfig(block_m=block_m, block_n=block_n, warps=warps, stages=stages, loads=loads, order=order,
-                               mask=mask, exp=exp)
+        tiles, WORDS["loads"], ("plain", "ahead"), WORDS["mask"], WORDS["exp"]
+    ):
+        config = ForwardConfig(
+            block_m=block_m, block_n=block_n, warps=warps, stages=stages, loads=loads, order=order, mask=mask, exp=exp
+        )
         yield config
         # One at a time: what changes little, or only beside a few others.
         yield replace(config, registers=128 if warps == 8 else 168)
@@ -259,8 +276,9 @@ def candidates() -> Iterator[ForwardConfig]:
             yield replace(config, grid="persistent")
             yield from (replace(config, section_mib=mib) for mib in (8, 100))
     for warps, block_n, stages, order, grid in product(WARPGROUPS, (32, 64, 128), (2, 3, 4), HOPPER, WORDS["grid"]):
-        config = ForwardConfig(block_m=16 * warps, block_n=block_n, warps=warps, stages=stages, loads="tma",
-                               order=order, grid=grid)
+        config = ForwardConfig(
+            block_m=16 * warps, block_n=block_n, warps=warps, stages=stages, loads="tma", order=order, grid=grid
+        )
         yield config
         if grid in ("tiles", "ticket"):
             yield from (replace(config, section_mib=mib) for mib in (8, 16, 100))

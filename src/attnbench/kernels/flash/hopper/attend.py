@@ -33,8 +33,9 @@ def scores_of(held, q, k, none):
 
 @gluon.jit
 @no_type_check
-def through_keys(held, q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end,
-                 WARPGROUP: gl.constexpr):
+def through_keys(
+    held, q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end, WARPGROUP: gl.constexpr
+):
     """Softmax and sums of a work item's tiles of keys, one at least, and the count after them."""
     turns = consumer.turns
     scale = consumer.scale
@@ -137,8 +138,9 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
         held = row  # nothing that is read
         if SPLIT:
             held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
-        acc, row_max, sums, count = through_keys(held, q, acc, row_max, sums, consumer, count, done, row, begin,
-                                                 work.whole, work.split, end, WARPGROUP)
+        acc, row_max, sums, count = through_keys(
+            held, q, acc, row_max, sums, consumer, count, done, row, begin, work.whole, work.split, end, WARPGROUP
+        )
     else:
         if SPLIT:
             held_ring.release(done)

@@ -76,13 +76,22 @@ def key_tile_of(problem):
     number = pair // problem.heads_kv
     head_kv = pair - number * problem.heads_kv
     batch, query_start, key_start, queries, keys = sequence(
-        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
+        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
+    )
     padded = padded_start(number, query_start, queries, problem.PACKED, problem.BLOCK_M).to(gl.int32)
     query_start = (query_start + batch * problem.seqlen_q).to(gl.int32)
     key_start = (key_start + batch * problem.seqlen_k).to(gl.int32)
     start = tile * KEYS
-    low, all_low, all_high, high = rows_of_keys(start, gl.minimum(start + KEYS, keys) - 1, queries, keys - queries,
-                                                mask.left, mask.right, mask.HAS_LEFT, mask.HAS_RIGHT)
+    low, all_low, all_high, high = rows_of_keys(
+        start,
+        gl.minimum(start + KEYS, keys) - 1,
+        queries,
+        keys - queries,
+        mask.left,
+        mask.right,
+        mask.HAS_LEFT,
+        mask.HAS_RIGHT,
+    )
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, problem.BLOCK_M)
     if start + KEYS > keys:
         # Keys past the end are zeros, but their probabilities are not.
@@ -128,11 +137,16 @@ def produce(producer):
                 at = part * ROWS
                 stage = count % rings.q.STAGES
                 rings.q.fill(count, producer.q_desc, tile.query_start, tile.queries, at, head, 4 * ROWS)
-                load_tile(producer.stats_desc, [head, tile.padded + at], rings.q.full.index(stage),
-                          stats.leasts.index(stage))
+                load_tile(
+                    producer.stats_desc, [head, tile.padded + at], rings.q.full.index(stage), stats.leasts.index(stage)
+                )
                 rings.dout.fill(count, producer.dout_desc, tile.query_start, tile.queries, at, head, 4 * ROWS)
-                load_tile(producer.stats_desc, [heads + head, tile.padded + at], rings.dout.full.index(stage),
-                          stats.deltas.index(stage))
+                load_tile(
+                    producer.stats_desc,
+                    [heads + head, tile.padded + at],
+                    rings.dout.full.index(stage),
+                    stats.deltas.index(stage),
+                )
                 count += 1
 
 
@@ -185,29 +199,63 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             mbarrier.arrive(consumer.done)
             mbarrier.wait(consumer.done, 0)
         # Gradients leave from where keys and values were.
-        store_gradient(rings.v.tiles.index(WARPGROUP), dv.to(DTYPE), consumer.dv_desc,
-                       coordinates(work.key_start, work.keys, key, work.head_kv))
-        store_gradient(rings.k.tiles.index(WARPGROUP), (dk * (consumer.scale_log2 * LN_2)).to(DTYPE), consumer.dk_desc,
-                       coordinates(work.key_start, work.keys, key, work.head_kv))
+        store_gradient(
+            rings.v.tiles.index(WARPGROUP),
+            dv.to(DTYPE),
+            consumer.dv_desc,
+            coordinates(work.key_start, work.keys, key, work.head_kv),
+        )
+        store_gradient(
+            rings.k.tiles.index(WARPGROUP),
+            (dk * (consumer.scale_log2 * LN_2)).to(DTYPE),
+            consumer.dk_desc,
+            coordinates(work.key_start, work.keys, key, work.head_kv),
+        )
         tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=BACKWARD_COUNTS)
 @no_type_check
 def flash_hopper_backward(
-    q_desc, k_desc, v_desc, dout_desc, stats_desc, dk_desc, dv_desc, sums_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
-    scale_log2, left, right, members, heads_kv, pairs, tiles, group,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
+    q_desc,
+    k_desc,
+    v_desc,
+    dout_desc,
+    stats_desc,
+    dk_desc,
+    dv_desc,
+    sums_desc,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    scale_log2,
+    left,
+    right,
+    members,
+    heads_kv,
+    pairs,
+    tiles,
+    group,
+    HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr,
+    PACKED: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
     PARTS: gl.constexpr = BLOCK_M // ROWS
     PLACES: gl.constexpr = STAGES * PARTS
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
-    problem = GridProblem(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, members, heads_kv, pairs, tiles, group, PACKED,
-                          BLOCK_M)
-    rings = Rings(allocate_ring(q_desc, PLACES, 2), allocate_ring(k_desc, 2, 1), allocate_ring(v_desc, 2, 1),
-                  allocate_ring(dout_desc, PLACES, 2))
+    problem = GridProblem(
+        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, members, heads_kv, pairs, tiles, group, PACKED, BLOCK_M
+    )
+    rings = Rings(
+        allocate_ring(q_desc, PLACES, 2),
+        allocate_ring(k_desc, 2, 1),
+        allocate_ring(v_desc, 2, 1),
+        allocate_ring(dout_desc, PLACES, 2),
+    )
     leasts = gl.allocate_shared_memory(gl.float32, [PLACES] + stats_desc.block_shape, stats_desc.layout)
     deltas = gl.allocate_shared_memory(gl.float32, [PLACES] + stats_desc.block_shape, stats_desc.layout)
     numbers = gl.allocate_shared_memory(gl.int32, stats_desc.block_shape, stats_desc.layout)
@@ -222,16 +270,20 @@ def flash_hopper_backward(
     fence_async_shared()
     producer = Producer(q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem)
     consumer = Consumer(dk_desc, dv_desc, sums_desc, rings, stats, dscores, filled, done, staging, problem, scale_log2)
-    gl.warp_specialize([
-        (consume, (consumer, 0)),
-        (consume, (consumer, 1)),
-        (produce, (producer,)),
-    ], [4, 1], [240, 24])
+    gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])
 
 
 def launch_hopper_columns(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, stats: Tensor, sums: Tensor,
-    problem: Problem, config: BackwardConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    stats: Tensor,
+    sums: Tensor,
+    problem: Problem,
+    config: BackwardConfig,
 ) -> None:
     """Compute dk and dv, and add the unscaled dQ to `sums`; shapes as `flash.backward.launch_backward` has them.
 
@@ -257,18 +309,31 @@ def launch_hopper_columns(
         return
     for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout), ("dk", dk), ("dv", dv)):
         if not is_rows(x):
-            raise ValueError(f"flash_attention: {name}.stride={x.stride()} does not fit order=ws; rows and heads a "
-                             "multiple of 16 bytes apart, sequences behind one another, or order=early")
+            raise ValueError(
+                f"flash_attention: {name}.stride={x.stride()} does not fit order=ws; rows and heads a "
+                "multiple of 16 bytes apart, sequences behind one another, or order=early"
+            )
     tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
     columns = sums.shape[-1]
     reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * columns)
     flash_hopper_backward[(tiles * pairs,)](
-        *(rows_of(x, ROWS.value, columns) for x in (q, k, v, dout)), _plain(stats.flatten(0, 1), 1),
-        *(rows_of(x, ROWS.value, columns) for x in (dk, dv)), _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
+        *(rows_of(x, ROWS.value, columns) for x in (q, k, v, dout)),
+        _plain(stats.flatten(0, 1), 1),
+        *(rows_of(x, ROWS.value, columns) for x in (dk, dv)),
+        _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
         *problem.lengths(),
-        problem.scale / math.log(2), *problem.reach(), members, heads_kv, pairs, tiles,
-        group_of(reread, config.section_mib, pairs), **problem.flags(), BLOCK_M=cut.block_m, STAGES=cut.stages,
-        num_warps=4)
+        problem.scale / math.log(2),
+        *problem.reach(),
+        members,
+        heads_kv,
+        pairs,
+        tiles,
+        group_of(reread, config.section_mib, pairs),
+        **problem.flags(),
+        BLOCK_M=cut.block_m,
+        STAGES=cut.stages,
+        num_warps=4,
+    )
 
 
 def _plain(x: Tensor, *tile: int) -> Any:

@@ -138,8 +138,7 @@ def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def fold(scores, dweights, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.constexpr,
-         AFTER: gl.constexpr):
+def fold(scores, dweights, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
     """DSᵀ of 64 rows, and P dO into dV; AFTER products are in flight behind Sᵀ, and then behind dPᵀ."""
     stats = consumer.stats
     least = stats.leasts.index(slot).load(SCORES) * consumer.scale_log2
@@ -217,8 +216,9 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
         q = late_q
         dout = rings.dout.take(first + 1)
         dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
-        dscore, dv = fold(late_scores, dweights, dv, dout, consumer, (first + 1) % STAGES, at + ROWS, masked, low, high,
-                          OF_V, 1)
+        dscore, dv = fold(
+            late_scores, dweights, dv, dout, consumer, (first + 1) % STAGES, at + ROWS, masked, low, high, OF_V, 1
+        )
         dscores.index(stage * 4 + 2 + WARPGROUP).store(dscore)
     fence_async_shared()
     mbarrier.arrive(consumer.filled.index(stage))

@@ -63,24 +63,69 @@ if TYPE_CHECKING:
     from attnbench.kernels.flash.problem import Problem
 
 LOG2_E = 1.4426950408889634
-COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles",
-          "group", "stretch", "sharers")
+COUNTS = (
+    "seqlen_q",
+    "seqlen_k",
+    "lse_batch",
+    "lse_head",
+    "left",
+    "right",
+    "heads",
+    "repeats",
+    "pairs",
+    "tiles",
+    "group",
+    "stretch",
+    "sharers",
+)
 "Numbers of a call that no code is compiled anew for."
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, lse_batch, lse_head,
-    scale, left, right, heads, repeats, pairs, tiles, group, stretch, sharers,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, GRID: gl.constexpr, ROOM: gl.constexpr,
-    GROUPS: gl.constexpr, TURNS: gl.constexpr, MIX: gl.constexpr, LAZY: gl.constexpr, REGISTERS: gl.constexpr,
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    counter_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    lse_batch,
+    lse_head,
+    scale,
+    left,
+    right,
+    heads,
+    repeats,
+    pairs,
+    tiles,
+    group,
+    stretch,
+    sharers,
+    HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr,
+    PACKED: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_V: gl.constexpr,
+    KEY_STAGES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GRID: gl.constexpr,
+    ROOM: gl.constexpr,
+    GROUPS: gl.constexpr,
+    TURNS: gl.constexpr,
+    MIX: gl.constexpr,
+    LAZY: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
-    problem = GridProblem(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, heads, pairs, tiles, group, stretch, sharers,
-                          PACKED, GRID)
+    problem = GridProblem(
+        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, heads, pairs, tiles, group, stretch, sharers, PACKED, GRID
+    )
     q_rings = ()
     for _index in gl.static_range(GROUPS):
         q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
@@ -96,31 +141,52 @@ def flash_hopper_forward(
     if out_desc.block_shape[4] != BLOCK_V and q_desc.block_shape[4] == BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
-    producer = Producer(q_desc, k_desc, v_desc, rings, problem, repeats, queue, counter_ptr, held_rings, BLOCK_N,
-                        GROUPS)
-    consumer = Consumer(out_desc, lse_ptr, lse_batch, lse_head, rings, turns, mask, scale, queue, outs, held_rings,
-                        PACKED, BLOCK_N, BLOCK_V, True, TURNS, MIX, LAZY, GRID)
+    producer = Producer(
+        q_desc, k_desc, v_desc, rings, problem, repeats, queue, counter_ptr, held_rings, BLOCK_N, GROUPS
+    )
+    consumer = Consumer(
+        out_desc,
+        lse_ptr,
+        lse_batch,
+        lse_head,
+        rings,
+        turns,
+        mask,
+        scale,
+        queue,
+        outs,
+        held_rings,
+        PACKED,
+        BLOCK_N,
+        BLOCK_V,
+        True,
+        TURNS,
+        MIX,
+        LAZY,
+        GRID,
+    )
     if GROUPS == 2:
-        gl.warp_specialize([
-            (consume, (consumer, 0)),
-            (consume, (consumer, 1)),
-            (produce, (producer,)),
-        ], [4, 1], [REGISTERS, 24])
+        gl.warp_specialize(
+            [(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [REGISTERS, 24]
+        )
     elif GROUPS == 3:
-        gl.warp_specialize([
-            (consume, (consumer, 0)),
-            (consume, (consumer, 1)),
-            (consume, (consumer, 2)),
-            (produce, (producer,)),
-        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+        gl.warp_specialize(
+            [(consume, (consumer, 0)), (consume, (consumer, 1)), (consume, (consumer, 2)), (produce, (producer,))],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )
     else:
-        gl.warp_specialize([
-            (consume, (consumer, 0)),
-            (consume, (consumer, 1)),
-            (consume, (consumer, 2)),
-            (consume, (consumer, 3)),
-            (produce, (producer,)),
-        ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
+        gl.warp_specialize(
+            [
+                (consume, (consumer, 0)),
+                (consume, (consumer, 1)),
+                (consume, (consumer, 2)),
+                (consume, (consumer, 3)),
+                (produce, (producer,)),
+            ],
+            [4, 4, 4, 1],
+            [REGISTERS, REGISTERS, REGISTERS, 24],
+        )
 
 
 def launch_hopper_forward(
@@ -153,19 +219,46 @@ def launch_hopper_forward(
     tensors = {"q": q, "k": k if k.numel() else q, "v": v if v.numel() else out, "out": out}
     for name, x in tensors.items():
         if not is_rows(x):
-            raise ValueError(f"flash_attention: {name}.stride={x.stride()} does not fit order={config.order}; rows and "
-                             "heads a multiple of 16 bytes apart, sequences behind one another, or order=plain")
+            raise ValueError(
+                f"flash_attention: {name}.stride={x.stride()} does not fit order={config.order}; rows and "
+                "heads a multiple of 16 bytes apart, sequences behind one another, or order=plain"
+            )
     columns, groups = block_of(dim), config.block_m // ROWS.value
     rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
     wide = {"q": query_columns(config, shape), "k": columns, "v": columns, "out": out_columns(config, shape)}
     described = [rows_of(x, rows[name], wide[name]) for name, x in tensors.items()]
-    section = group_of(problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib,
-                       problem.batch * heads_kv) * (heads // heads_kv)
+    section = group_of(
+        problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
+    ) * (heads // heads_kv)
     programs, stretch, sharers = partition_work(config.grid, tiles, pairs, section, processors(q))
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if config.grid == "ticket" else None
     flash_hopper_forward[(programs,)](
-        *described, lse, counter, *problem.lengths(), lse.stride(0), lse.stride(1), problem.scale * LOG2_E,
-        *problem.reach(), heads, heads // heads_kv, pairs, tiles, section, stretch, sharers, **problem.flags(),
-        BLOCK_N=config.block_n, BLOCK_V=columns, KEY_STAGES=key_stages(config), STAGES=config.stages, GRID=config.grid,
-        ROOM=query_tiles(config, shape), GROUPS=groups, TURNS=config.order == "pp",
-        MIX=config.exp == "mix", LAZY=config.rescale == "lazy", REGISTERS=WARPGROUPS[config.warps], num_warps=4)
+        *described,
+        lse,
+        counter,
+        *problem.lengths(),
+        lse.stride(0),
+        lse.stride(1),
+        problem.scale * LOG2_E,
+        *problem.reach(),
+        heads,
+        heads // heads_kv,
+        pairs,
+        tiles,
+        section,
+        stretch,
+        sharers,
+        **problem.flags(),
+        BLOCK_N=config.block_n,
+        BLOCK_V=columns,
+        KEY_STAGES=key_stages(config),
+        STAGES=config.stages,
+        GRID=config.grid,
+        ROOM=query_tiles(config, shape),
+        GROUPS=groups,
+        TURNS=config.order == "pp",
+        MIX=config.exp == "mix",
+        LAZY=config.rescale == "lazy",
+        REGISTERS=WARPGROUPS[config.warps],
+        num_warps=4,
+    )

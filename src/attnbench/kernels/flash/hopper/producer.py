@@ -45,14 +45,16 @@ def load_work(producer, work, key_start, count, done):
     begin, end = work.begin, work.end
     if HALF:
         for which in gl.static_range(producer.GROUPS):
-            producer.held_rings[which].fill(done, producer.q_desc, work.query_start, work.queries,
-                                            work.first + which * ROWS, work.head)
+            producer.held_rings[which].fill(
+                done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS, work.head
+            )
     # Without room for two the queries come after the first keys: the last output may have to leave before.
     if not Q_AHEAD and begin < end:
         rings.k.fill(count, producer.k_desc, key_start, work.keys, (end - 1) * BLOCK_N, work.head // producer.repeats)
     for which in gl.static_range(producer.GROUPS):
-        rings.q[which].fill(done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS,
-                            work.head, 0, HALF)
+        rings.q[which].fill(
+            done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS, work.head, 0, HALF
+        )
     if Q_AHEAD and begin < end:
         rings.k.fill(count, producer.k_desc, key_start, work.keys, (end - 1) * BLOCK_N, work.head // producer.repeats)
     # Keys a tile before values, as they are read: their stage is free before that of the values.

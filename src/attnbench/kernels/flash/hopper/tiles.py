@@ -92,8 +92,21 @@ class Work:
     @no_type_check
     def publish(self, queue, turn):
         """Publish this as the turn-th item; `read_work` is the other end."""
-        queue.publish(turn, (self.query_start, self.head, self.batch, self.queries, self.keys, self.first, self.begin,
-                             self.whole, self.split, self.end))
+        queue.publish(
+            turn,
+            (
+                self.query_start,
+                self.head,
+                self.batch,
+                self.queries,
+                self.keys,
+                self.first,
+                self.begin,
+                self.whole,
+                self.split,
+                self.end,
+            ),
+        )
 
 
 @gluon.jit
@@ -103,9 +116,18 @@ def read_work(queue, turn):
 
     Read anew wherever it is needed: ten numbers are more than a thread has registers for.
     """
-    return Work(queue.number(turn, 0), queue.number(turn, 1), queue.number(turn, 2), queue.number(turn, 3),
-                queue.number(turn, 4), queue.number(turn, 5), queue.number(turn, 6), queue.number(turn, 7),
-                queue.number(turn, 8), queue.number(turn, 9))
+    return Work(
+        queue.number(turn, 0),
+        queue.number(turn, 1),
+        queue.number(turn, 2),
+        queue.number(turn, 3),
+        queue.number(turn, 4),
+        queue.number(turn, 5),
+        queue.number(turn, 6),
+        queue.number(turn, 7),
+        queue.number(turn, 8),
+        queue.number(turn, 9),
+    )
 
 
 @gluon.jit
@@ -144,13 +166,22 @@ def work_of(tile, head, number, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.cons
     """The work item of a tile of BLOCK_M rows, and where its keys begin."""
     mask = problem.mask
     batch, query_start, key_start, queries, keys = sequence(
-        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
+        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
+    )
     query_start = (query_start + batch * problem.seqlen_q).to(gl.int32)
     key_start = (key_start + batch * problem.seqlen_k).to(gl.int32)
     first = tile * BLOCK_M
     shift = keys - queries
-    low, all_low, all_high, high = keys_of_rows(first, gl.minimum(first + BLOCK_M, queries) - 1, keys, shift,
-                                                mask.left, mask.right, mask.HAS_LEFT, mask.HAS_RIGHT)
+    low, all_low, all_high, high = keys_of_rows(
+        first,
+        gl.minimum(first + BLOCK_M, queries) - 1,
+        keys,
+        shift,
+        mask.left,
+        mask.right,
+        mask.HAS_LEFT,
+        mask.HAS_RIGHT,
+    )
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
     work = Work(query_start, head, gl.cast(batch, gl.int32), queries, keys, first, begin, whole, split, end)
     return work, key_start
@@ -180,8 +211,9 @@ def not_sooner(x):
 
     Compilers move what is worked out of x up to where x is known, past the products that it was to run beside.
     """
-    return gl.inline_asm_elementwise("shfl.sync.bfly.b32 $0, $1, 0, 31, -1;", "=f,f", [x], dtype=gl.float32,
-                                     is_pure=False, pack=1)
+    return gl.inline_asm_elementwise(
+        "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit

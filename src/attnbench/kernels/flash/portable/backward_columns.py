@@ -36,8 +36,18 @@ def begin_at(ptr, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def seen_by(first_row, columns, queries, keys, shift, left, right, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
-            HAS_RIGHT: tl.constexpr):
+def seen_by(
+    first_row,
+    columns,
+    queries,
+    keys,
+    shift,
+    left,
+    right,
+    BLOCK_M: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+):
     """The mask [BLOCK_N, BLOCK_M] of rows from `first_row`; the bounds are the keys', a thread has few of those."""
     rows = first_row + tl.arange(0, BLOCK_M)[None, :]
     # No row is as late as the one from which a key past the end is seen.
@@ -52,8 +62,23 @@ def seen_by(first_row, columns, queries, keys, shift, left, right, BLOCK_M: tl.c
 
 @triton.jit
 @no_type_check
-def hide(scores, at, whole, split, columns, queries, keys, shift, left, right, BLOCK_M: tl.constexpr,
-         HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr, FUSED: tl.constexpr):
+def hide(
+    scores,
+    at,
+    whole,
+    split,
+    columns,
+    queries,
+    keys,
+    shift,
+    left,
+    right,
+    BLOCK_M: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    MASKED: tl.constexpr,
+    FUSED: tl.constexpr,
+):
     """Scores with the hidden ones at -inf: before the exponential, which might overflow for them.
 
     Of every tile where MASKED; where FUSED, of those outside [whole, split), which is asked for the whole tile at once.
@@ -70,17 +95,57 @@ def hide(scores, at, whole, split, columns, queries, keys, shift, left, right, B
 
 @triton.jit
 @no_type_check
-def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, whole, split, columns, queries, keys, shift,
-              left, right, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-              MASKED: tl.constexpr, FUSED: tl.constexpr, EARLY: tl.constexpr, ATOMIC: tl.constexpr,
-              BESIDE: tl.constexpr, PRECISION: tl.constexpr):
+def fold_rows(
+    dk,
+    dv,
+    q,
+    dout,
+    k,
+    v,
+    lse_at,
+    delta_at,
+    scale_log2,
+    at,
+    whole,
+    split,
+    columns,
+    queries,
+    keys,
+    shift,
+    left,
+    right,
+    BLOCK_M: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    MASKED: tl.constexpr,
+    FUSED: tl.constexpr,
+    EARLY: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    BESIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """One tile of rows into dK and dV of the tile of keys; gives the tile's part of dQ too, where ATOMIC."""
     scores = tl.dot(k, tl.trans(q), lse_at, input_precision=PRECISION)
     if EARLY:
         # dO Vᵀ is there when the exponentials are: dS is worked out beside the product with dO.
         above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
-    scores = hide(scores, at, whole, split, columns, queries, keys, shift, left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT,
-                  MASKED, FUSED)
+    scores = hide(
+        scores,
+        at,
+        whole,
+        split,
+        columns,
+        queries,
+        keys,
+        shift,
+        left,
+        right,
+        BLOCK_M,
+        HAS_LEFT,
+        HAS_RIGHT,
+        MASKED,
+        FUSED,
+    )
     weights = tl.exp2(scores * scale_log2)
     dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
     if not EARLY:
@@ -98,8 +163,9 @@ def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, whole, sp
 
 @triton.jit
 @no_type_check
-def add_part(base, desc, row, first, part, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-             TMA: tl.constexpr):
+def add_part(
+    base, desc, row, first, part, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr
+):
     """Add dS K of a tile to the fp32 sums; rows past the sequence's end have room there, and add zeros."""
     if TMA:
         desc.atomic_add([tl.cast(row + first, tl.int32), 0], part)
@@ -110,15 +176,68 @@ def add_part(base, desc, row, first, part, DIM: tl.constexpr, BLOCK_M: tl.conste
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
 @no_type_check
 def flash_backward_columns(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, sums_ptr, stats_ptr, q_desc, dout_desc, sums_desc,
-    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, dout_batch, dout_row, dout_head,
-    dk_batch, dk_row, dk_head, dv_batch, dv_row, dv_head,
-    scale, scale_log2, left, right, stats_rows, members, heads_kv, pairs, tiles, group,
-    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAD: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr,
-    GROUPED: tl.constexpr, ATOMIC: tl.constexpr, TMA: tl.constexpr, TMA_ADD: tl.constexpr, ORDER: tl.constexpr,
-    FUSED: tl.constexpr, BESIDE: tl.constexpr, STAGES: tl.constexpr, MASKED_STAGES: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    dk_ptr,
+    dv_ptr,
+    sums_ptr,
+    stats_ptr,
+    q_desc,
+    dout_desc,
+    sums_desc,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    q_batch,
+    q_row,
+    q_head,
+    k_batch,
+    k_row,
+    k_head,
+    v_batch,
+    v_row,
+    v_head,
+    dout_batch,
+    dout_row,
+    dout_head,
+    dk_batch,
+    dk_row,
+    dk_head,
+    dv_batch,
+    dv_row,
+    dv_head,
+    scale,
+    scale_log2,
+    left,
+    right,
+    stats_rows,
+    members,
+    heads_kv,
+    pairs,
+    tiles,
+    group,
+    DIM: tl.constexpr,
+    DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAD: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    GROUPED: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    TMA: tl.constexpr,
+    TMA_ADD: tl.constexpr,
+    ORDER: tl.constexpr,
+    FUSED: tl.constexpr,
+    BESIDE: tl.constexpr,
+    STAGES: tl.constexpr,
+    MASKED_STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into `sums_ptr` [H, rows, D]."""
@@ -130,18 +249,35 @@ def flash_backward_columns(
     start = tile * BLOCK_N
     if start >= keys:
         return
-    k = load_rows(rows_from(k_ptr, batch, key_start, head_kv, k_batch, k_row, k_head), start, keys, k_row, DIM,
-                  BLOCK_N, BLOCK_D, False)
-    v = load_rows(rows_from(v_ptr, batch, key_start, head_kv, v_batch, v_row, v_head), start, keys, v_row, DIM_V,
-                  BLOCK_N, BLOCK_V, False)
+    k = load_rows(
+        rows_from(k_ptr, batch, key_start, head_kv, k_batch, k_row, k_head),
+        start,
+        keys,
+        k_row,
+        DIM,
+        BLOCK_N,
+        BLOCK_D,
+        False,
+    )
+    v = load_rows(
+        rows_from(v_ptr, batch, key_start, head_kv, v_batch, v_row, v_head),
+        start,
+        keys,
+        v_row,
+        DIM_V,
+        BLOCK_N,
+        BLOCK_V,
+        False,
+    )
     columns = start + tl.arange(0, BLOCK_N)[:, None]
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
 
     # In whole tiles of rows: [begin, whole) masked, [whole, split) seen whole, [split, end) masked.
     shift = keys - queries
-    low, all_low, all_high, high = rows_of_keys(start, tl.minimum(start + BLOCK_N, keys) - 1, queries, shift, left,
-                                                right, HAS_LEFT, HAS_RIGHT)
+    low, all_low, all_high, high = rows_of_keys(
+        start, tl.minimum(start + BLOCK_N, keys) - 1, queries, shift, left, right, HAS_LEFT, HAS_RIGHT
+    )
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_M)
     if start + BLOCK_N > keys:
         # Keys past the end are zeros, but their probabilities are not.
@@ -163,46 +299,120 @@ def flash_backward_columns(
         if ORDER == "ahead":
             if first < last:
                 at = first * BLOCK_M
-                q = load_tile(q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D,
-                              True, TMA)
+                q = load_tile(
+                    q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, True, TMA
+                )
                 scores = tl.dot(k, tl.trans(q), begin_at(lse_ptr, at, BLOCK_M, BLOCK_N), input_precision=PRECISION)
-                scores = hide(scores, at, whole, split, columns, queries, keys, shift, left, right, BLOCK_M, HAS_LEFT,
-                              HAS_RIGHT, False, FUSED)
+                scores = hide(
+                    scores,
+                    at,
+                    whole,
+                    split,
+                    columns,
+                    queries,
+                    keys,
+                    shift,
+                    left,
+                    right,
+                    BLOCK_M,
+                    HAS_LEFT,
+                    HAS_RIGHT,
+                    False,
+                    FUSED,
+                )
                 weights = tl.exp2(scores * scale_log2)
-                for at in tl.range(first * BLOCK_M, (last - 1) * BLOCK_M, BLOCK_M, num_stages=STAGES,
-                                   disable_licm=True):
-                    dout = load_tile(dout_base, dout_desc, batch, query_start, at, head, queries, dout_row, DIM_V,
-                                     BLOCK_M, BLOCK_V, True, TMA)
-                    above = tl.dot(v, tl.trans(dout), begin_at(delta_ptr, at, BLOCK_M, BLOCK_N),
-                                   input_precision=PRECISION)
+                for at in tl.range(
+                    first * BLOCK_M, (last - 1) * BLOCK_M, BLOCK_M, num_stages=STAGES, disable_licm=True
+                ):
+                    dout = load_tile(
+                        dout_base,
+                        dout_desc,
+                        batch,
+                        query_start,
+                        at,
+                        head,
+                        queries,
+                        dout_row,
+                        DIM_V,
+                        BLOCK_M,
+                        BLOCK_V,
+                        True,
+                        TMA,
+                    )
+                    above = tl.dot(
+                        v, tl.trans(dout), begin_at(delta_ptr, at, BLOCK_M, BLOCK_N), input_precision=PRECISION
+                    )
                     dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
                     down = (weights * above).to(dout.dtype)
                     if ATOMIC and BESIDE:
                         part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
                     following = at + BLOCK_M
-                    ahead = load_tile(q_base, q_desc, batch, query_start, following, head, queries, q_row, DIM,
-                                      BLOCK_M, BLOCK_D, True, TMA)
-                    scores = tl.dot(k, tl.trans(ahead), begin_at(lse_ptr, following, BLOCK_M, BLOCK_N),
-                                    input_precision=PRECISION)
+                    ahead = load_tile(
+                        q_base,
+                        q_desc,
+                        batch,
+                        query_start,
+                        following,
+                        head,
+                        queries,
+                        q_row,
+                        DIM,
+                        BLOCK_M,
+                        BLOCK_D,
+                        True,
+                        TMA,
+                    )
+                    scores = tl.dot(
+                        k, tl.trans(ahead), begin_at(lse_ptr, following, BLOCK_M, BLOCK_N), input_precision=PRECISION
+                    )
                     # The tile is read twice: none is carried from one turn of the loop to the next.
-                    q = load_tile(q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D,
-                                  True, TMA)
+                    q = load_tile(
+                        q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, True, TMA
+                    )
                     dk = tl.dot(down, q, dk, input_precision=PRECISION)
                     # Beside the product above, which nothing waits for until here is done.
-                    scores = hide(scores, following, whole, split, columns, queries, keys, shift, left, right, BLOCK_M,
-                                  HAS_LEFT, HAS_RIGHT, False, FUSED)
+                    scores = hide(
+                        scores,
+                        following,
+                        whole,
+                        split,
+                        columns,
+                        queries,
+                        keys,
+                        shift,
+                        left,
+                        right,
+                        BLOCK_M,
+                        HAS_LEFT,
+                        HAS_RIGHT,
+                        False,
+                        FUSED,
+                    )
                     weights = tl.exp2(scores * scale_log2)
                     if ATOMIC:
                         if not BESIDE:
                             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
                         add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
                 at = (last - 1) * BLOCK_M
-                q = load_tile(q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D,
-                              True, TMA)
-                dout = load_tile(dout_base, dout_desc, batch, query_start, at, head, queries, dout_row, DIM_V,
-                                 BLOCK_M, BLOCK_V, True, TMA)
-                above = tl.dot(v, tl.trans(dout), begin_at(delta_ptr, at, BLOCK_M, BLOCK_N),
-                               input_precision=PRECISION)
+                q = load_tile(
+                    q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, True, TMA
+                )
+                dout = load_tile(
+                    dout_base,
+                    dout_desc,
+                    batch,
+                    query_start,
+                    at,
+                    head,
+                    queries,
+                    dout_row,
+                    DIM_V,
+                    BLOCK_M,
+                    BLOCK_V,
+                    True,
+                    TMA,
+                )
+                above = tl.dot(v, tl.trans(dout), begin_at(delta_ptr, at, BLOCK_M, BLOCK_N), input_precision=PRECISION)
                 dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
                 down = (weights * above).to(dout.dtype)
                 dk = tl.dot(down, q, dk, input_precision=PRECISION)
@@ -211,37 +421,130 @@ def flash_backward_columns(
                     add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
         else:
             for at in tl.range(first * BLOCK_M, last * BLOCK_M, BLOCK_M, num_stages=STAGES, disable_licm=True):
-                q = load_tile(q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D,
-                              True, TMA)
-                dout = load_tile(dout_base, dout_desc, batch, query_start, at, head, queries, dout_row, DIM_V,
-                                 BLOCK_M, BLOCK_V, True, TMA)
+                q = load_tile(
+                    q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, True, TMA
+                )
+                dout = load_tile(
+                    dout_base,
+                    dout_desc,
+                    batch,
+                    query_start,
+                    at,
+                    head,
+                    queries,
+                    dout_row,
+                    DIM_V,
+                    BLOCK_M,
+                    BLOCK_V,
+                    True,
+                    TMA,
+                )
                 dk, dv, part = fold_rows(
-                    dk, dv, q, dout, k, v, begin_at(lse_ptr, at, BLOCK_M, BLOCK_N),
-                    begin_at(delta_ptr, at, BLOCK_M, BLOCK_N), scale_log2, at, whole, split, columns, queries, keys,
-                    shift, left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT, False, FUSED, ORDER == "early", ATOMIC,
-                    BESIDE, PRECISION)
+                    dk,
+                    dv,
+                    q,
+                    dout,
+                    k,
+                    v,
+                    begin_at(lse_ptr, at, BLOCK_M, BLOCK_N),
+                    begin_at(delta_ptr, at, BLOCK_M, BLOCK_N),
+                    scale_log2,
+                    at,
+                    whole,
+                    split,
+                    columns,
+                    queries,
+                    keys,
+                    shift,
+                    left,
+                    right,
+                    BLOCK_M,
+                    HAS_LEFT,
+                    HAS_RIGHT,
+                    False,
+                    FUSED,
+                    ORDER == "early",
+                    ATOMIC,
+                    BESIDE,
+                    PRECISION,
+                )
                 if ATOMIC:
                     add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
-        for index in tl.range(0, 0 if FUSED else whole - begin + end - split, num_stages=MASKED_STAGES,
-                              disable_licm=True):
+        for index in tl.range(
+            0, 0 if FUSED else whole - begin + end - split, num_stages=MASKED_STAGES, disable_licm=True
+        ):
             at = masked_tile(index, begin, whole, split) * BLOCK_M
-            q = load_tile(q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D,
-                          False, TMA)
-            dout = load_tile(dout_base, dout_desc, batch, query_start, at, head, queries, dout_row, DIM_V, BLOCK_M,
-                             BLOCK_V, False, TMA)
+            q = load_tile(
+                q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, False, TMA
+            )
+            dout = load_tile(
+                dout_base,
+                dout_desc,
+                batch,
+                query_start,
+                at,
+                head,
+                queries,
+                dout_row,
+                DIM_V,
+                BLOCK_M,
+                BLOCK_V,
+                False,
+                TMA,
+            )
             if TMA and PACKED:
                 # A descriptor knows no end of a packed sequence.
                 own = (at + tl.arange(0, BLOCK_M) < queries)[:, None]
                 q = tl.where(own, q, 0.0)
                 dout = tl.where(own, dout, 0.0)
             dk, dv, part = fold_rows(
-                dk, dv, q, dout, k, v, begin_at(lse_ptr, at, BLOCK_M, BLOCK_N),
-                begin_at(delta_ptr, at, BLOCK_M, BLOCK_N), scale_log2, at, whole, split, columns, queries, keys, shift,
-                left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT, True, False, ORDER == "early", ATOMIC, BESIDE,
-                PRECISION)
+                dk,
+                dv,
+                q,
+                dout,
+                k,
+                v,
+                begin_at(lse_ptr, at, BLOCK_M, BLOCK_N),
+                begin_at(delta_ptr, at, BLOCK_M, BLOCK_N),
+                scale_log2,
+                at,
+                whole,
+                split,
+                columns,
+                queries,
+                keys,
+                shift,
+                left,
+                right,
+                BLOCK_M,
+                HAS_LEFT,
+                HAS_RIGHT,
+                True,
+                False,
+                ORDER == "early",
+                ATOMIC,
+                BESIDE,
+                PRECISION,
+            )
             if ATOMIC:
                 add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
-    store_rows(rows_from(dk_ptr, batch, key_start, head_kv, dk_batch, dk_row, dk_head), start, keys, dk_row,
-               dk * scale, DIM, BLOCK_N, BLOCK_D)
-    store_rows(rows_from(dv_ptr, batch, key_start, head_kv, dv_batch, dv_row, dv_head), start, keys, dv_row, dv,
-               DIM_V, BLOCK_N, BLOCK_V)
+    store_rows(
+        rows_from(dk_ptr, batch, key_start, head_kv, dk_batch, dk_row, dk_head),
+        start,
+        keys,
+        dk_row,
+        dk * scale,
+        DIM,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    store_rows(
+        rows_from(dv_ptr, batch, key_start, head_kv, dv_batch, dv_row, dv_head),
+        start,
+        keys,
+        dv_row,
+        dv,
+        DIM_V,
+        BLOCK_N,
+        BLOCK_V,
+    )

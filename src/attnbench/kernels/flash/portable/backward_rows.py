@@ -25,10 +25,33 @@ from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
 @no_type_check
 def flash_backward_prepare(
-    out_ptr, dout_ptr, lse_ptr, stats_ptr, sums_ptr, cu_q_ptr, seqlen_q, out_batch, out_row, out_head, dout_batch,
-    dout_row, dout_head, lse_batch, lse_head, scale, stats_rows, heads, tiles,
-    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
-    PAD: tl.constexpr, PACKED: tl.constexpr, ATOMIC: tl.constexpr,
+    out_ptr,
+    dout_ptr,
+    lse_ptr,
+    stats_ptr,
+    sums_ptr,
+    cu_q_ptr,
+    seqlen_q,
+    out_batch,
+    out_row,
+    out_head,
+    dout_batch,
+    dout_row,
+    dout_head,
+    lse_batch,
+    lse_head,
+    scale,
+    stats_rows,
+    heads,
+    tiles,
+    DIM: tl.constexpr,
+    DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PAD: tl.constexpr,
+    PACKED: tl.constexpr,
+    ATOMIC: tl.constexpr,
 ):
     """-lse / scale and -delta of a tile of rows, and with ATOMIC zeros where dQ is added up.
 
@@ -42,10 +65,26 @@ def flash_backward_prepare(
     start = tile * BLOCK_M
     if start >= queries:
         return
-    out = load_rows(rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head), start, queries, out_row,
-                    DIM_V, BLOCK_M, BLOCK_V, False)
-    dout = load_rows(rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head), start, queries,
-                     dout_row, DIM_V, BLOCK_M, BLOCK_V, False)
+    out = load_rows(
+        rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head),
+        start,
+        queries,
+        out_row,
+        DIM_V,
+        BLOCK_M,
+        BLOCK_V,
+        False,
+    )
+    dout = load_rows(
+        rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head),
+        start,
+        queries,
+        dout_row,
+        DIM_V,
+        BLOCK_M,
+        BLOCK_V,
+        False,
+    )
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     rows = start + tl.arange(0, BLOCK_M)
     lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
@@ -57,8 +96,16 @@ def flash_backward_prepare(
     tl.store(stats_ptr + row + rows, least)
     tl.store(stats_ptr + tl.cast(heads, tl.int64) * stats_rows + row + rows, -delta)
     if ATOMIC:
-        store_rows(sums_ptr + row * DIM, start, start + BLOCK_M, DIM, tl.zeros([BLOCK_M, BLOCK_D], tl.float32), DIM,
-                   BLOCK_M, BLOCK_D)
+        store_rows(
+            sums_ptr + row * DIM,
+            start,
+            start + BLOCK_M,
+            DIM,
+            tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+            DIM,
+            BLOCK_M,
+            BLOCK_D,
+        )
 
 
 @triton.jit
@@ -77,13 +124,56 @@ def fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION: tl.cons
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
 @no_type_check
 def flash_backward_rows(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, stats_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, dout_batch, dout_row, dout_head,
-    dq_batch, dq_row, dq_head,
-    scale, scale_log2, left, right, stats_rows, members, heads, pairs, tiles, group,
-    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAD: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr, MASKED_STAGES: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    dq_ptr,
+    stats_ptr,
+    k_desc,
+    v_desc,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    q_batch,
+    q_row,
+    q_head,
+    k_batch,
+    k_row,
+    k_head,
+    v_batch,
+    v_row,
+    v_head,
+    dout_batch,
+    dout_row,
+    dout_head,
+    dq_batch,
+    dq_row,
+    dq_head,
+    scale,
+    scale_log2,
+    left,
+    right,
+    stats_rows,
+    members,
+    heads,
+    pairs,
+    tiles,
+    group,
+    DIM: tl.constexpr,
+    DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAD: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED_STAGES: tl.constexpr,
 ):
     """DQ of a tile of rows."""
     # Which tile of rows: the last see most keys.
@@ -95,19 +185,41 @@ def flash_backward_rows(
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
-    q = load_rows(rows_from(q_ptr, batch, query_start, head, q_batch, q_row, q_head), start, queries, q_row, DIM,
-                  BLOCK_M, BLOCK_D, False)
-    dout = load_rows(rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head), start, queries,
-                     dout_row, DIM_V, BLOCK_M, BLOCK_V, False)
+    q = load_rows(
+        rows_from(q_ptr, batch, query_start, head, q_batch, q_row, q_head),
+        start,
+        queries,
+        q_row,
+        DIM,
+        BLOCK_M,
+        BLOCK_D,
+        False,
+    )
+    dout = load_rows(
+        rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head),
+        start,
+        queries,
+        dout_row,
+        DIM_V,
+        BLOCK_M,
+        BLOCK_V,
+        False,
+    )
     k_base = rows_from(k_ptr, batch, key_start, head_kv, k_batch, k_row, k_head)
     v_base = rows_from(v_ptr, batch, key_start, head_kv, v_batch, v_row, v_head)
-    stats = (stats_ptr + tl.cast(head, tl.int64) * stats_rows
-             + padded_start(number, query_start, queries, PACKED, PAD) + start + tl.arange(0, BLOCK_M))
+    stats = (
+        stats_ptr
+        + tl.cast(head, tl.int64) * stats_rows
+        + padded_start(number, query_start, queries, PACKED, PAD)
+        + start
+        + tl.arange(0, BLOCK_M)
+    )
     lse = (tl.load(stats) * scale_log2)[:, None]
     delta = tl.load(stats + tl.cast(heads, tl.int64) * stats_rows)[:, None]
     shift = keys - queries
-    low, all_low, all_high, high = keys_of_rows(start, tl.minimum(start + BLOCK_M, queries) - 1, keys, shift, left,
-                                                right, HAS_LEFT, HAS_RIGHT)
+    low, all_low, all_high, high = keys_of_rows(
+        start, tl.minimum(start + BLOCK_M, queries) - 1, keys, shift, left, right, HAS_LEFT, HAS_RIGHT
+    )
     begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
     rows = start + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -117,14 +229,36 @@ def flash_backward_rows(
         dq = fold_keys(dq, k, v, q, dout, lse, delta, None, scale_log2, PRECISION, False)
     for index in tl.range(0, whole - begin + end - split, num_stages=MASKED_STAGES, disable_licm=True):
         at = masked_tile(index, begin, whole, split) * BLOCK_N
-        k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False,
-                      TMA and not PACKED)
-        v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False,
-                      TMA and not PACKED)
+        k = load_tile(
+            k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False, TMA and not PACKED
+        )
+        v = load_tile(
+            v_base,
+            v_desc,
+            batch,
+            key_start,
+            at,
+            head_kv,
+            keys,
+            v_row,
+            DIM_V,
+            BLOCK_N,
+            BLOCK_V,
+            False,
+            TMA and not PACKED,
+        )
         see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
         dq = fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION, True)
-    store_rows(rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head), start, queries, dq_row,
-               dq * scale, DIM, BLOCK_M, BLOCK_D)
+    store_rows(
+        rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head),
+        start,
+        queries,
+        dq_row,
+        dq * scale,
+        DIM,
+        BLOCK_M,
+        BLOCK_D,
+    )
 
 
 @triton.jit
@@ -142,9 +276,24 @@ def place_in_part(rows, columns):
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
 @no_type_check
 def flash_backward_round(
-    sums_ptr, dq_ptr, cu_q_ptr, seqlen_q, dq_batch, dq_row, dq_head, scale, stats_rows, heads, tiles,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, PAD: tl.constexpr, PACKED: tl.constexpr,
-    COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    sums_ptr,
+    dq_ptr,
+    cu_q_ptr,
+    seqlen_q,
+    dq_batch,
+    dq_row,
+    dq_head,
+    scale,
+    stats_rows,
+    heads,
+    tiles,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PAD: tl.constexpr,
+    PACKED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Scale and round what the atomics added up, a tile of rows, into dQ; PARTS: as `place_in_part` has 64 rows."""
     tile = tl.program_id(0) % tiles
@@ -161,5 +310,13 @@ def flash_backward_round(
         total = tl.load(base + place_in_part(tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)[None, :]))
     else:
         total = load_rows(sums_ptr + row * COLUMNS, start, queries, COLUMNS, DIM, BLOCK_M, BLOCK_D, False)
-    store_rows(rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head), start, queries, dq_row,
-               total * scale, DIM, BLOCK_M, BLOCK_D)
+    store_rows(
+        rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head),
+        start,
+        queries,
+        dq_row,
+        total * scale,
+        DIM,
+        BLOCK_M,
+        BLOCK_D,
+    )

@@ -20,19 +20,10 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash.tiles import (
-    keys_of_rows,
-    load_tile,
-    masked_tile,
-    rows_from,
-    sees,
-    sequence,
-    tiles_of,
-)
+from attnbench.kernels.flash.tiles import keys_of_rows, load_tile, masked_tile, rows_from, sees, sequence, tiles_of
 from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
-
     pass
 
 LOG2_E = 1.4426950408889634
@@ -50,7 +41,8 @@ def exp2(x, MIX: tl.constexpr):
     part is added to the exponent of its bits; x up to -127 gives 0.
     """
     if MIX:
-        return tl.inline_asm_elementwise("""
+        return tl.inline_asm_elementwise(
+            """
             {
             .reg .b32 x, whole, part, y;
             ex2.approx.ftz.f32 $0, $4;
@@ -66,7 +58,13 @@ def exp2(x, MIX: tl.constexpr):
             shl.b32 whole, whole, 23;
             add.s32 $3, whole, y;
             }
-            """, "=r,=r,=r,=r,r,r,r,r", [x], dtype=tl.float32, is_pure=True, pack=4)
+            """,
+            "=r,=r,=r,=r,r,r,r,r",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
     return tl.math.exp2(x)
 
 
@@ -84,8 +82,22 @@ def fold(scores, row_max, row_sum, scale, MIX: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def hide(scores, rows, at, tile, whole, split, keys, shift, left, right, HAS_LEFT: tl.constexpr,
-         HAS_RIGHT: tl.constexpr, FUSED: tl.constexpr, BLOCK_N: tl.constexpr):
+def hide(
+    scores,
+    rows,
+    at,
+    tile,
+    whole,
+    split,
+    keys,
+    shift,
+    left,
+    right,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    FUSED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Scores of a tile with the hidden ones at -∞, where the tile is one that some row does not see whole."""
     if FUSED:
         cut = tile >= split
@@ -101,12 +113,53 @@ def hide(scores, rows, at, tile, whole, split, keys, shift, left, right, HAS_LEF
 @triton.jit
 @no_type_check
 def attend_rows(
-    program, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row, out_head,
-    lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group,
-    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, FUSED: tl.constexpr, MIX: tl.constexpr,
+    program,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    k_desc,
+    v_desc,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    q_batch,
+    q_row,
+    q_head,
+    k_batch,
+    k_row,
+    k_head,
+    v_batch,
+    v_row,
+    v_head,
+    out_batch,
+    out_row,
+    out_head,
+    lse_batch,
+    lse_head,
+    scale,
+    left,
+    right,
+    heads,
+    repeats,
+    pairs,
+    tiles,
+    group,
+    DIM: tl.constexpr,
+    DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+    AHEAD: tl.constexpr,
+    FUSED: tl.constexpr,
+    MIX: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Output and lse of a tile of queries."""
@@ -127,8 +180,9 @@ def attend_rows(
         q = load_rows(q_base, first, queries, q_row, DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
         rows = first + tl.arange(0, BLOCK_M)
         shift = keys - queries
-        low, all_low, all_high, high = keys_of_rows(first, tl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left,
-                                                    right, HAS_LEFT, HAS_RIGHT)
+        low, all_low, all_high, high = keys_of_rows(
+            first, tl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left, right, HAS_LEFT, HAS_RIGHT
+        )
         begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -140,56 +194,154 @@ def attend_rows(
             stop = end
         if AHEAD:
             if start < stop:
-                k = load_tile(k_base, k_desc, batch, key_start, start * BLOCK_N, head_kv, keys, k_row, DIM, BLOCK_N,
-                              BLOCK_D, not FUSED, TMA)
+                k = load_tile(
+                    k_base,
+                    k_desc,
+                    batch,
+                    key_start,
+                    start * BLOCK_N,
+                    head_kv,
+                    keys,
+                    k_row,
+                    DIM,
+                    BLOCK_N,
+                    BLOCK_D,
+                    not FUSED,
+                    TMA,
+                )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(scores, rows[:, None], start * BLOCK_N, start, whole, split, keys, shift, left, right,
-                              HAS_LEFT, HAS_RIGHT, FUSED, BLOCK_N)
+                scores = hide(
+                    scores,
+                    rows[:, None],
+                    start * BLOCK_N,
+                    start,
+                    whole,
+                    split,
+                    keys,
+                    shift,
+                    left,
+                    right,
+                    HAS_LEFT,
+                    HAS_RIGHT,
+                    FUSED,
+                    BLOCK_N,
+                )
                 weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
                 # Carried as bits: Triton would bring carried numbers to the product through shared memory.
                 bits = weights.to(q.dtype).to(BITS, bitcast=True)
                 for index in tl.range(start + 1, stop, disable_licm=True):
                     at = index * BLOCK_N
-                    k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D,
-                                  not FUSED, TMA)
+                    k = load_tile(
+                        k_base,
+                        k_desc,
+                        batch,
+                        key_start,
+                        at,
+                        head_kv,
+                        keys,
+                        k_row,
+                        DIM,
+                        BLOCK_N,
+                        BLOCK_D,
+                        not FUSED,
+                        TMA,
+                    )
                     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-                    v = load_tile(v_base, v_desc, batch, key_start, at - BLOCK_N, head_kv, keys, v_row, DIM_V,
-                                  BLOCK_N, BLOCK_V, not FUSED, TMA)
-                    acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None],
-                                 input_precision=PRECISION)
+                    v = load_tile(
+                        v_base,
+                        v_desc,
+                        batch,
+                        key_start,
+                        at - BLOCK_N,
+                        head_kv,
+                        keys,
+                        v_row,
+                        DIM_V,
+                        BLOCK_N,
+                        BLOCK_V,
+                        not FUSED,
+                        TMA,
+                    )
+                    acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
                     # Beside the product above, which nothing waits for until the next tile's scores are there.
-                    scores = hide(scores, rows[:, None], at, index, whole, split, keys, shift, left, right, HAS_LEFT,
-                                  HAS_RIGHT, FUSED, BLOCK_N)
+                    scores = hide(
+                        scores,
+                        rows[:, None],
+                        at,
+                        index,
+                        whole,
+                        split,
+                        keys,
+                        shift,
+                        left,
+                        right,
+                        HAS_LEFT,
+                        HAS_RIGHT,
+                        FUSED,
+                        BLOCK_N,
+                    )
                     weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
                     bits = weights.to(q.dtype).to(BITS, bitcast=True)
-                v = load_tile(v_base, v_desc, batch, key_start, (stop - 1) * BLOCK_N, head_kv, keys, v_row, DIM_V,
-                              BLOCK_N, BLOCK_V, not FUSED, TMA)
+                v = load_tile(
+                    v_base,
+                    v_desc,
+                    batch,
+                    key_start,
+                    (stop - 1) * BLOCK_N,
+                    head_kv,
+                    keys,
+                    v_row,
+                    DIM_V,
+                    BLOCK_N,
+                    BLOCK_V,
+                    not FUSED,
+                    TMA,
+                )
                 acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
         else:
             for index in tl.range(start, stop, disable_licm=True):
                 at = index * BLOCK_N
-                k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D,
-                              not FUSED, TMA)
+                k = load_tile(
+                    k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, not FUSED, TMA
+                )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(scores, rows[:, None], at, index, whole, split, keys, shift, left, right, HAS_LEFT,
-                              HAS_RIGHT, FUSED, BLOCK_N)
+                scores = hide(
+                    scores,
+                    rows[:, None],
+                    at,
+                    index,
+                    whole,
+                    split,
+                    keys,
+                    shift,
+                    left,
+                    right,
+                    HAS_LEFT,
+                    HAS_RIGHT,
+                    FUSED,
+                    BLOCK_N,
+                )
                 weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
-                v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V,
-                              not FUSED, TMA)
+                v = load_tile(
+                    v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, not FUSED, TMA
+                )
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
         if not FUSED:
             # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
             for index in tl.range(0, whole - begin + end - split, num_stages=1, disable_licm=True):
                 at = masked_tile(index, begin, whole, split) * BLOCK_N
                 # Keys of the next sequence may come along: their scores are hidden, whatever they are.
-                k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D,
-                              False, TMA)
+                k = load_tile(
+                    k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False, TMA
+                )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(scores, rows[:, None], at, 0, 0, 0, keys, shift, left, right, HAS_LEFT, HAS_RIGHT, True,
-                              BLOCK_N)
+                scores = hide(
+                    scores, rows[:, None], at, 0, 0, 0, keys, shift, left, right, HAS_LEFT, HAS_RIGHT, True, BLOCK_N
+                )
                 weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
-                v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V,
-                              False, TMA_ENDS)
+                v = load_tile(
+                    v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False, TMA_ENDS
+                )
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
 
         empty = row_sum == 0.0  # which NaN is not
@@ -205,27 +357,156 @@ def attend_rows(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row, out_head,
-    lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group,
-    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, FUSED: tl.constexpr, MIX: tl.constexpr,
-    PRECISION: tl.constexpr, PERSISTENT: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    k_desc,
+    v_desc,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    q_batch,
+    q_row,
+    q_head,
+    k_batch,
+    k_row,
+    k_head,
+    v_batch,
+    v_row,
+    v_head,
+    out_batch,
+    out_row,
+    out_head,
+    lse_batch,
+    lse_head,
+    scale,
+    left,
+    right,
+    heads,
+    repeats,
+    pairs,
+    tiles,
+    group,
+    DIM: tl.constexpr,
+    DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+    AHEAD: tl.constexpr,
+    FUSED: tl.constexpr,
+    MIX: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PERSISTENT: tl.constexpr,
 ):
     """A tile of queries a program; persistent, a program an SM takes every so many-th tile."""
     if PERSISTENT:
         for program in tl.range(tl.program_id(0), tiles * pairs, tl.num_programs(0), num_stages=1):
             attend_rows(
-                program, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr, seqlen_q,
-                seqlen_k, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row,
-                out_head, lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group, DIM, DIM_V,
-                BLOCK_D, BLOCK_V, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M, BLOCK_N, TMA, AHEAD, FUSED, MIX,
-                PRECISION)
+                program,
+                q_ptr,
+                k_ptr,
+                v_ptr,
+                out_ptr,
+                lse_ptr,
+                k_desc,
+                v_desc,
+                cu_q_ptr,
+                cu_k_ptr,
+                seqlen_q,
+                seqlen_k,
+                q_batch,
+                q_row,
+                q_head,
+                k_batch,
+                k_row,
+                k_head,
+                v_batch,
+                v_row,
+                v_head,
+                out_batch,
+                out_row,
+                out_head,
+                lse_batch,
+                lse_head,
+                scale,
+                left,
+                right,
+                heads,
+                repeats,
+                pairs,
+                tiles,
+                group,
+                DIM,
+                DIM_V,
+                BLOCK_D,
+                BLOCK_V,
+                HAS_LEFT,
+                HAS_RIGHT,
+                PACKED,
+                BLOCK_M,
+                BLOCK_N,
+                TMA,
+                AHEAD,
+                FUSED,
+                MIX,
+                PRECISION,
+            )
     else:
         attend_rows(
-            tl.program_id(0), q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, k_desc, v_desc, cu_q_ptr, cu_k_ptr,
-            seqlen_q, seqlen_k, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch,
-            out_row, out_head, lse_batch, lse_head, scale, left, right, heads, repeats, pairs, tiles, group, DIM,
-            DIM_V, BLOCK_D, BLOCK_V, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_M, BLOCK_N, TMA, AHEAD, FUSED, MIX,
-            PRECISION)
+            tl.program_id(0),
+            q_ptr,
+            k_ptr,
+            v_ptr,
+            out_ptr,
+            lse_ptr,
+            k_desc,
+            v_desc,
+            cu_q_ptr,
+            cu_k_ptr,
+            seqlen_q,
+            seqlen_k,
+            q_batch,
+            q_row,
+            q_head,
+            k_batch,
+            k_row,
+            k_head,
+            v_batch,
+            v_row,
+            v_head,
+            out_batch,
+            out_row,
+            out_head,
+            lse_batch,
+            lse_head,
+            scale,
+            left,
+            right,
+            heads,
+            repeats,
+            pairs,
+            tiles,
+            group,
+            DIM,
+            DIM_V,
+            BLOCK_D,
+            BLOCK_V,
+            HAS_LEFT,
+            HAS_RIGHT,
+            PACKED,
+            BLOCK_M,
+            BLOCK_N,
+            TMA,
+            AHEAD,
+            FUSED,
+            MIX,
+            PRECISION,
+        )

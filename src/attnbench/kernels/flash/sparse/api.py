@@ -19,13 +19,26 @@ from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of
 
-__all__ = ["BlockLists", "SparseConfig", "config_for", "flash_sparse_attention", "launch_sparse", "make_lists",
-           "sparse_problem_of"]
+__all__ = [
+    "BlockLists",
+    "SparseConfig",
+    "config_for",
+    "flash_sparse_attention",
+    "launch_sparse",
+    "make_lists",
+    "sparse_problem_of",
+]
 
 
 def make_lists(
-    block_map: Tensor, q: Tensor, k: Tensor, *, block: tuple[int, int], causal: bool = False,
-    config: SparseConfig | str | None = None, validate: bool = False,
+    block_map: Tensor,
+    q: Tensor,
+    k: Tensor,
+    *,
+    block: tuple[int, int],
+    causal: bool = False,
+    config: SparseConfig | str | None = None,
+    validate: bool = False,
 ) -> BlockLists:
     """Turn a map into the lists that the kernels walk: two launches, good for every call with these lengths.
 
@@ -76,8 +89,13 @@ def config_for(
         raise wrong("config", repr(given), "is no configuration", "a SparseConfig, its name or None")
     text = given if isinstance(given, str) else given.short
     # A name is judged as for an H200 where there is no card.
-    valid = Shape(dim=shape.dim, block_q=shape.block_q, block_k=shape.block_k, item_bytes=shape.item_bytes,
-                  capability=shape.capability if shape.capability != (0, 0) else (9, 0))
+    valid = Shape(
+        dim=shape.dim,
+        block_q=shape.block_q,
+        block_k=shape.block_k,
+        item_bytes=shape.item_bytes,
+        capability=shape.capability if shape.capability != (0, 0) else (9, 0),
+    )
     try:
         config = SparseConfig.parse(given) if isinstance(given, str) else given
         found = fault(config, valid)
@@ -89,8 +107,13 @@ def config_for(
 
 
 def _shape(q: Tensor, problem: SparseProblem) -> Shape:
-    return Shape(dim=q.shape[-1], block_q=problem.block[0], block_k=problem.block[1], item_bytes=q.element_size(),
-                 capability=capability_of(q) or (0, 0))
+    return Shape(
+        dim=q.shape[-1],
+        block_q=problem.block[0],
+        block_k=problem.block[1],
+        item_bytes=q.element_size(),
+        capability=capability_of(q) or (0, 0),
+    )
 
 
 def _described(*tensors: Tensor) -> bool:
@@ -108,8 +131,16 @@ def _check_device(q: Tensor) -> None:
 
 
 def flash_sparse_attention(
-    q: Tensor, k: Tensor, v: Tensor, block_map: Tensor | BlockLists, *, block: tuple[int, int], causal: bool = False,
-    scale: float | None = None, config: SparseConfig | str | None = None, validate: bool = False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_map: Tensor | BlockLists,
+    *,
+    block: tuple[int, int],
+    causal: bool = False,
+    scale: float | None = None,
+    config: SparseConfig | str | None = None,
+    validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attend to the blocks of keys that a map lists; forward only, and no gradient passes through.
 

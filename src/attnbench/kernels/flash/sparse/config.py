@@ -120,8 +120,10 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
         (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
-        (shape.dim % 8 != 0 or shape.columns not in (64, 128),
-         f"takes multiples of 8 from 40 to 128 dims, not {shape.dim}; plain"),
+        (
+            shape.dim % 8 != 0 or shape.columns not in (64, 128),
+            f"takes multiples of 8 from 40 to 128 dims, not {shape.dim}; plain",
+        ),
         (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
         (config.block_n < 64, "has tiles of 64 keys at least; n64"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
@@ -147,7 +149,11 @@ def _shared_memory(config: SparseConfig, shape: Shape) -> str | None:
 
 
 RULES: dict[str, Callable[[SparseConfig, Shape], str | None]] = {
-    "blocks": _blocks, "warpgroups": _hopper, "registers": _registers, "shared-memory": _shared_memory}
+    "blocks": _blocks,
+    "warpgroups": _hopper,
+    "registers": _registers,
+    "shared-memory": _shared_memory,
+}
 "Why a configuration is left out, by name: what it says is wrong with it, or None."
 
 
@@ -159,12 +165,25 @@ def fault(config: SparseConfig, shape: Shape) -> tuple[str, str] | None:
 def space(shape: Shape) -> list[SparseConfig]:
     """Every valid configuration for a shape, in one order."""
     tiles = list(product((64, 128), (64, 128)))
-    ws = (SparseConfig(block_m=m, block_n=n, warps=m // 16, stages=stages, order="ws", rings=rings, rescale=rescale,
-                       programs=programs)
-          for m, n, stages, rings, rescale, programs in product(
-              (64, 128, 192, 256), (64, 128), (2, 3, 4, 5, 6), ("even", "deep"), ("eager", "lazy"), (1, 2, 3)))
-    plain = (SparseConfig(block_m=m, block_n=n, warps=warps, stages=stages)
-             for (m, n), warps, stages in product(tiles, (4, 8), (2, 3, 4)))
+    ws = (
+        SparseConfig(
+            block_m=m,
+            block_n=n,
+            warps=m // 16,
+            stages=stages,
+            order="ws",
+            rings=rings,
+            rescale=rescale,
+            programs=programs,
+        )
+        for m, n, stages, rings, rescale, programs in product(
+            (64, 128, 192, 256), (64, 128), (2, 3, 4, 5, 6), ("even", "deep"), ("eager", "lazy"), (1, 2, 3)
+        )
+    )
+    plain = (
+        SparseConfig(block_m=m, block_n=n, warps=warps, stages=stages)
+        for (m, n), warps, stages in product(tiles, (4, 8), (2, 3, 4))
+    )
     return [config for config in (*ws, *plain) if fault(config, shape) is None]
 
 
@@ -186,9 +205,15 @@ def default_config(shape: Shape, *, described: bool = True) -> SparseConfig:
         described: tensor maps can describe the tensors; else none of the Hopper path.
     """
     return TABLE.first(
-        "forward", SparseConfig, cards=shape.capability[0], item_bytes=shape.item_bytes, dim=shape.dim,
-        block_q=shape.block_q, block_k=shape.block_k,
-        also=lambda config: config.order == "plain" or (described and _hopper(config, shape) is None))
+        "forward",
+        SparseConfig,
+        cards=shape.capability[0],
+        item_bytes=shape.item_bytes,
+        dim=shape.dim,
+        block_q=shape.block_q,
+        block_k=shape.block_k,
+        also=lambda config: config.order == "plain" or (described and _hopper(config, shape) is None),
+    )
 
 
 class _Forward(Part[Shape]):

@@ -15,8 +15,14 @@ LOG2_E = 1.4426950408889634
 
 
 def launch_sparse(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lists: BlockLists, problem: SparseProblem,
-    config: SparseConfig
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lists: BlockLists,
+    problem: SparseProblem,
+    config: SparseConfig,
 ) -> None:
     """Compute `out` and `lse`; nothing waits for the device.
 
@@ -47,7 +53,30 @@ def launch_sparse(
         return
     strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
     flash_sparse_forward[(all_lists * (problem.block[0] // config.block_m),)](
-        q, k, v, out, lse, lists.items, lists.indices, problem.seqlen_q, problem.seqlen_k, *strides, lse.stride(0),
-        lse.stride(1), problem.scale * LOG2_E, heads, heads // k.shape[2], rows, columns, DIM=q.shape[-1],
-        BLOCK_D=block_of(q.shape[-1]), CAUSAL=problem.causal, BLOCK_Q=problem.block[0], BLOCK_K=problem.block[1],
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, num_warps=config.warps, num_stages=config.stages)
+        q,
+        k,
+        v,
+        out,
+        lse,
+        lists.items,
+        lists.indices,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        *strides,
+        lse.stride(0),
+        lse.stride(1),
+        problem.scale * LOG2_E,
+        heads,
+        heads // k.shape[2],
+        rows,
+        columns,
+        DIM=q.shape[-1],
+        BLOCK_D=block_of(q.shape[-1]),
+        CAUSAL=problem.causal,
+        BLOCK_Q=problem.block[0],
+        BLOCK_K=problem.block[1],
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )

@@ -74,16 +74,44 @@ def lists_of(
         width = max(16, min(1024, triton.next_power_of_2(columns)))
         with torch.cuda.device_of(q):  # Triton launches on the current device
             list_blocks[(all_lists,)](
-                block_map.view(torch.uint8), counts, places, listed, whole, indices, *block_map.stride(), heads, rows,
-                lists, columns, problem.seqlen_q, problem.seqlen_k, UNIT=unit, HALVES=problem.block[0] // unit,
-                BLOCK_K=problem.block[1], CAUSAL=problem.causal, SHARE=share, WIDTH=width,
-                num_warps=1 if width <= 256 else 4)
+                block_map.view(torch.uint8),
+                counts,
+                places,
+                listed,
+                whole,
+                indices,
+                *block_map.stride(),
+                heads,
+                rows,
+                lists,
+                columns,
+                problem.seqlen_q,
+                problem.seqlen_k,
+                UNIT=unit,
+                HALVES=problem.block[0] // unit,
+                BLOCK_K=problem.block[1],
+                CAUSAL=problem.causal,
+                SHARE=share,
+                WIDTH=width,
+                num_warps=1 if width <= 256 else 4,
+            )
             section = min(section_heads(q, k) * lists, MOST)
             chunks = -(-section // CHUNK)
             order_lists[(-(-all_lists // section) * chunks,)](
-                listed, whole, items, all_lists, section, chunks, CHUNK=CHUNK, num_warps=4)
-    return BlockLists(counts=counts, indices=indices, places=places, items=items, share=share, unit=unit,
-                      block=problem.block, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, causal=problem.causal)
+                listed, whole, items, all_lists, section, chunks, CHUNK=CHUNK, num_warps=4
+            )
+    return BlockLists(
+        counts=counts,
+        indices=indices,
+        places=places,
+        items=items,
+        share=share,
+        unit=unit,
+        block=problem.block,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        causal=problem.causal,
+    )
 
 
 def section_heads(q: Tensor, k: Tensor) -> int:
@@ -93,9 +121,7 @@ def section_heads(q: Tensor, k: Tensor) -> int:
     return group_of(pair_bytes, SECTION_MIB, max(1, batch * heads_kv)) * (heads // heads_kv)
 
 
-def check_lists(
-    lists: BlockLists, problem: SparseProblem, *, share: int, unit: int, device: torch.device
-) -> None:
+def check_lists(lists: BlockLists, problem: SparseProblem, *, share: int, unit: int, device: torch.device) -> None:
     """Refuse lists that were made for something else.
 
     Raises:
@@ -105,8 +131,12 @@ def check_lists(
         if getattr(lists, name) != getattr(problem, name):
             raise wrong(f"block_map.{name}", getattr(lists, name), "does not fit", f"{getattr(problem, name)}")
     if (lists.share, lists.unit) != (share, unit):
-        raise wrong("block_map.share", lists.share, f"of {lists.unit} queries does not fit",
-                    f"{share} of {unit}, as the launch configuration takes them")
+        raise wrong(
+            "block_map.share",
+            lists.share,
+            f"of {lists.unit} queries does not fit",
+            f"{share} of {unit}, as the launch configuration takes them",
+        )
     shape = problem.map_shape[0], problem.map_shape[1], -(-problem.seqlen_q // unit)
     if tuple(lists.counts.shape) != shape:
         raise wrong("block_map.counts.shape", tuple(lists.counts.shape), "does not fit", f"{shape}")

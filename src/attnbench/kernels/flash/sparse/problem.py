@@ -65,9 +65,15 @@ def sparse_problem_of(
         raise wrong("q.shape", tuple(q.shape), "has too many dims", f"1 to {LARGEST_DIM} dims")
     if v.shape[-1] != q.shape[-1]:
         raise wrong("v.shape[-1]", v.shape[-1], "does not fit", f"{q.shape[-1]}, q's dims")
-    return SparseProblem(batch=dense.batch, heads=q.shape[-2], seqlen_q=dense.max_seqlen_q,
-                         seqlen_k=dense.max_seqlen_k, block=(block[0], block[1]), causal=bool(causal),
-                         scale=dense.scale)
+    return SparseProblem(
+        batch=dense.batch,
+        heads=q.shape[-2],
+        seqlen_q=dense.max_seqlen_q,
+        seqlen_k=dense.max_seqlen_k,
+        block=(block[0], block[1]),
+        causal=bool(causal),
+        scale=dense.scale,
+    )
 
 
 def check_map(block_map: Tensor, problem: SparseProblem, device: torch.device) -> None:
@@ -82,8 +88,12 @@ def check_map(block_map: Tensor, problem: SparseProblem, device: torch.device) -
         raise wrong("block_map.dtype", block_map.dtype, "is not supported", "bool")
     if tuple(block_map.shape) != problem.map_shape:
         rows, keys = problem.block
-        raise wrong("block_map.shape", tuple(block_map.shape), "does not fit",
-                    f"{problem.map_shape}, [sequences, heads, blocks of {rows} queries, blocks of {keys} keys]")
+        raise wrong(
+            "block_map.shape",
+            tuple(block_map.shape),
+            "does not fit",
+            f"{problem.map_shape}, [sequences, heads, blocks of {rows} queries, blocks of {keys} keys]",
+        )
     if block_map.device != device:
         raise wrong("block_map.device", block_map.device, "does not fit", f"{device}, q's")
 

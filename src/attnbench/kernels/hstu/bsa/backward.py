@@ -51,13 +51,28 @@ def backward(grad: BsaGradients) -> None:
     common = _common(grad)
     if tiles:
         hstu_bsa_grad_means[(p.units * tiles,)](
-            **common, **call.tensors("q", "means_k", "means_v"), **call.strides("q"), **_pointers(grad, "dmeans"),
-            tiles=tiles, mean_rows=p.mean_rows, ROWS=c.means_rows, BLOCKS=c.means_blocks,
-            **options_of(c.means_warps, c.means_stages))
+            **common,
+            **call.tensors("q", "means_k", "means_v"),
+            **call.strides("q"),
+            **_pointers(grad, "dmeans"),
+            tiles=tiles,
+            mean_rows=p.mean_rows,
+            ROWS=c.means_rows,
+            BLOCKS=c.means_blocks,
+            **options_of(c.means_warps, c.means_stages),
+        )
     _order(grad)
-    common |= {**call.tensors("q", "k", "v"), **call.strides("q", "k", "v"), **_pointers(grad, "partial"),
-               "mean_rows": p.mean_rows, "slot_rows": p.slot_rows, "OTHERS": p.others, "WINDOW": p.local_window,
-               "dk_ptr": grad.dk, "dv_ptr": grad.dv}
+    common |= {
+        **call.tensors("q", "k", "v"),
+        **call.strides("q", "k", "v"),
+        **_pointers(grad, "partial"),
+        "mean_rows": p.mean_rows,
+        "slot_rows": p.slot_rows,
+        "OTHERS": p.others,
+        "WINDOW": p.local_window,
+        "dk_ptr": grad.dk,
+        "dv_ptr": grad.dv,
+    }
     step = pairs_of_pass(p, p.attn_dim, c)
     for first in range(0, p.units, step):
         units = min(step, p.units - first)
@@ -65,10 +80,18 @@ def backward(grad: BsaGradients) -> None:
         tiles = triton.cdiv(p.max_seqlen_q, c.rows_rows)
         if tiles:
             hstu_bsa_grad_rows[(units * tiles,)](
-                **common, **call.tensors("means_k", "means_v"), dq_ptr=grad.dq,
-                dgates_ptr=call.q if grad.dgates is None else grad.dgates, first_unit=first, tiles=tiles,
-                ROWS=c.rows_rows, BLOCKS=c.rows_blocks, KEYS=c.near_keys, SLOTS=c.slot_stages,
-                **options_of(c.rows_warps, c.rows_stages, c.rows_registers))
+                **common,
+                **call.tensors("means_k", "means_v"),
+                dq_ptr=grad.dq,
+                dgates_ptr=call.q if grad.dgates is None else grad.dgates,
+                first_unit=first,
+                tiles=tiles,
+                ROWS=c.rows_rows,
+                BLOCKS=c.rows_blocks,
+                KEYS=c.near_keys,
+                SLOTS=c.slot_stages,
+                **options_of(c.rows_warps, c.rows_stages, c.rows_registers),
+            )
 
 
 def _order(grad: BsaGradients) -> None:
@@ -77,10 +100,19 @@ def _order(grad: BsaGradients) -> None:
     chunks = triton.cdiv(p.slot_rows, c.order_chunk)
     if not chunks:
         return
-    common = {**call.tensors("blocks", "starts"), "pieces_ptr": grad.workspace["pieces"], **call.sequences(),
-              "list_heads": p.list_heads, "chunks": chunks, "entry_rows": p.queries * p.others,
-              "count_rows": p.count_rows, **call.flags(), "OTHERS": p.others, "CHUNK": c.order_chunk,
-              "num_warps": c.order_warps}
+    common = {
+        **call.tensors("blocks", "starts"),
+        "pieces_ptr": grad.workspace["pieces"],
+        **call.sequences(),
+        "list_heads": p.list_heads,
+        "chunks": chunks,
+        "entry_rows": p.queries * p.others,
+        "count_rows": p.count_rows,
+        **call.flags(),
+        "OTHERS": p.others,
+        "CHUNK": c.order_chunk,
+        "num_warps": c.order_warps,
+    }
     grid = (p.batch * p.list_heads * chunks,)
     # The largest key is that of the last entry in the last block; past it stands what is no entry.
     wide = (p.max_seqlen // p.block_size + 1) * p.slot_rows >= 2**31
@@ -91,22 +123,41 @@ def _order(grad: BsaGradients) -> None:
 def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) -> None:
     call, p, c = grad.call, grad.call.problem, grad.call.config
     tiles = triton.cdiv(p.max_seqlen, p.block_size)
-    lists = {"entries_ptr": grad.workspace.get("ordered", call.blocks),
-             "starts_ptr": call.workspace.get("starts", call.blocks)}
+    lists = {
+        "entries_ptr": grad.workspace.get("ordered", call.blocks),
+        "starts_ptr": call.workspace.get("starts", call.blocks),
+    }
     columns = max(p.block_d, p.block_v)
     hstu_bsa_grad_keys[(units * tiles,)](
-        **common, **lists, **_pointers(grad, "dmeans"), first_unit=first, tiles=tiles,
-        entry_rows=p.queries * p.others, count_rows=p.count_rows, SHARED=p.shared,
-        ROWS=c.keys_rows, KEYS=min(p.block_size, max(16, LARGEST_SUMS // columns)),
-        **options_of(c.keys_warps, c.keys_stages, c.keys_registers))
+        **common,
+        **lists,
+        **_pointers(grad, "dmeans"),
+        first_unit=first,
+        tiles=tiles,
+        entry_rows=p.queries * p.others,
+        count_rows=p.count_rows,
+        SHARED=p.shared,
+        ROWS=c.keys_rows,
+        KEYS=min(p.block_size, max(16, LARGEST_SUMS // columns)),
+        **options_of(c.keys_warps, c.keys_stages, c.keys_registers),
+    )
 
 
 def _common(grad: BsaGradients) -> dict[str, Any]:
     call, p, c = grad.call, grad.call.problem, grad.call.config
-    return {**call.sequences(), **call.factors(), **call.dims(), **call.flags(), "dout_ptr": grad.dout,
-            "dout_row": grad.dout.stride(0), "dout_head": grad.dout.stride(1),
-            "gates_ptr": call.q if call.gates is None else call.gates, "heads": p.heads, "GATES": p.gates,
-            "TANH": c.silu == "tanh"}
+    return {
+        **call.sequences(),
+        **call.factors(),
+        **call.dims(),
+        **call.flags(),
+        "dout_ptr": grad.dout,
+        "dout_row": grad.dout.stride(0),
+        "dout_head": grad.dout.stride(1),
+        "gates_ptr": call.q if call.gates is None else call.gates,
+        "heads": p.heads,
+        "GATES": p.gates,
+        "TANH": c.silu == "tanh",
+    }
 
 
 def _pointers(grad: BsaGradients, kind: str) -> dict[str, Tensor]:

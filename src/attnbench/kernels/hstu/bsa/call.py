@@ -38,13 +38,19 @@ class BsaCall:
 
     def sequences(self) -> dict[str, Any]:
         """Where the sequences lie; a pointer that is not read stands in for what is not there."""
-        return {"offsets_ptr": self.offsets, "offsets_q_ptr": first_of(self.offsets_q, self.offsets),
-                "num_targets_ptr": first_of(self.num_targets, self.offsets)}
+        return {
+            "offsets_ptr": self.offsets,
+            "offsets_q_ptr": first_of(self.offsets_q, self.offsets),
+            "num_targets_ptr": first_of(self.num_targets, self.offsets),
+        }
 
     def strides(self, *names: str) -> dict[str, int]:
         """Strides of rows and heads by name."""
-        return {f"{name}_{of}": getattr(self, name).stride(axis) for name in names
-                for axis, of in enumerate(("row", "head"))}
+        return {
+            f"{name}_{of}": getattr(self, name).stride(axis)
+            for name in names
+            for axis, of in enumerate(("row", "head"))
+        }
 
     def flags(self) -> dict[str, Any]:
         """What every kernel is compiled for."""
@@ -71,8 +77,10 @@ class BsaCall:
             raise ValueError(f"{who}: {fault}; another kernel")
         for name, x in (("q", self.q), ("k", self.k), ("v", self.v)):
             if x.numel() and not is_rows(x):
-                raise ValueError(f"{who}: {name}.stride={x.stride()} is no multiple of 16 bytes; an aligned tensor, or "
-                                 "another kernel")
+                raise ValueError(
+                    f"{who}: {name}.stride={x.stride()} is no multiple of 16 bytes; an aligned tensor, or "
+                    "another kernel"
+                )
 
     def tensors(self, *names: str) -> dict[str, Tensor]:
         """Pointers by name, of the call or of its workspace."""

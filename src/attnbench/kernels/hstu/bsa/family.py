@@ -32,19 +32,53 @@ class Shape:
 
 
 def shape_of(
-    *, capability: tuple[int, int], batch: int, nheads: int, seqlen: int, delta_q: int | None, attn_dim: int,
-    linear_dim: int, dtype: str, block_size: int, block_counts: int, local_window: int | None, selection: str,
-    pairs: bool, gates: bool, num_targets: str, alpha: float, scaling_seqlen: int, **others: Any,
+    *,
+    capability: tuple[int, int],
+    batch: int,
+    nheads: int,
+    seqlen: int,
+    delta_q: int | None,
+    attn_dim: int,
+    linear_dim: int,
+    dtype: str,
+    block_size: int,
+    block_counts: int,
+    local_window: int | None,
+    selection: str,
+    pairs: bool,
+    gates: bool,
+    num_targets: str,
+    alpha: float,
+    scaling_seqlen: int,
+    **others: Any,
 ) -> Shape:
     """The shape of a call with so many sequences of full length, by the names of the workload's axes."""
     queries = min(seqlen, delta_q or seqlen)
     named: Any = NamedDtype({"fp16": "float16", "bf16": "bfloat16"}.get(dtype, "float32"))
-    return Shape(capability=capability, problem=BsaProblem(
-        batch=batch, heads=nheads, queries=batch * queries, keys=batch * seqlen, max_seqlen=seqlen,
-        max_seqlen_q=queries, attn_dim=attn_dim, linear_dim=linear_dim, dtype=named, block_size=block_size,
-        block_counts=block_counts, local_window=local_window or 0,
-        gates=(3 if local_window else 2) if gates else 0, alpha=alpha, scaling_seqlen=scaling_seqlen,
-        shared=selection == "shared", pairs=pairs, has_targets=num_targets != "0", has_cache=delta_q is not None))
+    return Shape(
+        capability=capability,
+        problem=BsaProblem(
+            batch=batch,
+            heads=nheads,
+            queries=batch * queries,
+            keys=batch * seqlen,
+            max_seqlen=seqlen,
+            max_seqlen_q=queries,
+            attn_dim=attn_dim,
+            linear_dim=linear_dim,
+            dtype=named,
+            block_size=block_size,
+            block_counts=block_counts,
+            local_window=local_window or 0,
+            gates=(3 if local_window else 2) if gates else 0,
+            alpha=alpha,
+            scaling_seqlen=scaling_seqlen,
+            shared=selection == "shared",
+            pairs=pairs,
+            has_targets=num_targets != "0",
+            has_cache=delta_q is not None,
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +102,13 @@ class _Select(_Change):
 
     @property
     def changes(self) -> dict[str, Any]:
-        return {"select": None, "select_rows": self.rows, "select_blocks": self.blocks, "select_warps": self.warps,
-                "select_registers": self.registers}
+        return {
+            "select": None,
+            "select_rows": self.rows,
+            "select_blocks": self.blocks,
+            "select_warps": self.warps,
+            "select_registers": self.registers,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +123,13 @@ class _Attend(_Change):
 
     @property
     def changes(self) -> dict[str, Any]:
-        return {"attend": None, "attend_rows": self.rows, "tiles_each": self.each, "attend_warps": self.warps,
-                "attend_registers": self.registers}
+        return {
+            "attend": None,
+            "attend_rows": self.rows,
+            "tiles_each": self.each,
+            "attend_warps": self.warps,
+            "attend_registers": self.registers,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +161,15 @@ class _HopperSelect(_Change):
     @property
     def changes(self) -> dict[str, Any]:
         groups = self.warps // 4
-        return {"select": {"groups": groups, "rows": self.rows // groups, "blocks": self.blocks, "stages": self.stages,
-                           "beside": self.rank == "beside"}}
+        return {
+            "select": {
+                "groups": groups,
+                "rows": self.rows // groups,
+                "blocks": self.blocks,
+                "stages": self.stages,
+                "beside": self.rank == "beside",
+            }
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,36 +188,79 @@ class _HopperAttend(_Change):
 
     @property
     def changes(self) -> dict[str, Any]:
-        said = {"stages": self.stages, "ring_mib": self.ring and float(self.ring),
-                "step_mib": self.step and float(self.step), "job_rows": self.rows, "jobs": self.jobs,
-                "keep": self.keep or None}
+        said = {
+            "stages": self.stages,
+            "ring_mib": self.ring and float(self.ring),
+            "step_mib": self.step and float(self.step),
+            "job_rows": self.rows,
+            "jobs": self.jobs,
+            "keep": self.keep or None,
+        }
         return {"attend": {name: value for name, value in said.items() if value is not None}}
 
 
 _CHOICES: Mapping[str, Values] = {"portable": {"select": None, "attend": None}, "ws": {"select": {}, "attend": {}}}
 "Both kernels portable, or both for Hopper."
 _MIXED: Mapping[tuple[bool, bool], str] = {
-    (True, True): "ws", (False, False): "portable", (True, False): "select-ws", (False, True): "attend-ws"}
+    (True, True): "ws",
+    (False, False): "portable",
+    (True, False): "select-ws",
+    (False, True): "attend-ws",
+}
 "Name of a default, by which of the kernels that select and attend is for Hopper."
 _MIXES: Mapping[str, Values] = {
-    "select-ws": {"select": {}, "attend": None}, "attend-ws": {"select": None, "attend": {}}}
+    "select-ws": {"select": {}, "attend": None},
+    "attend-ws": {"select": None, "attend": {}},
+}
 
 # Rows, blocks or tiles of a program, warps, most registers: those that spill nothing up to 128 dims, bf16, sm_90.
 _SELECTS = ((64, 16, 4, None), (64, 16, 4, 128), (64, 32, 4, None), (64, 64, 4, None), (128, 32, 8, None))
-_ATTENDS = ((64, 1, 4, 128), (64, 2, 4, 128), (64, 4, 4, 128), (64, 8, 4, 128), (64, 4, 4, None), (128, 2, 8, None),
-            (128, 4, 8, None))
+_ATTENDS = (
+    (64, 1, 4, 128),
+    (64, 2, 4, 128),
+    (64, 4, 4, 128),
+    (64, 8, 4, 128),
+    (64, 4, 4, None),
+    (128, 2, 8, None),
+    (128, 4, 8, None),
+)
 _NARROW = ((64, 4, 4, 96), (64, 4, 4, 80), (128, 2, 8, 80))
 """More programs on an SM; over 64 dims they spill, or their products do not fit the registers at all."""
 # Rows of all warpgroups, means of a tile, warps, stages, when blocks are ranked; over 64 dims, and up to them.
 _HOPPER_SELECTS = (
-    ((192, 64, 12, 4, "beside"), (192, 64, 12, 4, "first"), (192, 32, 12, 8, "beside"), (128, 64, 8, 5, "beside"),
-     (128, 64, 8, 5, "first"), (256, 32, 8, 5, "beside")),
-    ((384, 32, 12, 8, "beside"), (384, 32, 12, 8, "first"), (192, 32, 12, 16, "beside"), (192, 64, 12, 8, "first"),
-     (256, 32, 8, 16, "beside"), (128, 64, 8, 8, "first")))
+    (
+        (192, 64, 12, 4, "beside"),
+        (192, 64, 12, 4, "first"),
+        (192, 32, 12, 8, "beside"),
+        (128, 64, 8, 5, "beside"),
+        (128, 64, 8, 5, "first"),
+        (256, 32, 8, 5, "beside"),
+    ),
+    (
+        (384, 32, 12, 8, "beside"),
+        (384, 32, 12, 8, "first"),
+        (192, 32, 12, 16, "beside"),
+        (192, 64, 12, 8, "first"),
+        (256, 32, 8, 16, "beside"),
+        (128, 64, 8, 8, "first"),
+    ),
+)
 _HOPPER_ATTENDS: tuple[dict[str, Any], ...] = (
-    {"stages": 2}, {"ring": 12}, {"ring": 32}, {"step": 3}, {"step": 12}, {"rows": 16}, {"jobs": 8}, {"keep": True})
+    {"stages": 2},
+    {"ring": 12},
+    {"ring": 32},
+    {"step": 3},
+    {"step": 12},
+    {"rows": 16},
+    {"jobs": 8},
+    {"keep": True},
+)
 _SCHEDULES: tuple[dict[str, Any], ...] = (
-    {"programs_ahead": 384}, {"programs_ahead": 1536}, {"spare_pairs": 0}, {"spare_pairs": 3})
+    {"programs_ahead": 384},
+    {"programs_ahead": 1536},
+    {"spare_pairs": 0},
+    {"spare_pairs": 3},
+)
 
 
 class _Kernels(Part[Shape]):
@@ -186,8 +280,10 @@ class _Kernels(Part[Shape]):
 
     def tuned(self, shape: Shape) -> str:
         p, card = shape.problem, shape.capability
-        return _MIXED[select_fault(p, default_select(p), capability=card) is None,
-                      attend_fault(p, default_attend(p), capability=card) is None]
+        return _MIXED[
+            select_fault(p, default_select(p), capability=card) is None,
+            attend_fault(p, default_attend(p), capability=card) is None,
+        ]
 
 
 FAMILY = Family((_Kernels(),))

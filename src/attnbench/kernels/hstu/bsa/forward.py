@@ -37,9 +37,18 @@ def pool(call: BsaCall) -> None:
     blocks, rows = p.max_seqlen // p.block_size, min(p.block_size, c.pool_rows)
     if p.units * blocks:
         hstu_bsa_pool[(p.units * blocks,)](
-            **call.tensors("k", "v", "means_k", "means_v"), **call.sequences(), **call.strides("k", "v"),
-            heads=p.heads, blocks=blocks, mean_rows=p.mean_rows, **call.dims(), **call.flags(),
-            ROWS=rows, AT_ONCE=min(4, p.block_size // rows), num_warps=c.pool_warps)
+            **call.tensors("k", "v", "means_k", "means_v"),
+            **call.sequences(),
+            **call.strides("k", "v"),
+            heads=p.heads,
+            blocks=blocks,
+            mean_rows=p.mean_rows,
+            **call.dims(),
+            **call.flags(),
+            ROWS=rows,
+            AT_ONCE=min(4, p.block_size // rows),
+            num_warps=c.pool_warps,
+        )
 
 
 def select(call: BsaCall) -> None:
@@ -49,20 +58,44 @@ def select(call: BsaCall) -> None:
         select_hopper(call, c.select)
         return
     tiles = triton.cdiv(p.max_seqlen_q, c.select_rows)
-    constants = {"COUNTS": p.block_counts, "PAIRS": p.pairs, "ROWS": c.select_rows, "BLOCKS": c.select_blocks,
-           "BITS": p.index_bits, **options_of(c.select_warps, c.select_stages, c.select_registers)}
+    constants = {
+        "COUNTS": p.block_counts,
+        "PAIRS": p.pairs,
+        "ROWS": c.select_rows,
+        "BLOCKS": c.select_blocks,
+        "BITS": p.index_bits,
+        **options_of(c.select_warps, c.select_stages, c.select_registers),
+    }
     sizes = {"heads": p.heads, "tiles": tiles, "mean_rows": p.mean_rows}
     if not p.units * tiles:
         return
     if p.shared:
         dims = {name: value for name, value in call.dims().items() if name in ("ATTN_DIM", "BLOCK_D")}
         hstu_bsa_select_shared[(p.batch * tiles,)](
-            **call.tensors("q", "means_k", "blocks"), **call.sequences(), **call.strides("q"), **sizes, **dims,
-            **call.flags(), **constants)
+            **call.tensors("q", "means_k", "blocks"),
+            **call.sequences(),
+            **call.strides("q"),
+            **sizes,
+            **dims,
+            **call.flags(),
+            **constants,
+        )
     hstu_bsa_select[(p.units * tiles,)](
-        **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"), gates_ptr=first_of(call.gates, call.q),
-        **call.sequences(), **call.strides("q", "k", "v"), **sizes, **call.factors(), **call.dims(), **call.flags(),
-        **constants, GATES=p.gates, WINDOW=p.local_window, SHARED=p.shared, KEYS=c.near_keys, TANH=c.silu == "tanh")
+        **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"),
+        gates_ptr=first_of(call.gates, call.q),
+        **call.sequences(),
+        **call.strides("q", "k", "v"),
+        **sizes,
+        **call.factors(),
+        **call.dims(),
+        **call.flags(),
+        **constants,
+        GATES=p.gates,
+        WINDOW=p.local_window,
+        SHARED=p.shared,
+        KEYS=c.near_keys,
+        TANH=c.silu == "tanh",
+    )
 
 
 def lists(call: BsaCall) -> None:
@@ -71,15 +104,24 @@ def lists(call: BsaCall) -> None:
     units = p.batch * p.list_heads
     if not p.others or not units * p.max_seqlen_q:
         return
-    common = {**call.sequences(), "list_heads": p.list_heads, "count_rows": p.count_rows, **call.flags(),
-              "OTHERS": p.others}
+    common = {
+        **call.sequences(),
+        "list_heads": p.list_heads,
+        "count_rows": p.count_rows,
+        **call.flags(),
+        "OTHERS": p.others,
+    }
     chunks = triton.cdiv(p.slot_rows, c.chunk)
     entries = {"chunks": chunks, "entry_rows": p.queries * p.others, "CHUNK": c.chunk, "num_warps": c.list_warps}
     call.workspace["counts"].zero_()
     hstu_bsa_rank[(units * chunks,)](**call.tensors("blocks", "ranks", "counts"), **common, **entries)
     hstu_bsa_place[(units,)](
-        **call.tensors("counts", "starts", "tiles", "num_tiles"), **common, tile_rows=p.tile_rows(c.list_rows),
-        ROWS=c.list_rows, CHUNK=PLACED)
+        **call.tensors("counts", "starts", "tiles", "num_tiles"),
+        **common,
+        tile_rows=p.tile_rows(c.list_rows),
+        ROWS=c.list_rows,
+        CHUNK=PLACED,
+    )
     hstu_bsa_scatter[(units * chunks,)](**call.tensors("blocks", "ranks", "starts", "entries"), **common, **entries)
 
 
@@ -96,29 +138,60 @@ def attend(call: BsaCall) -> None:
     if c.schedule == "ticket":
         call.workspace["progress"].zero_()
         hstu_bsa_ticket[((p.units + lag) * (parts + row_parts),)](
-            **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows}, **call.tensors("progress"),
-            COMBINE_ROWS=c.combine_rows, units=p.units, lag=lag, ring=ring, parts=parts, row_parts=row_parts, span=span)
+            **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows},
+            **call.tensors("progress"),
+            COMBINE_ROWS=c.combine_rows,
+            units=p.units,
+            lag=lag,
+            ring=ring,
+            parts=parts,
+            row_parts=row_parts,
+            span=span,
+        )
         return
     for first in range(0, p.units, ring):
         units = min(ring, p.units - first)
         if parts:
             hstu_bsa_attend[(units * parts,)](**_attend_arguments(call), first_unit=first, parts=parts)
         hstu_bsa_combine[(units * row_parts,)](
-            **_combine_arguments(call), first_unit=first, row_parts=row_parts, span=span)
+            **_combine_arguments(call), first_unit=first, row_parts=row_parts, span=span
+        )
 
 
 def _attend_arguments(call: BsaCall) -> dict[str, Any]:
     p, c = call.problem, call.config
-    return {**call.tensors("q", "k", "v", "partial", "entries", "tiles", "num_tiles"), **call.sequences(),
-            **call.strides("q", "k", "v"), "heads": p.heads, "entry_rows": p.queries * p.others,
-            "tile_rows": p.tile_rows(c.attend_rows), "slot_rows": p.slot_rows, **call.factors(), **call.dims(),
-            **call.flags(), "OTHERS": p.others, "SHARED": p.shared, "ROWS": c.attend_rows, "TANH": c.silu == "tanh",
-            **options_of(c.attend_warps, 1, c.attend_registers)}
+    return {
+        **call.tensors("q", "k", "v", "partial", "entries", "tiles", "num_tiles"),
+        **call.sequences(),
+        **call.strides("q", "k", "v"),
+        "heads": p.heads,
+        "entry_rows": p.queries * p.others,
+        "tile_rows": p.tile_rows(c.attend_rows),
+        "slot_rows": p.slot_rows,
+        **call.factors(),
+        **call.dims(),
+        **call.flags(),
+        "OTHERS": p.others,
+        "SHARED": p.shared,
+        "ROWS": c.attend_rows,
+        "TANH": c.silu == "tanh",
+        **options_of(c.attend_warps, 1, c.attend_registers),
+    }
 
 
 def _combine_arguments(call: BsaCall) -> dict[str, Any]:
     p, c = call.problem, call.config
     dims = {name: value for name, value in call.dims().items() if name in ("LINEAR_DIM", "BLOCK_V")}
-    return {**call.tensors("out", "partial"), "gates_ptr": first_of(call.gates, call.q), **call.sequences(),
-            "heads": p.heads, "slot_rows": p.slot_rows, **dims, **call.flags(), "OTHERS": p.others, "GATES": p.gates,
-            "ROWS": c.combine_rows, **options_of(c.attend_warps, 1, c.attend_registers)}
+    return {
+        **call.tensors("out", "partial"),
+        "gates_ptr": first_of(call.gates, call.q),
+        **call.sequences(),
+        "heads": p.heads,
+        "slot_rows": p.slot_rows,
+        **dims,
+        **call.flags(),
+        "OTHERS": p.others,
+        "GATES": p.gates,
+        "ROWS": c.combine_rows,
+        **options_of(c.attend_warps, 1, c.attend_registers),
+    }

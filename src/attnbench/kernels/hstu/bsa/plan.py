@@ -116,8 +116,14 @@ def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bo
     size = max(problem.attn_dim, problem.linear_dim)
     if problem.dtype == torch.float32:
         # Products of fp32 run beside the tensor cores and hold their operands in registers: small tiles.
-        values |= {"select_rows": 32, "select_blocks": 32, "attend_rows": 32, "attend_warps": 8,
-                   "near_keys": 16, "select_warps": 8}
+        values |= {
+            "select_rows": 32,
+            "select_blocks": 32,
+            "attend_rows": 32,
+            "attend_warps": 8,
+            "near_keys": 16,
+            "select_warps": 8,
+        }
     elif size > 128:
         values |= {"select_warps": 8, "attend_warps": 8}
     elif size <= 64:
@@ -126,20 +132,41 @@ def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bo
         # Three programs an SM instead of two, and nothing spills.
         values["select_registers"] = 168
     hopper: dict[str, Any] = {"select": default_select(problem), "attend": default_attend(problem)} if rows else {}
-    values |= {name: config for name, config in hopper.items()
-               if config_fault(problem, BsaConfig(**{name: config}), capability=capability) is None}
+    values |= {
+        name: config
+        for name, config in hopper.items()
+        if config_fault(problem, BsaConfig(**{name: config}), capability=capability) is None
+    }
     return BsaConfig(**values, **_backward_fields(problem, capability, size))
 
 
 def _backward_fields(problem: BsaProblem, capability: tuple[int, int], size: int) -> dict[str, Any]:
     """Fields of the backward: those that spill nothing, in any grid of gates and branches, on this card."""
     if problem.dtype == torch.float32:
-        return {"means_rows": 16, "means_blocks": 16, "means_stages": 1, "keys_rows": 16, "keys_warps": 8,
-                "rows_rows": 16, "rows_blocks": 16, "rows_warps": 8, "rows_stages": 1, "slot_stages": 1}
+        return {
+            "means_rows": 16,
+            "means_blocks": 16,
+            "means_stages": 1,
+            "keys_rows": 16,
+            "keys_warps": 8,
+            "rows_rows": 16,
+            "rows_blocks": 16,
+            "rows_warps": 8,
+            "rows_stages": 1,
+            "slot_stages": 1,
+        }
     values: dict[str, Any] = {}
     if size > 128:
-        values |= {"means_rows": 16, "means_warps": 8, "means_stages": 2, "keys_rows": 32, "keys_warps": 8,
-                   "rows_rows": 32, "rows_warps": 8, "rows_stages": 2}
+        values |= {
+            "means_rows": 16,
+            "means_warps": 8,
+            "means_stages": 2,
+            "keys_rows": 32,
+            "keys_warps": 8,
+            "rows_rows": 32,
+            "rows_warps": 8,
+            "rows_stages": 2,
+        }
     elif size <= 64:
         values["keys_rows"] = 32
         if capability >= (9, 0) and not problem.local_window:
@@ -168,17 +195,22 @@ def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str,
     Raises:
         TypeError: there is no such field.
     """
-    whole: dict[str, Any] = {"select": config.select or default_select(problem),
-                             "attend": config.attend or default_attend(problem)}
-    values: dict[str, Any] = {name: replace(whole[name], **value) if isinstance(value, Mapping) else value
-                              for name, value in changes.items()}
+    whole: dict[str, Any] = {
+        "select": config.select or default_select(problem),
+        "attend": config.attend or default_attend(problem),
+    }
+    values: dict[str, Any] = {
+        name: replace(whole[name], **value) if isinstance(value, Mapping) else value for name, value in changes.items()
+    }
     return replace(config, **values)
 
 
 def config_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[int, int]) -> str | None:
     """Why a kernel for Hopper that a configuration names cannot run, as words behind its name; None where it can."""
-    faults = {"select": config.select and select_fault(problem, config.select, capability=capability),
-              "attend": config.attend and attend_fault(problem, config.attend, capability=capability)}
+    faults = {
+        "select": config.select and select_fault(problem, config.select, capability=capability),
+        "attend": config.attend and attend_fault(problem, config.attend, capability=capability),
+    }
     return next((f"{name} {fault}" for name, fault in faults.items() if fault), None)
 
 
@@ -222,8 +254,10 @@ def saved_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
         "means_v": ((p.heads, p.mean_rows, p.linear_dim), p.dtype),
     }
     if p.others:
-        shapes |= {"entries": ((lists, p.queries * p.others), torch.int32),
-                   "starts": ((lists, p.count_rows), torch.int32)}
+        shapes |= {
+            "entries": ((lists, p.queries * p.others), torch.int32),
+            "starts": ((lists, p.count_rows), torch.int32),
+        }
     return shapes
 
 
@@ -255,10 +289,12 @@ def backward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
     }
     if p.others:
         pairs = pairs_of_pass(p, p.attn_dim, config)
-        shapes |= {"partial_dq": ((pairs, p.slot_rows, p.attn_dim), p.dtype),
-                   "partial_dgate": ((pairs, p.slot_rows), torch.float32),
-                   "pieces": ((p.list_heads, p.queries * p.others), torch.int32),
-                   "ordered": ((p.list_heads, p.queries * p.others), torch.int32)}
+        shapes |= {
+            "partial_dq": ((pairs, p.slot_rows, p.attn_dim), p.dtype),
+            "partial_dgate": ((pairs, p.slot_rows), torch.float32),
+            "pieces": ((p.list_heads, p.queries * p.others), torch.int32),
+            "ordered": ((p.list_heads, p.queries * p.others), torch.int32),
+        }
     return shapes
 
 

@@ -15,8 +15,25 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-COUNTS = ("blocks", "chunks", "count_rows", "entry_rows", "first_unit", "heads", "lag", "list_heads", "mean_rows",
-          "parts", "ring", "row_parts", "slot_rows", "span", "tile_rows", "tiles", "units")
+COUNTS = (
+    "blocks",
+    "chunks",
+    "count_rows",
+    "entry_rows",
+    "first_unit",
+    "heads",
+    "lag",
+    "list_heads",
+    "mean_rows",
+    "parts",
+    "ring",
+    "row_parts",
+    "slot_rows",
+    "span",
+    "tile_rows",
+    "tiles",
+    "units",
+)
 """Arguments whose value no code depends on: another batch or length compiles nothing anew."""
 
 

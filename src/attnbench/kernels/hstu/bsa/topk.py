@@ -95,13 +95,26 @@ def fold_tile(best, keys, ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.con
 
 @triton.jit
 @no_type_check
-def store_blocks(blocks_ptr, best, rows, queries, first_query, seen, COUNTS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-                 BITS: tl.constexpr, stride):
+def store_blocks(
+    blocks_ptr,
+    best,
+    rows,
+    queries,
+    first_query,
+    seen,
+    COUNTS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BITS: tl.constexpr,
+    stride,
+):
     """Write the blocks of each query, ascending, the local one last, -1 behind; rows are [rows] numbers."""
     _, _, local = standing(rows, first_query, seen, BLOCK_SIZE)
     order = insert(empty_list(rows, COUNTS, 31), tl.where(seen > 0, -local, -(2**31)))
     for i in tl.static_range(COUNTS - 1):
         order = insert(order, tl.where(best[i] == least(BITS), -(2**31), -block_of(best[i], BITS)))
     for i in tl.static_range(COUNTS):
-        tl.store(blocks_ptr + rows.to(tl.int64) * stride + i, tl.where(order[i] == -(2**31), -1, -order[i]),
-                 mask=rows < queries)
+        tl.store(
+            blocks_ptr + rows.to(tl.int64) * stride + i,
+            tl.where(order[i] == -(2**31), -1, -order[i]),
+            mask=rows < queries,
+        )

@@ -50,9 +50,24 @@ from attnbench.kernels.hstu.dense.problem import (
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.limits import lies_in_rows
 
-__all__ = ["BackwardConfig", "ColumnConfig", "ForwardConfig", "Problem", "RowConfig", "backward_config",
-           "check_tensors", "check_values", "configs_of", "default_backward", "default_forward", "forward_config",
-           "hstu_attention", "launch_backward", "launch_forward", "workspace_shape"]
+__all__ = [
+    "BackwardConfig",
+    "ColumnConfig",
+    "ForwardConfig",
+    "Problem",
+    "RowConfig",
+    "backward_config",
+    "check_tensors",
+    "check_values",
+    "configs_of",
+    "default_backward",
+    "default_forward",
+    "forward_config",
+    "hstu_attention",
+    "launch_backward",
+    "launch_forward",
+    "workspace_shape",
+]
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
@@ -63,8 +78,9 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> Forward
     return hopper or forward_config(*_shape(q, v), max_seqlen)
 
 
-def default_backward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool,
-                     alpha: float | None = None) -> BackwardConfig:
+def default_backward(
+    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool, alpha: float | None = None
+) -> BackwardConfig:
     """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable.
 
     Args:
@@ -79,13 +95,17 @@ def default_backward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, determ
     small = 0 < abs(default_alpha(q) if alpha is None else alpha) < LEAST_ALPHA
     if not deterministic and not small and all(map(is_rows, (q, k, v))):
         hopper = hopper_columns_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
-    found = BackwardConfig(columns=hopper, rows=None) if hopper else backward_config(
-        *_shape(q, v), max_seqlen, deterministic=deterministic)
+    found = (
+        BackwardConfig(columns=hopper, rows=None)
+        if hopper
+        else backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic)
+    )
     return _precise(found, q.dtype)
 
 
-def configs_of(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any], *,
-               alpha: float | None = None) -> tuple[ForwardConfig, BackwardConfig]:
+def configs_of(
+    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any], *, alpha: float | None = None
+) -> tuple[ForwardConfig, BackwardConfig]:
     """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the configurations by kernel.
 
     A kernel that nothing is changed of has its default, which may be that for Hopper; one with changes starts from the
@@ -110,16 +130,19 @@ def configs_of(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, changes: Mappin
         backward = _precise(backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic), q.dtype)
     if columns.get("order") == "ws":
         columns = {"split": False} | columns  # that kernel holds dK and dV at once, at every dim
-    return forward, BackwardConfig(columns=replace(backward.columns, **columns),
-                                   rows=backward.rows and replace(backward.rows, **changes.get("rows", {})))
+    return forward, BackwardConfig(
+        columns=replace(backward.columns, **columns),
+        rows=backward.rows and replace(backward.rows, **changes.get("rows", {})),
+    )
 
 
 def _precise(config: BackwardConfig, dtype: torch.dtype) -> BackwardConfig:
     if dtype != torch.float16:
         return config
     # tanh.approx is off by 2⁻¹¹, and the slope multiplies that by the score: several times what fp16 is allowed.
-    return BackwardConfig(columns=replace(config.columns, silu="exp"),
-                          rows=config.rows and replace(config.rows, silu="exp"))
+    return BackwardConfig(
+        columns=replace(config.columns, silu="exp"), rows=config.rows and replace(config.rows, silu="exp")
+    )
 
 
 def _shape(q: Tensor, v: Tensor) -> tuple[tuple[int, int], int, int]:
@@ -133,8 +156,9 @@ def _capability(x: Tensor) -> tuple[int, int]:
 
 class _HstuAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig,
-                backward: BackwardConfig) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig, backward: BackwardConfig
+    ) -> Tensor:
         out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
         with torch.cuda.device_of(q):  # Triton launches on the current device
             launch_forward(q, k, v, out, problem, forward)
@@ -158,10 +182,23 @@ class _HstuAttention(torch.autograd.Function):
 
 
 def hstu_attention(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_seqlen: int, *, offsets_q: Tensor | None = None,
-    max_seqlen_q: int | None = None, num_targets: Tensor | None = None, alpha: float | None = None,
-    scaling_seqlen: int | None = None, causal: bool = True, contextual_len: int = 0, max_attn_len: int | None = None,
-    deterministic: bool = False, forward: ForwardConfig | None = None, backward: BackwardConfig | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_seqlen: int,
+    *,
+    offsets_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    num_targets: Tensor | None = None,
+    alpha: float | None = None,
+    scaling_seqlen: int | None = None,
+    causal: bool = True,
+    contextual_len: int = 0,
+    max_attn_len: int | None = None,
+    deterministic: bool = False,
+    forward: ForwardConfig | None = None,
+    backward: BackwardConfig | None = None,
     validate: bool = False,
 ) -> Tensor:
     """SiLU attention of each sequence to itself, differentiable once; see the letters above.
@@ -204,11 +241,17 @@ def hstu_attention(
         if given is not None and not isinstance(given, kind):
             raise wrong(name, repr(given)[:40], f"is of type {type(given).__name__}", f"a {kind.__name__}, or None")
     problem = Problem(
-        offsets=offsets, offsets_q=offsets_q, num_targets=num_targets, max_seqlen=max_seqlen,
+        offsets=offsets,
+        offsets_q=offsets_q,
+        num_targets=num_targets,
+        max_seqlen=max_seqlen,
         max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,
         alpha=default_alpha(q) if alpha is None else float(alpha),
-        scaling_seqlen=max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen, causal=causal,
-        contextual_len=contextual_len, max_attn_len=max_attn_len)
+        scaling_seqlen=max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
+        causal=causal,
+        contextual_len=contextual_len,
+        max_attn_len=max_attn_len,
+    )
     check_tensors(q, k, v, problem)
     if validate:
         check_values(q, k, v, problem)
@@ -216,6 +259,10 @@ def hstu_attention(
     forward = forward or default_forward(q, k, v, max_seqlen)
     backward = backward or default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=problem.alpha)
     if deterministic and not backward.deterministic:
-        raise wrong("backward.columns.atomic", True, "is not deterministic, which deterministic=True asks for",
-                    "columns and rows, or None")
+        raise wrong(
+            "backward.columns.atomic",
+            True,
+            "is not deterministic, which deterministic=True asks for",
+            "columns and rows, or None",
+        )
     return _HstuAttention.apply(q, k, v, problem, forward, backward)

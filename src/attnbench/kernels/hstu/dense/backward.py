@@ -15,8 +15,16 @@ from attnbench.kernels.shared.tiling import block_of, group_of
 
 
 def launch_backward(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
-    config: BackwardConfig, workspace: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    problem: Problem,
+    config: BackwardConfig,
+    workspace: Tensor | None,
 ) -> None:
     """Compute dq, dk and dv; nothing is allocated, nothing waits for the device, what was in them does not matter.
 
@@ -58,8 +66,17 @@ def workspace_shape(q: Tensor, config: BackwardConfig) -> tuple[int, ...] | None
     return tuple(q.shape) if config.columns.atomic else None
 
 
-def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
-             config: ColumnConfig) -> None:
+def _columns(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    problem: Problem,
+    config: ColumnConfig,
+) -> None:
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
     tiles, pairs = -(-problem.max_seqlen // config.block_n), problem.batch * heads
     if tiles * pairs == 0:
@@ -73,12 +90,36 @@ def _columns(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, dk: Tens
     strides = [stride for x in (q, k, v, dout, dq, dk, dv) for stride in x.stride()[:2]]
     for part in ("dv", "dk") if config.split else ("both",):
         hstu_dense_backward_columns[(tiles * pairs,)](
-            q, k, v, dout, dq, dk, dv, *described, *[None] * (3 - len(described)), problem.offsets, problem.offsets_q,
-            problem.num_targets, *strides, problem.alpha / 2, problem.alpha / problem.scaling_seqlen / 2,
-            1 / problem.scaling_seqlen, heads, pairs, tiles, group_of(reread, config.section_mib, pairs),
-            problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), **config.flags(),
-            **blocks_of(attn_dim, linear_dim), ATOMIC=config.atomic and part != "dv", TMA=tma, PART=part,
-            **config.options())
+            q,
+            k,
+            v,
+            dout,
+            dq,
+            dk,
+            dv,
+            *described,
+            *[None] * (3 - len(described)),
+            problem.offsets,
+            problem.offsets_q,
+            problem.num_targets,
+            *strides,
+            problem.alpha / 2,
+            problem.alpha / problem.scaling_seqlen / 2,
+            1 / problem.scaling_seqlen,
+            heads,
+            pairs,
+            tiles,
+            group_of(reread, config.section_mib, pairs),
+            problem.contextual_len,
+            problem.max_attn_len or 0,
+            **problem.flags(),
+            **config.flags(),
+            **blocks_of(attn_dim, linear_dim),
+            ATOMIC=config.atomic and part != "dv",
+            TMA=tma,
+            PART=part,
+            **config.options(),
+        )
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Problem, config: RowConfig) -> None:
@@ -91,10 +132,30 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
     described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
     strides = [stride for x in (q, k, v, dout, dq) for stride in x.stride()[:2]]
     hstu_dense_backward_rows[(tiles * pairs,)](
-        q, k, v, dout, dq, *described, problem.offsets, problem.offsets_q, problem.num_targets, *strides,
-        problem.alpha / 2, problem.alpha / problem.scaling_seqlen / 2, heads, pairs, tiles,
-        group_of(reread, config.section_mib, pairs), problem.contextual_len, problem.max_attn_len or 0,
-        **problem.flags(), **config.flags(), **blocks_of(attn_dim, linear_dim), TMA=tma, **config.options())
+        q,
+        k,
+        v,
+        dout,
+        dq,
+        *described,
+        problem.offsets,
+        problem.offsets_q,
+        problem.num_targets,
+        *strides,
+        problem.alpha / 2,
+        problem.alpha / problem.scaling_seqlen / 2,
+        heads,
+        pairs,
+        tiles,
+        group_of(reread, config.section_mib, pairs),
+        problem.contextual_len,
+        problem.max_attn_len or 0,
+        **problem.flags(),
+        **config.flags(),
+        **blocks_of(attn_dim, linear_dim),
+        TMA=tma,
+        **config.options(),
+    )
 
 
 def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
@@ -103,5 +164,14 @@ def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
     if not rows:
         return
     hstu_dense_backward_round[(-(-rows // together),)](
-        total, dq, *dq.stride()[:2], rows, heads, problem.alpha / problem.scaling_seqlen / 2, ATTN_DIM=dims,
-        BLOCK_D=block_of(dims), ROWS=together, num_warps=4)
+        total,
+        dq,
+        *dq.stride()[:2],
+        rows,
+        heads,
+        problem.alpha / problem.scaling_seqlen / 2,
+        ATTN_DIM=dims,
+        BLOCK_D=block_of(dims),
+        ROWS=together,
+        num_warps=4,
+    )

@@ -41,8 +41,13 @@ class _Tiles(LaunchConfig):
 
     def flags(self) -> dict[str, Any]:
         """What of the configuration is compiled into a kernel."""
-        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "APPROXIMATE": self.silu == "tanh",
-                "PRECISION": self.precision, "MASKED_STAGES": self.masked_stages}
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "APPROXIMATE": self.silu == "tanh",
+            "PRECISION": self.precision,
+            "MASKED_STAGES": self.masked_stages,
+        }
 
     def options(self) -> dict[str, Any]:
         """What the compiler is told beside the kernel's arguments."""
@@ -78,9 +83,15 @@ class ForwardConfig(_Tiles):
     def hopper_flags(self, block_d: int, block_v: int) -> dict[str, Any]:
         """What of the configuration is compiled into that kernel."""
         ahead = self.hopper_bytes(block_d, block_v, q_stages=2) <= HOPPER_SHARED_BYTES
-        return {"BLOCK_N": self.block_n, "BLOCK_V": block_v, "STAGES": self.stages, "ROOM": 2 if ahead else 1,
-                "GROUPS": self.block_m // 64, "APPROXIMATE": self.silu == "tanh",
-                "REGISTERS": WARPGROUPS[self.warps]}
+        return {
+            "BLOCK_N": self.block_n,
+            "BLOCK_V": block_v,
+            "STAGES": self.stages,
+            "ROOM": 2 if ahead else 1,
+            "GROUPS": self.block_m // 64,
+            "APPROXIMATE": self.silu == "tanh",
+            "REGISTERS": WARPGROUPS[self.warps],
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,15 +158,21 @@ def hopper_fault(
     for wrong, said in (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
         (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
-        (config.warps not in WARPGROUPS or config.block_m != 16 * config.warps,
-         f"has {config.block_m} rows and {config.warps} warps; 128 and 8, or 192 and 12"),
+        (
+            config.warps not in WARPGROUPS or config.block_m != 16 * config.warps,
+            f"has {config.block_m} rows and {config.warps} warps; 128 and 8, or 192 and 12",
+        ),
         (config.block_n not in (32, 64, 128), f"has tiles of {config.block_n} keys; 32, 64 or 128"),
         (config.stages < 1, "has no stage; at least 1"),
-        ((config.registers, config.masked_stages) != (None, 1),
-         "has its own registers and masked tiles; neither given"),
+        (
+            (config.registers, config.masked_stages) != (None, 1),
+            "has its own registers and masked tiles; neither given",
+        ),
         (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
-        (shared > HOPPER_SHARED_BYTES,
-         f"takes {shared // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
+        (
+            shared > HOPPER_SHARED_BYTES,
+            f"takes {shared // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}",
+        ),
     ):
         if wrong:
             return said
@@ -176,14 +193,20 @@ def hopper_columns_fault(
     for wrong, said in (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
         (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
-        ((config.block_m, config.block_n, config.warps) != (64, keys, 8),
-         f"has {config.block_m}x{config.block_n} tiles and {config.warps} warps; 64x{keys} and 8"),
+        (
+            (config.block_m, config.block_n, config.warps) != (64, keys, 8),
+            f"has {config.block_m}x{config.block_n} tiles and {config.warps} warps; 64x{keys} and 8",
+        ),
         (not config.atomic or config.split, "adds up dQ beside dK and dV; atomic and no split"),
-        ((config.registers, config.masked_stages) != (None, 1),
-         "has its own registers and masked tiles; neither given"),
+        (
+            (config.registers, config.masked_stages) != (None, 1),
+            "has its own registers and masked tiles; neither given",
+        ),
         (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
-        (held > HOPPER_SHARED_BYTES,
-         f"takes {held // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}"),
+        (
+            held > HOPPER_SHARED_BYTES,
+            f"takes {held // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}",
+        ),
     ):
         if wrong:
             return said
@@ -209,8 +232,9 @@ def backward_config(
     asked = _asked(capability, item_bytes, dim, seqlen)
     if not deterministic:
         return BackwardConfig(columns=replace(TABLE.first("atomic", ColumnConfig, **asked), atomic=True), rows=None)
-    return BackwardConfig(columns=TABLE.first("columns", ColumnConfig, **asked),
-                          rows=TABLE.first("rows", RowConfig, **asked))
+    return BackwardConfig(
+        columns=TABLE.first("columns", ColumnConfig, **asked), rows=TABLE.first("rows", RowConfig, **asked)
+    )
 
 
 def hopper_forward_config(
@@ -227,8 +251,9 @@ def hopper_forward_config(
     """
     if capability != (9, 0) or item_bytes != 2:
         return None
-    found = TABLE.first("hopper_forward", ForwardConfig,
-                        **_asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen))
+    found = TABLE.first(
+        "hopper_forward", ForwardConfig, **_asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    )
     fault = hopper_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim)
     return None if fault else found
 
@@ -241,8 +266,9 @@ def hopper_columns_config(
         return None
     asked = _asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen)
     found = replace(TABLE.first("hopper_atomic", ColumnConfig, **asked), atomic=True)
-    fault = hopper_columns_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim,
-                                 linear_dim=linear_dim)
+    fault = hopper_columns_fault(
+        found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim
+    )
     return None if fault else found
 
 

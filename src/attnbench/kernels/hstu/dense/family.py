@@ -28,8 +28,11 @@ from attnbench.kernels.shared.family import Family, Part, Values
 _Kind = type[ForwardConfig] | type[ColumnConfig] | type[RowConfig]
 _Tiles = tuple[int, int, int, int]
 KERNELS: dict[str, tuple[str, _Kind]] = {
-    "f": ("forward", ForwardConfig), "a": ("atomic", ColumnConfig), "deterministic-c": ("columns", ColumnConfig),
-    "deterministic-r": ("rows", RowConfig)}
+    "f": ("forward", ForwardConfig),
+    "a": ("atomic", ColumnConfig),
+    "deterministic-c": ("columns", ColumnConfig),
+    "deterministic-r": ("rows", RowConfig),
+}
 """Kernel and type of a configuration, by how its name begins."""
 
 
@@ -56,28 +59,74 @@ class Shape:
 
 # Rows, keys, warps, stages: what fits sm_90 and compiles there, by the widest head it does so for.
 _WHOLE: dict[int, tuple[_Tiles, ...]] = {
-    64: ((64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3),
-         (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3)),
-    128: ((64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4),
-          (128, 128, 8, 2)),
-    256: ((64, 64, 4, 2), (128, 32, 8, 2), (128, 32, 8, 3), (128, 64, 8, 2))}
+    64: (
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (64, 128, 4, 2),
+        (128, 32, 8, 3),
+        (128, 64, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 8, 4),
+        (128, 128, 8, 2),
+        (128, 128, 8, 3),
+    ),
+    128: (
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (128, 32, 8, 3),
+        (128, 64, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 8, 4),
+        (128, 128, 8, 2),
+    ),
+    256: ((64, 64, 4, 2), (128, 32, 8, 2), (128, 32, 8, 3), (128, 64, 8, 2)),
+}
 _ROWS = _WHOLE | {256: ((64, 64, 4, 2), (128, 32, 8, 2))}
 _COLUMNS: dict[int, tuple[_Tiles, ...]] = {
-    64: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 1),
-         (64, 128, 8, 2), (64, 128, 8, 3), (128, 64, 8, 2)),
-    128: ((32, 64, 4, 2), (32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2), (64, 128, 8, 1),
-          (64, 128, 8, 2), (64, 128, 8, 3)),
-    256: ((32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2))}
+    64: (
+        (32, 64, 4, 2),
+        (32, 64, 8, 2),
+        (32, 128, 8, 2),
+        (64, 64, 4, 2),
+        (64, 64, 8, 2),
+        (64, 128, 8, 1),
+        (64, 128, 8, 2),
+        (64, 128, 8, 3),
+        (128, 64, 8, 2),
+    ),
+    128: (
+        (32, 64, 4, 2),
+        (32, 64, 8, 2),
+        (32, 128, 8, 2),
+        (64, 64, 8, 1),
+        (64, 64, 8, 2),
+        (64, 128, 8, 1),
+        (64, 128, 8, 2),
+        (64, 128, 8, 3),
+    ),
+    256: ((32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2)),
+}
 _ATOMIC = _COLUMNS | {256: ((32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1))}
 # Of the kernels for Hopper: what spills nothing in the loop, with room for one program an SM.
 _HOPPER: dict[int, tuple[_Tiles, ...]] = {
-    64: ((128, 64, 8, 3), (128, 64, 8, 6), (128, 128, 8, 2), (128, 128, 8, 3), (192, 64, 12, 3), (192, 64, 12, 4),
-         (192, 64, 12, 6), (192, 64, 12, 8)),
+    64: (
+        (128, 64, 8, 3),
+        (128, 64, 8, 6),
+        (128, 128, 8, 2),
+        (128, 128, 8, 3),
+        (192, 64, 12, 3),
+        (192, 64, 12, 4),
+        (192, 64, 12, 6),
+        (192, 64, 12, 8),
+    ),
     128: ((128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (192, 64, 12, 2), (192, 64, 12, 3)),
-    256: ((128, 64, 8, 2),)}
+    256: ((128, 64, 8, 2),),
+}
 _HOPPER_ATOMIC: dict[int, tuple[_Tiles, ...]] = {
-    64: ((64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4)), 128: ((64, 128, 8, 2), (64, 128, 8, 3)),
-    256: ((64, 64, 8, 2),)}
+    64: ((64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4)),
+    128: ((64, 128, 8, 2), (64, 128, 8, 3)),
+    256: ((64, 64, 8, 2),),
+}
 
 
 class _Part(Part[Shape]):
@@ -108,16 +157,31 @@ class _Forward(_Part):
         width = shape.width
         main = ((128, 64, 8, 2 if width == 256 else 3),)
         capped = ((128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3))
-        narrow = [*_changes("f", capped, registers=128, order="plain"), *_changes("f", main, masked_stages=2),
-                  *_changes("f", main, loads="pointer")] if width < 256 else []
-        return dict([*_changes("f", _WHOLE[width], order="plain"), *_changes("f", _WHOLE[width], order="ahead"),
-                     *_changes("f", _HOPPER[width], order="ws"), *narrow, *_changes("f", main, section_mib=8.0),
-                     *_changes("f", main, section_mib=1000.0)])
+        narrow = (
+            [
+                *_changes("f", capped, registers=128, order="plain"),
+                *_changes("f", main, masked_stages=2),
+                *_changes("f", main, loads="pointer"),
+            ]
+            if width < 256
+            else []
+        )
+        return dict(
+            [
+                *_changes("f", _WHOLE[width], order="plain"),
+                *_changes("f", _WHOLE[width], order="ahead"),
+                *_changes("f", _HOPPER[width], order="ws"),
+                *narrow,
+                *_changes("f", main, section_mib=8.0),
+                *_changes("f", main, section_mib=1000.0),
+            ]
+        )
 
     def tuned(self, shape: Shape) -> str:
         base = forward_config(shape.capability, shape.item_bytes, shape.dim, shape.seqlen)
-        hopper = hopper_forward_config(shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim,
-                                       shape.seqlen)
+        hopper = hopper_forward_config(
+            shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim, shape.seqlen
+        )
         return _default("f", hopper, base)
 
 
@@ -129,14 +193,20 @@ class _Backward(_Part):
 
     def space(self, shape: Shape) -> Mapping[str, Values]:
         width = shape.width
-        return {"deterministic": {"deterministic": True}} | dict([
-            *_changes("a", _ATOMIC[width]), *_changes("a", _HOPPER_ATOMIC[width], order="ws"),
-            *_changes("deterministic-c", _COLUMNS[width]), *_changes("deterministic-r", _ROWS[width])])
+        return {"deterministic": {"deterministic": True}} | dict(
+            [
+                *_changes("a", _ATOMIC[width]),
+                *_changes("a", _HOPPER_ATOMIC[width], order="ws"),
+                *_changes("deterministic-c", _COLUMNS[width]),
+                *_changes("deterministic-r", _ROWS[width]),
+            ]
+        )
 
     def tuned(self, shape: Shape) -> str:
         base = backward_config(shape.capability, shape.item_bytes, shape.dim, shape.seqlen, deterministic=False)
-        hopper = hopper_columns_config(shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim,
-                                       shape.seqlen)
+        hopper = hopper_columns_config(
+            shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim, shape.seqlen
+        )
         return _default("a", hopper, base.columns)
 
 
@@ -145,8 +215,12 @@ FAMILY = Family((_Forward(), _Backward()))
 
 def _fault(values: Values, shape: Shape) -> str | None:
     """Why a kernel for Hopper that a name asks for cannot run on the shape's card; None where it can."""
-    facts: dict[str, Any] = {"capability": shape.capability, "item_bytes": shape.item_bytes,
-                             "attn_dim": shape.attn_dim, "linear_dim": shape.linear_dim}
+    facts: dict[str, Any] = {
+        "capability": shape.capability,
+        "item_bytes": shape.item_bytes,
+        "attn_dim": shape.attn_dim,
+        "linear_dim": shape.linear_dim,
+    }
     forward, columns = values.get("forward", {}), values.get("atomic", {})
     if forward.get("order") == "ws":
         return hopper_fault(ForwardConfig(**forward), **facts)
@@ -184,7 +258,11 @@ def _default(lead: str, hopper: ForwardConfig | ColumnConfig | None, base: Forwa
         said = {name: getattr(base, name) for name in ("block_m", "block_n", "warps", "stages")}
         return lead + base.spell(said | ({"order": base.order} if lead == "f" else {}))
     # The kernels for Hopper load by tensor maps and hold dK and dV at once, whatever these two fields are.
-    changed = {name: value for name, value in hopper.values.items()
-               if hopper.table()[name].always or name == "order"
-               or (name not in ("loads", "split") and value != getattr(base, name))}
+    changed = {
+        name: value
+        for name, value in hopper.values.items()
+        if hopper.table()[name].always
+        or name == "order"
+        or (name not in ("loads", "split") and value != getattr(base, name))
+    }
     return lead + hopper.spell(changed)

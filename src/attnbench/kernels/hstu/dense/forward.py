@@ -42,18 +42,40 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         _launch_hopper(q, k, v, out, problem, config)
         return
     if config.parts is not None:
-        raise wrong("forward.parts", config.parts, f"is of the kernel for Hopper, not of order={config.order}",
-                    "None, or order=ws")
+        raise wrong(
+            "forward.parts",
+            config.parts,
+            f"is of the kernel for Hopper, not of order={config.order}",
+            "None, or order=ws",
+        )
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
     strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
     hstu_dense_forward[(tiles * pairs,)](
-        q, k, v, out, *described, problem.offsets, problem.offsets_q, problem.num_targets, *strides,
-        problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
+        q,
+        k,
+        v,
+        out,
+        *described,
+        problem.offsets,
+        problem.offsets_q,
+        problem.num_targets,
+        *strides,
+        problem.alpha / 2,
+        1 / problem.scaling_seqlen,
+        heads,
+        pairs,
+        tiles,
         group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
-        problem.contextual_len, problem.max_attn_len or 0, **problem.flags(), **config.flags(),
-        **blocks_of(attn_dim, linear_dim), TMA=tma, AHEAD=config.order == "ahead",
-        **config.options())
+        problem.contextual_len,
+        problem.max_attn_len or 0,
+        **problem.flags(),
+        **config.flags(),
+        **blocks_of(attn_dim, linear_dim),
+        TMA=tma,
+        AHEAD=config.order == "ahead",
+        **config.options(),
+    )
 
 
 def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
@@ -63,14 +85,19 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         ValueError: the card, the precision, a dim or how a tensor lies does not fit; one line says which.
     """
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
-    fault = hopper_fault(config, capability=capability_of(q), item_bytes=q.element_size(), attn_dim=attn_dim,
-                         linear_dim=linear_dim)
+    fault = hopper_fault(
+        config, capability=capability_of(q), item_bytes=q.element_size(), attn_dim=attn_dim, linear_dim=linear_dim
+    )
     if fault:
         raise wrong("forward.order", config.order, fault, "another order")
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         if not is_rows(x):
-            raise wrong(f"{name}.stride", x.stride(), f"is no multiple of 16 bytes, as order={config.order} needs",
-                        "an aligned tensor, or another order")
+            raise wrong(
+                f"{name}.stride",
+                x.stride(),
+                f"is no multiple of 16 bytes, as order={config.order} needs",
+                "an aligned tensor, or another order",
+            )
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     block_d, block_v = block_of(attn_dim), block_of(linear_dim)
     group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
@@ -78,12 +105,31 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     workspace = workspace_of(out, parts)
     programs, counter = grid_of(tiles * pairs * parts, q)
     hstu_hopper_forward[(programs,)](
-        rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_v),
-        rows_of(out, ROWS.value, block_v) if workspace is None else None, workspace, counter, problem.offsets,
-        problem.offsets_q, problem.num_targets, problem.alpha / 2, 1 / problem.scaling_seqlen, heads, pairs, tiles,
-        group, parts, problem.contextual_len, problem.max_attn_len or 0, DRAWS=counter is not None,
-        SPLIT=workspace is not None, num_warps=4, launch_pdl=workspace is not None, **problem.flags(),
-        **config.hopper_flags(block_d, block_v))
+        rows_of(q, ROWS.value, block_d),
+        rows_of(k, config.block_n, block_d),
+        rows_of(v, config.block_n, block_v),
+        rows_of(out, ROWS.value, block_v) if workspace is None else None,
+        workspace,
+        counter,
+        problem.offsets,
+        problem.offsets_q,
+        problem.num_targets,
+        problem.alpha / 2,
+        1 / problem.scaling_seqlen,
+        heads,
+        pairs,
+        tiles,
+        group,
+        parts,
+        problem.contextual_len,
+        problem.max_attn_len or 0,
+        DRAWS=counter is not None,
+        SPLIT=workspace is not None,
+        num_warps=4,
+        launch_pdl=workspace is not None,
+        **problem.flags(),
+        **config.hopper_flags(block_d, block_v),
+    )
     if workspace is not None:
         launch_sum(workspace, out, 1 / problem.scaling_seqlen, hopper=True)
 
@@ -94,9 +140,19 @@ def _parts(q: Tensor, v: Tensor, problem: Problem, config: ForwardConfig, items:
     A row without a cache sees what is before it: tiles of unequal work, which the tile scheduler evens out.
     """
     if config.parts is None:
-        return 1 if problem.offsets_q is None else parts_of(
-            items, config.block_m, problem.max_seqlen, config.block_n, q.shape[2] + v.shape[2], block_of(v.shape[2]),
-            processors(q))
+        return (
+            1
+            if problem.offsets_q is None
+            else parts_of(
+                items,
+                config.block_m,
+                problem.max_seqlen,
+                config.block_n,
+                q.shape[2] + v.shape[2],
+                block_of(v.shape[2]),
+                processors(q),
+            )
+        )
     if items * config.parts >= LARGEST_ITEMS:
         raise wrong("forward.parts", config.parts, f"gives {items * config.parts} work items", f"under {LARGEST_ITEMS}")
     return config.parts

@@ -70,8 +70,17 @@ def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns
 
 @triton.jit(do_not_specialize=("parts", "heads"))
 @no_type_check
-def hstu_sum_parts(parts_ptr, out_ptr, scale, parts, heads, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-                   AT_ONCE: tl.constexpr, HOPPER: tl.constexpr):
+def hstu_sum_parts(
+    parts_ptr,
+    out_ptr,
+    scale,
+    parts,
+    heads,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HOPPER: tl.constexpr,
+):
     """A row and head of the output [rows, heads, DIM] as the sum of its parts, in their order.
 
     Parts are [rows, parts, heads, BLOCK_DIM].  Those of the kernels for HOPPER have their columns shuffled, sixteen by
@@ -120,5 +129,15 @@ def launch_sum(workspace: Tensor, out: Tensor, scale: float, *, hopper: bool) ->
     """
     rows, parts, heads, block = workspace.shape
     hstu_sum_parts[(rows * heads,)](
-        workspace, out, scale, parts, heads, DIM=out.shape[2], BLOCK_DIM=block, AT_ONCE=AT_ONCE[hopper], HOPPER=hopper,
-        num_warps=max(1, block // 128), **({"launch_pdl": True} if hopper else {}))
+        workspace,
+        out,
+        scale,
+        parts,
+        heads,
+        DIM=out.shape[2],
+        BLOCK_DIM=block,
+        AT_ONCE=AT_ONCE[hopper],
+        HOPPER=hopper,
+        num_warps=max(1, block // 128),
+        **({"launch_pdl": True} if hopper else {}),
+    )

@@ -49,15 +49,23 @@ class Problem:
 
     def flags(self) -> dict[str, bool]:
         """What of the mask is compiled into a kernel."""
-        return {"CAUSAL": self.causal, "HAS_PREFIX": self.contextual_len > 0,
-                "HAS_TARGETS": self.num_targets is not None, "HAS_WINDOW": self.max_attn_len is not None,
-                "HAS_CACHE": self.offsets_q is not None}
+        return {
+            "CAUSAL": self.causal,
+            "HAS_PREFIX": self.contextual_len > 0,
+            "HAS_TARGETS": self.num_targets is not None,
+            "HAS_WINDOW": self.max_attn_len is not None,
+            "HAS_CACHE": self.offsets_q is not None,
+        }
 
 
 def blocks_of(attn_dim: int, linear_dim: int) -> dict[str, int]:
     """Dims and columns of tiles as the kernels are compiled for them."""
-    return {"ATTN_DIM": attn_dim, "LINEAR_DIM": linear_dim, "BLOCK_D": block_of(attn_dim),
-            "BLOCK_V": block_of(linear_dim)}
+    return {
+        "ATTN_DIM": attn_dim,
+        "LINEAR_DIM": linear_dim,
+        "BLOCK_D": block_of(attn_dim),
+        "BLOCK_V": block_of(linear_dim),
+    }
 
 
 def takes_tma(x: Tensor) -> bool:
@@ -65,8 +73,11 @@ def takes_tma(x: Tensor) -> bool:
     if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
         return False
     item = x.element_size()
-    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(
-        stride * item % 16 == 0 and stride for stride in x.stride()[:2])
+    return (
+        x.numel() > 0
+        and x.data_ptr() % 16 == 0
+        and all(stride * item % 16 == 0 and stride for stride in x.stride()[:2])
+    )
 
 
 def descriptor(x: Tensor, rows: int, columns: int) -> Any:
@@ -140,8 +151,11 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
 
 def _check_indices(q: Tensor, problem: Problem) -> None:
     batch = problem.batch
-    for name, x, length in (("offsets", problem.offsets, max(1, batch + 1)),
-                            ("offsets_q", problem.offsets_q, batch + 1), ("num_targets", problem.num_targets, batch)):
+    for name, x, length in (
+        ("offsets", problem.offsets, max(1, batch + 1)),
+        ("offsets_q", problem.offsets_q, batch + 1),
+        ("num_targets", problem.num_targets, batch),
+    ):
         if x is None:
             continue
         if x.dtype not in INDICES:
@@ -154,8 +168,13 @@ def _check_indices(q: Tensor, problem: Problem) -> None:
 
 
 def _check_numbers(problem: Problem) -> None:
-    for name, least in (("max_seqlen", 0), ("max_seqlen_q", 0), ("scaling_seqlen", 1), ("contextual_len", 0),
-                        ("max_attn_len", 1)):
+    for name, least in (
+        ("max_seqlen", 0),
+        ("max_seqlen_q", 0),
+        ("scaling_seqlen", 1),
+        ("contextual_len", 0),
+        ("max_attn_len", 1),
+    ):
         value = getattr(problem, name)
         if value is None and name == "max_attn_len":
             continue
@@ -180,15 +199,24 @@ def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
     queries = lengths
     if problem.offsets_q is None and problem.max_seqlen_q < max(lengths, default=0):
         longest = max(lengths)
-        raise wrong("max_seqlen_q", problem.max_seqlen_q, f"is under the {longest} rows of sequence "
-                    f"{lengths.index(longest)}", f"at least {longest}")
+        raise wrong(
+            "max_seqlen_q",
+            problem.max_seqlen_q,
+            f"is under the {longest} rows of sequence {lengths.index(longest)}",
+            f"at least {longest}",
+        )
     if problem.offsets_q is not None:
-        queries = _lengths("offsets_q", problem.offsets_q.tolist(), q.shape[0], "q", problem.max_seqlen_q,
-                           "max_seqlen_q")
+        queries = _lengths(
+            "offsets_q", problem.offsets_q.tolist(), q.shape[0], "q", problem.max_seqlen_q, "max_seqlen_q"
+        )
         for number, (some, all_) in enumerate(zip(queries, lengths, strict=True)):
             if some > all_:
-                raise wrong(f"offsets_q[{number + 1}]", sum(queries[:number + 1]),
-                             f"gives sequence {number} {some} queries and {all_} keys", "no more queries than keys")
+                raise wrong(
+                    f"offsets_q[{number + 1}]",
+                    sum(queries[: number + 1]),
+                    f"gives sequence {number} {some} queries and {all_} keys",
+                    "no more queries than keys",
+                )
     if problem.num_targets is not None:
         for number, (count, length) in enumerate(zip(problem.num_targets.tolist(), lengths, strict=True)):
             if not 0 <= count <= length:
@@ -206,8 +234,9 @@ def _lengths(name: str, offsets: list[int], rows: int, of: str, most: int, bound
     lengths = [after - before for before, after in pairwise(offsets)]
     for number, length in enumerate(lengths):
         if length < 0:
-            raise wrong(f"{name}[{number + 1}]", offsets[number + 1], f"falls from {offsets[number]}",
-                         "offsets that never fall")
+            raise wrong(
+                f"{name}[{number + 1}]", offsets[number + 1], f"falls from {offsets[number]}", "offsets that never fall"
+            )
         if length > most:
             raise wrong(bound, most, f"is under the {length} rows of sequence {number}", f"at least {max(lengths)}")
     if offsets[-1] != rows:

@@ -91,8 +91,9 @@ def silu(x: Tensor) -> Tensor:
     return x
 
 
-def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool, count: Tensor | None = None
-         ) -> Tensor:
+def gate(
+    a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool, count: Tensor | None = None
+) -> Tensor:
     """Attention normalised over its columns and gated by SiLU(u): what the output product of a layer takes.
 
     Args:
@@ -110,8 +111,12 @@ def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whol
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    _check("hstu_gate", {"a": a, "u": u, "weight": weight[None], "bias": bias[None]},
-           {} if count is None else {"count": count}, strided="u")
+    _check(
+        "hstu_gate",
+        {"a": a, "u": u, "weight": weight[None], "bias": bias[None]},
+        {} if count is None else {"count": count},
+        strided="u",
+    )
     if count is not None:
         _same("hstu_gate", "count", len(count), 1)
     for name, x in (("u", u), ("weight", weight[None]), ("bias", bias[None])):
@@ -120,8 +125,19 @@ def gate(a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whol
     out = a.new_empty(len(a), a.shape[1] * (1 if whole else 3))
     if out.numel():
         with torch.cuda.device_of(out):
-            hstu_gate[(len(a),)](a, u, weight, bias, out, count, u.stride(0), float(eps), WHOLE=whole,
-                                 COUNTED=count is not None, **_block(a))
+            hstu_gate[(len(a),)](
+                a,
+                u,
+                weight,
+                bias,
+                out,
+                count,
+                u.stride(0),
+                float(eps),
+                WHOLE=whole,
+                COUNTED=count is not None,
+                **_block(a),
+            )
     return out
 
 

@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Kernels that work row by row: a program reads a row, computes in fp32, and rounds once.
 
-    hstu_embed    x[i] = table[ids[i]] · scale + places[positions[i]]
-    hstu_norm     y[i] = LN(x[i])
-    hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
-    hstu_gate     y[i] = LN(a[i]) · s with s = SiLU(u[i]), or Meta's [s, a[i], LN(a[i]) · s]
-    hstu_pick     y[i] = x[rows[i]] / max(|x[rows[i]]|, eps)
+hstu_embed    x[i] = table[ids[i]] · scale + places[positions[i]]
+hstu_norm     y[i] = LN(x[i])
+hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
+hstu_gate     y[i] = LN(a[i]) · s with s = SiLU(u[i]), or Meta's [s, a[i], LN(a[i]) · s]
+hstu_pick     y[i] = x[rows[i]] / max(|x[rows[i]]|, eps)
 """
 
 from __future__ import annotations
@@ -65,8 +65,20 @@ def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def hstu_gate(a_ptr, u_ptr, weight_ptr, bias_ptr, out_ptr, count_ptr, u_row, eps, DIM: tl.constexpr,
-              BLOCK: tl.constexpr, WHOLE: tl.constexpr, COUNTED: tl.constexpr):
+def hstu_gate(
+    a_ptr,
+    u_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    count_ptr,
+    u_row,
+    eps,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COUNTED: tl.constexpr,
+):
     """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)

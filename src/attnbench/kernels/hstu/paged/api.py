@@ -28,8 +28,18 @@ from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step, check_step, c
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import is_rows
 
-__all__ = ["PAGE_SIZES", "PagedConfig", "Step", "default_forward", "hstu_paged_append", "hstu_paged_attention",
-           "launch_append", "launch_forward", "splits_of", "workspace_shape"]
+__all__ = [
+    "PAGE_SIZES",
+    "PagedConfig",
+    "Step",
+    "default_forward",
+    "hstu_paged_append",
+    "hstu_paged_attention",
+    "launch_append",
+    "launch_forward",
+    "splits_of",
+    "workspace_shape",
+]
 
 LARGEST_GRID = 2**31
 "Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
@@ -37,8 +47,17 @@ ATTENTION, APPEND = "hstu_paged_attention", "hstu_paged_append"
 
 
 def hstu_paged_attention(
-    q: Tensor, k: Tensor, v: Tensor, pool: Tensor, step: Step, *, scaling_seqlen: int, alpha: float | None = None,
-    splits: int | None = None, config: PagedConfig | str | None = None, validate: bool = False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    step: Step,
+    *,
+    scaling_seqlen: int,
+    alpha: float | None = None,
+    splits: int | None = None,
+    config: PagedConfig | str | None = None,
+    validate: bool = False,
 ) -> Tensor:
     """Attention of the new rows to the cached keys and to themselves; forward only.
 
@@ -76,8 +95,13 @@ def hstu_paged_attention(
     if isinstance(config, str):
         config = _named(config)
     if config is not None and not isinstance(config, PagedConfig):
-        raise wrong(ATTENTION, "config", repr(config)[:40], f"is of type {type(config).__name__}",
-                    "a PagedConfig, its short form, or None")
+        raise wrong(
+            ATTENTION,
+            "config",
+            repr(config)[:40],
+            f"is of type {type(config).__name__}",
+            "a PagedConfig, its short form, or None",
+        )
     if validate:
         check_values(ATTENTION, q.shape[0], pool, step, appends=False)
     _check_device(ATTENTION, q)
@@ -90,8 +114,19 @@ def hstu_paged_attention(
     shape = workspace_shape(q, splits)
     workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        launch_forward(q, k, v, pool, out, step, config, alpha=alpha, scaling_seqlen=scaling_seqlen, splits=splits,
-                       workspace=workspace)
+        launch_forward(
+            q,
+            k,
+            v,
+            pool,
+            out,
+            step,
+            config,
+            alpha=alpha,
+            scaling_seqlen=scaling_seqlen,
+            splits=splits,
+            workspace=workspace,
+        )
     return out
 
 
@@ -126,16 +161,26 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfi
 def _check_config(config: PagedConfig, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> None:
     if not config.hopper:
         if config.block_n > pool.shape[2]:
-            raise wrong(ATTENTION, "config.block_n", config.block_n, f"is over the {pool.shape[2]} keys of a page",
-                        "tiles in one page")
+            raise wrong(
+                ATTENTION,
+                "config.block_n",
+                config.block_n,
+                f"is over the {pool.shape[2]} keys of a page",
+                "tiles in one page",
+            )
         return
     fault = hopper_fault(config, capability=capability_of(q), item_bytes=q.element_size(), dim=q.shape[2])
     if fault:
         raise wrong(ATTENTION, "config.order", config.order, fault, "another order")
     for name, x in (("q", q), ("k", k), ("v", v), ("pool", pool.flatten(0, 2))):
         if x.numel() and not is_rows(x):
-            raise wrong(ATTENTION, f"{name}.stride", x.stride(), "is no multiple of 16 bytes, as order=ws needs",
-                        "an aligned tensor, or another order")
+            raise wrong(
+                ATTENTION,
+                f"{name}.stride",
+                x.stride(),
+                "is no multiple of 16 bytes, as order=ws needs",
+                "an aligned tensor, or another order",
+            )
 
 
 def _named(text: str) -> PagedConfig:
@@ -143,8 +188,9 @@ def _named(text: str) -> PagedConfig:
         return PagedConfig.parse(text)
     except ValueError as why:
         said, _, accepted = str(why).partition("; ")
-        raise wrong(ATTENTION, "config", text, said, f"{accepted}; the nearest valid one is {nearest_config(text)}"
-                    ) from None
+        raise wrong(
+            ATTENTION, "config", text, said, f"{accepted}; the nearest valid one is {nearest_config(text)}"
+        ) from None
 
 
 def _check_device(who: str, x: Tensor) -> None:

@@ -66,9 +66,14 @@ class PagedConfig(LaunchConfig):
 
     def flags(self) -> dict[str, Any]:
         """What of the configuration is compiled into a kernel."""
-        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "APPROXIMATE": self.silu == "tanh",
-                "PRECISION": self.precision, "NEW_STAGES": self.new_stages,
-                "AHEAD": self.order == "ahead"}
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "APPROXIMATE": self.silu == "tanh",
+            "PRECISION": self.precision,
+            "NEW_STAGES": self.new_stages,
+            "AHEAD": self.order == "ahead",
+        }
 
     def splits(self, programs: int, keys: int, processors: int) -> int:
         """How many parts the keys are split into: so many that one wave of programs fills the card.
@@ -92,18 +97,17 @@ def default_config(capability: tuple[int, int], item_bytes: int, dim: int, page_
         dim: of queries, keys and values.
         page_size: keys of a page.
     """
-    return TABLE.first("forward", PagedConfig, cards=capability[0], item_bytes=item_bytes, dim=dim,
-                       page_size=page_size)
+    return TABLE.first("forward", PagedConfig, cards=capability[0], item_bytes=item_bytes, dim=dim, page_size=page_size)
 
 
 @cache
 def hopper_config(capability: tuple[int, int], item_bytes: int, dim: int, page_size: int) -> PagedConfig | None:
-    """Default of the kernel for Hopper, arguments as in `default_config`; None where that kernel cannot be launched so.
-    """
+    """Default of the kernel for Hopper, arguments as in `default_config`; None where that kernel cannot be launched so."""
     if capability != (9, 0) or item_bytes != 2:
         return None
-    found = TABLE.first("hopper_forward", PagedConfig, cards=capability[0], item_bytes=item_bytes, dim=dim,
-                        page_size=page_size)
+    found = TABLE.first(
+        "hopper_forward", PagedConfig, cards=capability[0], item_bytes=item_bytes, dim=dim, page_size=page_size
+    )
     return None if hopper_fault(found, capability=capability, item_bytes=item_bytes, dim=dim) else found
 
 
@@ -124,8 +128,14 @@ def hopper_fault(config: PagedConfig, *, capability: tuple[int, int] | None, ite
 @lru_cache(maxsize=256)
 def _dense(config: PagedConfig) -> ForwardConfig:
     """The dense forward for Hopper whose consumers these are."""
-    return ForwardConfig(block_m=config.block_m, block_n=config.block_n, warps=config.warps, stages=config.stages,
-                         silu=config.silu, order="ws")
+    return ForwardConfig(
+        block_m=config.block_m,
+        block_n=config.block_n,
+        warps=config.warps,
+        stages=config.stages,
+        silu=config.silu,
+        order="ws",
+    )
 
 
 def nearest_config(text: str) -> str:

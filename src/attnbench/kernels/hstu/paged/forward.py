@@ -23,8 +23,9 @@ def splits_of(q: Tensor, step: Step, config: PagedConfig) -> int:
     """Parts the keys of a call are split into, from the bounds alone: nothing waits for the device."""
     programs, keys = programs_of(q, step, config, 1), step.max_cached + step.max_new
     if config.hopper:
-        return parts_of(programs, config.block_m, keys, config.block_n, 2 * q.shape[2], block_of(q.shape[2]),
-                        processors(q))
+        return parts_of(
+            programs, config.block_m, keys, config.block_n, 2 * q.shape[2], block_of(q.shape[2]), processors(q)
+        )
     return config.splits(programs, keys, processors(q))
 
 
@@ -38,8 +39,20 @@ def workspace_shape(q: Tensor, splits: int) -> tuple[int, ...] | None:
     return shape_of_parts(q.shape, splits)
 
 
-def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, step: Step, config: PagedConfig, *,
-                   alpha: float, scaling_seqlen: int, splits: int, workspace: Tensor | None) -> None:
+def launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    out: Tensor,
+    step: Step,
+    config: PagedConfig,
+    *,
+    alpha: float,
+    scaling_seqlen: int,
+    splits: int,
+    workspace: Tensor | None,
+) -> None:
     """Compute `out` [T, H, D]; nothing waits for the device.
 
     Nothing is allocated but, for Hopper, the four bytes of a tile scheduler.
@@ -60,24 +73,57 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, s
     if programs_of(q, step, config, splits) == 0 or out.numel() == 0:
         return
     launch = _launch_hopper if config.hopper else portable.launch_forward
-    launch(q, k, v, pool, out, step, config, alpha=alpha, scaling_seqlen=scaling_seqlen, splits=splits,
-           workspace=workspace)
+    launch(
+        q, k, v, pool, out, step, config, alpha=alpha, scaling_seqlen=scaling_seqlen, splits=splits, workspace=workspace
+    )
     if workspace is not None:
         launch_sum(workspace, out, 1 / scaling_seqlen, hopper=config.hopper)
 
 
-def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, step: Step, config: PagedConfig, *,
-                   alpha: float, scaling_seqlen: int, splits: int, workspace: Tensor | None) -> None:
+def _launch_hopper(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    out: Tensor,
+    step: Step,
+    config: PagedConfig,
+    *,
+    alpha: float,
+    scaling_seqlen: int,
+    splits: int,
+    workspace: Tensor | None,
+) -> None:
     (_, heads, dim), page_size = q.shape, pool.shape[2]
     tiles, pairs, block_d = -(-step.max_new // config.block_m), step.batch * heads, block_of(dim)
     group = group_of((step.max_cached + step.max_new) * 2 * dim * q.element_size(), SECTION_MIB, pairs)
     programs, counter = grid_of(tiles * pairs * splits, q)
     box = min(page_size, config.block_n)
     hstu_paged_hopper_forward[(programs,)](
-        rows_of(q, ROWS.value, block_d), rows_of(k, config.block_n, block_d), rows_of(v, config.block_n, block_d),
+        rows_of(q, ROWS.value, block_d),
+        rows_of(k, config.block_n, block_d),
+        rows_of(v, config.block_n, block_d),
         rows_of(pool.view(-1, heads, dim), box, block_d),
-        rows_of(out, ROWS.value, block_d) if workspace is None else None, workspace, counter, step.offsets,
-        step.cached, step.indptr, step.indices, step.num_targets, alpha / 2, 1 / scaling_seqlen, heads, pairs, tiles,
-        group, splits, PAGE=page_size, HAS_TARGETS=step.num_targets is not None,
-        DRAWS=counter is not None, SPLIT=workspace is not None, num_warps=4, launch_pdl=workspace is not None,
-        **config.hopper_flags(block_d))
+        rows_of(out, ROWS.value, block_d) if workspace is None else None,
+        workspace,
+        counter,
+        step.offsets,
+        step.cached,
+        step.indptr,
+        step.indices,
+        step.num_targets,
+        alpha / 2,
+        1 / scaling_seqlen,
+        heads,
+        pairs,
+        tiles,
+        group,
+        splits,
+        PAGE=page_size,
+        HAS_TARGETS=step.num_targets is not None,
+        DRAWS=counter is not None,
+        SPLIT=workspace is not None,
+        num_warps=4,
+        launch_pdl=workspace is not None,
+        **config.hopper_flags(block_d),
+    )

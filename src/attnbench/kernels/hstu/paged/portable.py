@@ -41,8 +41,22 @@ APPEND_ROWS = 16
 
 @triton.jit
 @no_type_check
-def load_cached(pool_ptr, pool_desc, page, at, keys, half, head, pool_row, DIM: tl.constexpr, PAGE: tl.constexpr,
-                BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr, WHOLE: tl.constexpr, TMA: tl.constexpr):
+def load_cached(
+    pool_ptr,
+    pool_desc,
+    page,
+    at,
+    keys,
+    half,
+    head,
+    pool_row,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WHOLE: tl.constexpr,
+    TMA: tl.constexpr,
+):
     """A tile [BLOCK, BLOCK_DIM] of cached keys (half 0) or values (half 1) from key `at`; zeros from key `keys` on."""
     if WHOLE and TMA:
         tile = pool_desc.load([(page * 2 + half) * PAGE + at % PAGE, tl.cast(head, tl.int32), 0])
@@ -54,12 +68,42 @@ def load_cached(pool_ptr, pool_desc, page, at, keys, half, head, pool_row, DIM: 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_paged_forward(
-    q_ptr, k_ptr, v_ptr, pool_ptr, out_ptr, pool_desc,
-    offsets_ptr, cached_ptr, indptr_ptr, indices_ptr, num_targets_ptr,
-    q_row, q_head, k_row, k_head, v_row, v_head, pool_row, out_split, out_row, out_head,
-    half_alpha, scale, heads, tiles, splits,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, HAS_TARGETS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr, TMA: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    pool_ptr,
+    out_ptr,
+    pool_desc,
+    offsets_ptr,
+    cached_ptr,
+    indptr_ptr,
+    indices_ptr,
+    num_targets_ptr,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    pool_row,
+    out_split,
+    out_row,
+    out_head,
+    half_alpha,
+    scale,
+    heads,
+    tiles,
+    splits,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
+    TMA: tl.constexpr,
     NEW_STAGES: tl.constexpr,
 ):
     """The output of a tile of new rows, or the part of it that a share of their keys gives."""
@@ -106,45 +150,118 @@ def hstu_paged_forward(
     page = tl.load(pages_ptr + first * BLOCK_N // PAGE, mask=first < tail, other=0)
     if AHEAD:
         if first < stop:
-            k = load_cached(pool_ptr, pool_desc, page, first * BLOCK_N, cached, 0, head, pool_row, DIM, PAGE, BLOCK_N,
-                            BLOCK_D, True, TMA)
+            k = load_cached(
+                pool_ptr,
+                pool_desc,
+                page,
+                first * BLOCK_N,
+                cached,
+                0,
+                head,
+                pool_row,
+                DIM,
+                PAGE,
+                BLOCK_N,
+                BLOCK_D,
+                True,
+                TMA,
+            )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             weights = silu(scores, half_alpha, APPROXIMATE).to(q.dtype)
             following = tl.load(pages_ptr + (first + 1) * BLOCK_N // PAGE, mask=first + 1 < stop, other=0)
             for at in tl.range(first * BLOCK_N, (stop - 1) * BLOCK_N, BLOCK_N, disable_licm=True):
                 next_page = tl.load(pages_ptr + (at + BLOCK_N) // PAGE)
                 next_following = tl.load(pages_ptr + tl.minimum(at + 2 * BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
-                k = load_cached(pool_ptr, pool_desc, following, at + BLOCK_N, cached, 0, head, pool_row, DIM, PAGE,
-                                BLOCK_N, BLOCK_D, True, TMA)
+                k = load_cached(
+                    pool_ptr,
+                    pool_desc,
+                    following,
+                    at + BLOCK_N,
+                    cached,
+                    0,
+                    head,
+                    pool_row,
+                    DIM,
+                    PAGE,
+                    BLOCK_N,
+                    BLOCK_D,
+                    True,
+                    TMA,
+                )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                v = load_cached(pool_ptr, pool_desc, page, at, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D,
-                                True, TMA)
+                v = load_cached(
+                    pool_ptr, pool_desc, page, at, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
+                )
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
                 page = next_page
                 following = next_following
-            v = load_cached(pool_ptr, pool_desc, page, (stop - 1) * BLOCK_N, cached, 1, head, pool_row, DIM, PAGE,
-                            BLOCK_N, BLOCK_D, True, TMA)
+            v = load_cached(
+                pool_ptr,
+                pool_desc,
+                page,
+                (stop - 1) * BLOCK_N,
+                cached,
+                1,
+                head,
+                pool_row,
+                DIM,
+                PAGE,
+                BLOCK_N,
+                BLOCK_D,
+                True,
+                TMA,
+            )
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
         for at in tl.range(first * BLOCK_N, stop * BLOCK_N, BLOCK_N, disable_licm=True):
-            k = load_cached(pool_ptr, pool_desc, page, at, cached, 0, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True,
-                            TMA)
+            k = load_cached(
+                pool_ptr, pool_desc, page, at, cached, 0, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
+            )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            v = load_cached(pool_ptr, pool_desc, page, at, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True,
-                            TMA)
+            v = load_cached(
+                pool_ptr, pool_desc, page, at, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
+            )
             page = tl.load(pages_ptr + tl.minimum(at + BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
             weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     if (full < tail) & (low <= full) & (full < high):
         page = tl.load(pages_ptr + full * BLOCK_N // PAGE)
-        k = load_cached(pool_ptr, pool_desc, page, full * BLOCK_N, cached, 0, head, pool_row, DIM, PAGE, BLOCK_N,
-                        BLOCK_D, False, TMA)
+        k = load_cached(
+            pool_ptr,
+            pool_desc,
+            page,
+            full * BLOCK_N,
+            cached,
+            0,
+            head,
+            pool_row,
+            DIM,
+            PAGE,
+            BLOCK_N,
+            BLOCK_D,
+            False,
+            TMA,
+        )
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_cached(pool_ptr, pool_desc, page, full * BLOCK_N, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N,
-                        BLOCK_D, False, TMA)
+        v = load_cached(
+            pool_ptr,
+            pool_desc,
+            page,
+            full * BLOCK_N,
+            cached,
+            1,
+            head,
+            pool_row,
+            DIM,
+            PAGE,
+            BLOCK_N,
+            BLOCK_D,
+            False,
+            TMA,
+        )
         weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
@@ -168,9 +285,25 @@ def hstu_paged_forward(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_paged_append(
-    k_ptr, v_ptr, pool_ptr, offsets_ptr, cached_ptr, indptr_ptr, indices_ptr, num_targets_ptr,
-    k_row, k_head, v_row, v_head, pool_row, tiles,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, HAS_TARGETS: tl.constexpr, BLOCK: tl.constexpr,
+    k_ptr,
+    v_ptr,
+    pool_ptr,
+    offsets_ptr,
+    cached_ptr,
+    indptr_ptr,
+    indices_ptr,
+    num_targets_ptr,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    pool_row,
+    tiles,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Write keys and values of one head of a tile of new history rows into their pages; candidates never."""
     number = tl.program_id(0) // tiles
@@ -198,8 +331,20 @@ def hstu_paged_append(
     tl.store(to + tl.cast(PAGE, tl.int64) * pool_row, v, mask=mask)
 
 
-def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, step: Step, config: PagedConfig, *,
-                   alpha: float, scaling_seqlen: int, splits: int, workspace: Tensor | None) -> None:
+def launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    out: Tensor,
+    step: Step,
+    config: PagedConfig,
+    *,
+    alpha: float,
+    scaling_seqlen: int,
+    splits: int,
+    workspace: Tensor | None,
+) -> None:
     """Compute `out` [T, H, D], or where there is a workspace the partial sums in it, with the portable kernel.
 
     Args:
@@ -227,10 +372,34 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor, s
         target, to = workspace, (workspace.stride(1), workspace.stride(0), workspace.stride(2))
     strides = [stride for x in (q, k, v) for stride in x.stride()[:2]]
     hstu_paged_forward[(tiles * step.batch * heads * splits,)](
-        q, k, v, pool, target, described, step.offsets, step.cached, step.indptr, step.indices, step.num_targets,
-        *strides, heads * dim, *to, alpha / 2, 1 / scaling_seqlen if workspace is None else 1.0, heads, tiles, splits,
-        DIM=dim, BLOCK_D=block_d, PAGE=page_size, HAS_TARGETS=step.num_targets is not None, TMA=tma, **config.flags(),
-        num_warps=config.warps, num_stages=config.stages)
+        q,
+        k,
+        v,
+        pool,
+        target,
+        described,
+        step.offsets,
+        step.cached,
+        step.indptr,
+        step.indices,
+        step.num_targets,
+        *strides,
+        heads * dim,
+        *to,
+        alpha / 2,
+        1 / scaling_seqlen if workspace is None else 1.0,
+        heads,
+        tiles,
+        splits,
+        DIM=dim,
+        BLOCK_D=block_d,
+        PAGE=page_size,
+        HAS_TARGETS=step.num_targets is not None,
+        TMA=tma,
+        **config.flags(),
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
 
 
 def _takes_tma(pool: Tensor) -> bool:
@@ -255,6 +424,21 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
         return
     strides = [stride for x in (k, v) for stride in x.stride()[:2]]
     hstu_paged_append[(tiles * step.batch, heads)](
-        k, v, pool, step.offsets, step.cached, step.indptr, step.indices, step.num_targets, *strides, heads * dim,
-        tiles, DIM=dim, BLOCK_D=block_of(dim), PAGE=pool.shape[2], HAS_TARGETS=step.num_targets is not None,
-        BLOCK=APPEND_ROWS, num_warps=4)
+        k,
+        v,
+        pool,
+        step.offsets,
+        step.cached,
+        step.indptr,
+        step.indices,
+        step.num_targets,
+        *strides,
+        heads * dim,
+        tiles,
+        DIM=dim,
+        BLOCK_D=block_of(dim),
+        PAGE=pool.shape[2],
+        HAS_TARGETS=step.num_targets is not None,
+        BLOCK=APPEND_ROWS,
+        num_warps=4,
+    )

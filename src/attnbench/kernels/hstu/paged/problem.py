@@ -78,8 +78,13 @@ def check_step(who: str, tensors: dict[str, Tensor], pool: Tensor, step: Step) -
         if x.dim() != 3:
             raise wrong(who, f"{name}.shape", tuple(x.shape), "is not packed", "[rows, heads, dims]")
     if pool.dim() != 5 or pool.shape[1] != 2 or pool.shape[2] not in PAGE_SIZES:
-        raise wrong(who, "pool.shape", tuple(pool.shape), "is no pool of pages",
-                    f"[pages, 2, page_size, heads, dims] with a page_size of {', '.join(map(str, PAGE_SIZES))}")
+        raise wrong(
+            who,
+            "pool.shape",
+            tuple(pool.shape),
+            "is no pool of pages",
+            f"[pages, 2, page_size, heads, dims] with a page_size of {', '.join(map(str, PAGE_SIZES))}",
+        )
     if not pool.is_contiguous():
         raise wrong(who, "pool.stride", pool.stride(), "has gaps", "a contiguous pool")
     if pool.dtype not in DTYPES:
@@ -105,16 +110,26 @@ def check_step(who: str, tensors: dict[str, Tensor], pool: Tensor, step: Step) -
 
 def _check_table(who: str, pool: Tensor, step: Step) -> None:
     batch = step.batch
-    for name, length in (("cached", batch), ("offsets", batch + 1), ("indptr", batch + 1), ("num_targets", batch),
-                         ("indices", None)):
+    for name, length in (
+        ("cached", batch),
+        ("offsets", batch + 1),
+        ("indptr", batch + 1),
+        ("num_targets", batch),
+        ("indices", None),
+    ):
         x = getattr(step, name)
         if x is None and name == "num_targets":
             continue
         if x.dtype != torch.int32:
             raise wrong(who, f"{name}.dtype", x.dtype, "is not supported", "int32")
         if x.dim() != 1 or (length is not None and x.shape[0] != length):
-            raise wrong(who, f"{name}.shape", tuple(x.shape), "does not fit",
-                        "one dim" if length is None else f"[{length}] for {batch} sequences")
+            raise wrong(
+                who,
+                f"{name}.shape",
+                tuple(x.shape),
+                "does not fit",
+                "one dim" if length is None else f"[{length}] for {batch} sequences",
+            )
         if x.device != pool.device:
             raise wrong(who, f"{name}.device", x.device, "does not fit", f"{pool.device}, the pool's")
         if not x.is_contiguous():
@@ -153,8 +168,13 @@ def check_values(who: str, rows: int, pool: Tensor, step: Step, *, appends: bool
             raise wrong(who, f"cached[{b}]", cached[b], "is out of range", f"from 0 to max_cached={step.max_cached}")
         needed = -(-(cached[b] + (new - targets[b] if appends else 0)) // page)
         if held < needed:
-            raise wrong(who, f"indptr[{b + 1}]", indptr[b + 1], f"gives sequence {b} {held} pages",
-                        f"at least the {needed} of its keys")
+            raise wrong(
+                who,
+                f"indptr[{b + 1}]",
+                indptr[b + 1],
+                f"gives sequence {b} {held} pages",
+                f"at least the {needed} of its keys",
+            )
         for at in range(indptr[b], indptr[b] + needed):
             if not 0 <= indices[at] < pool.shape[0]:
                 raise wrong(who, f"indices[{at}]", indices[at], "is no page", f"from 0 to {pool.shape[0] - 1}")

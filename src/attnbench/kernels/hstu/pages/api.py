@@ -16,8 +16,9 @@ PROGRAMS, BLOCK, WARPS = 16, 2048, 8
 WORD = 8
 
 
-def copy_pages(source: Tensor, target: Tensor, from_pages: Tensor, to_pages: Tensor, *, programs: int = PROGRAMS
-               ) -> None:
+def copy_pages(
+    source: Tensor, target: Tensor, from_pages: Tensor, to_pages: Tensor, *, programs: int = PROGRAMS
+) -> None:
     """Copy pages: target[to_pages[i]] = source[from_pages[i]].
 
     Args:
@@ -32,14 +33,22 @@ def copy_pages(source: Tensor, target: Tensor, from_pages: Tensor, to_pages: Ten
     """
     page_bytes = source[0].numel() * source.element_size() if len(source) else 0
     if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
-        raise _wrong("source", f"{source.dtype}{list(source.shape[1:])}", "does not fit",
-                     f"pages of {target.dtype}{list(target.shape[1:])}, as of the target")
+        raise _wrong(
+            "source",
+            f"{source.dtype}{list(source.shape[1:])}",
+            "does not fit",
+            f"pages of {target.dtype}{list(target.shape[1:])}, as of the target",
+        )
     if not source.is_contiguous() or not target.is_contiguous() or page_bytes % WORD:
         raise _wrong("source", list(source.shape), "is no pool of whole words", "contiguous pools of 8-byte words")
     for name, x in (("from_pages", from_pages), ("to_pages", to_pages)):
         if x.dtype != torch.int64 or x.dim() != 1 or len(x) != len(from_pages) or x.device != target.device:
-            raise _wrong(name, f"{x.dtype}{list(x.shape)}", "does not fit", "int64 in one dim on the target's device, "
-                         "as many of both")
+            raise _wrong(
+                name,
+                f"{x.dtype}{list(x.shape)}",
+                "does not fit",
+                "int64 in one dim on the target's device, as many of both",
+            )
     compiled = isinstance(hstu_copy_pages, triton.JITFunction)
     if compiled and target.device.type != "cuda":
         raise _wrong("target.device", target.device, "has no compiled kernels", "a CUDA device")
@@ -50,7 +59,8 @@ def copy_pages(source: Tensor, target: Tensor, from_pages: Tensor, to_pages: Ten
     words = page_bytes // WORD
     with torch.cuda.device_of(target):
         hstu_copy_pages[(min(programs, len(from_pages) * -(-words // BLOCK)),)](
-            _words(source), _words(target), from_pages, to_pages, len(from_pages), words, BLOCK=BLOCK, num_warps=WARPS)
+            _words(source), _words(target), from_pages, to_pages, len(from_pages), words, BLOCK=BLOCK, num_warps=WARPS
+        )
 
 
 def _words(pool: Tensor) -> Tensor:

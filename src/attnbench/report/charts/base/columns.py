@@ -61,8 +61,9 @@ class Columns:
                 return "none" if value is None and column.removeprefix(CASE) in table.case else value
             return value if _finite(value) else None
 
-        return Quantity(column, short_name(column), title, unit, of, interval_of(column),
-                        may_log=unit not in ("TFLOP/s", "%", "W"))
+        return Quantity(
+            column, short_name(column), title, unit, of, interval_of(column), may_log=unit not in ("TFLOP/s", "%", "W")
+        )
 
 
 def resolve(who: str, flag: str, name: str, known: Iterable[str]) -> str:
@@ -96,8 +97,11 @@ def interval_of(column: str) -> Callable[[Record], Interval]:
     def of(record: Record) -> Interval:
         if column == "speedup.ratio":
             found = record.speedup
-            return None if found is None or found.ci_low is None or found.ci_high is None else (
-                found.ci_low, found.ci_high)
+            return (
+                None
+                if found is None or found.ci_low is None or found.ci_high is None
+                else (found.ci_low, found.ci_high)
+            )
         time = record.time
         if time is None or not time.median_ms or not time.ci_low_ms or not time.ci_high_ms or time.ci_low_ms < 0:
             return None
@@ -133,5 +137,4 @@ def _tflops(table: Table, record: Record) -> float | None:
 
 TIME = Quantity("time.median_ms", "time_ms", "median time", "ms", _time, interval_of("time.median_ms"))
 TFLOPS = Quantity("rate.tflops", "tflops", "useful work", "TFLOP/s", _tflops, interval_of("rate.tflops"), may_log=False)
-SEQLEN = Quantity("case.seqlen", "seqlen", "sequence length", "tokens",
-                  lambda table, record: table.case.get("seqlen"))
+SEQLEN = Quantity("case.seqlen", "seqlen", "sequence length", "tokens", lambda table, record: table.case.get("seqlen"))

@@ -79,7 +79,10 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def around(
-    x: Sequence[float], y: Sequence[float], names: Sequence[str], height: float,
+    x: Sequence[float],
+    y: Sequence[float],
+    names: Sequence[str],
+    height: float,
     unnamed: Sequence[tuple[float, float]] = (),
 ) -> list[Place]:
     """A place for the name of each point of a scatter: beside it, else above or below on a stalk.
@@ -140,6 +143,4 @@ def _meet(one: Box, other: Box) -> bool:
 
 def shortened(name: str, longest: int = LONGEST) -> str:
     """`name`, with an ellipsis where it is longer than a chart has room for."""
-    return name if len(name) <= longest else name[:longest - 1] + "…"
-
-
+    return name if len(name) <= longest else name[: longest - 1] + "…"

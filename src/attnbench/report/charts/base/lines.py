@@ -189,7 +189,8 @@ def _definition(
                     for end in (low, high))]  # fmt: skip
     signs = base.mark_point(filled=True, size=56, opacity=1).encode(color=colour(), shape=shape(), tooltip=tooltip)
     stalks = ends.mark_rule(strokeWidth=1, opacity=0.5).encode(
-        x=x, y=y, x2=alt.value("width"), y2="y:Q", color=colour())
+        x=x, y=y, x2=alt.value("width"), y2="y:Q", color=colour()
+    )
     at_the_right = ends.encode(x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title))
     names = at_the_right.mark_text(style="label", align="left", baseline="middle", dx=13).encode(text="n:N")
     # Each name has its sign: of more backends than colours, colour and sign together tell whose line it is.

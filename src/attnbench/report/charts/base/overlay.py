@@ -41,8 +41,11 @@ def overlays(first: RunData, later: RunData, compared: Compared, styles: Styles)
     others = {(_key(table), table.conditions.key[1:]): table for table in later.tables}
     folder = overlay_folder(compared)
     for number, tables in enumerate(first.by_conditions()):
-        shared = {_key(table): other for table in tables
-                  if _key(table) in changes and (other := others.get((_key(table), table.conditions.key[1:])))}
+        shared = {
+            _key(table): other
+            for table in tables
+            if _key(table) in changes and (other := others.get((_key(table), table.conditions.key[1:])))
+        }
         mark = f"_{number + 1}" if number else ""
         for panel in panels([table for table in tables if _key(table) in shared], LENGTH):
             over_length = len({table.case.get(LENGTH) for table in panel.tables} - {None}) > 1

@@ -68,7 +68,7 @@ def panels(tables: Sequence[Table], axis: str | None, keep: Iterable[str] = ()) 
     varying = differing(tables)
     key = [name for name in varying if name != axis]
     following: list[str] = []
-    for name in sorted(key, key=lambda one: (FOLLOWERS.index(one) if one in FOLLOWERS else len(FOLLOWERS))):
+    for name in sorted(key, key=lambda one: FOLLOWERS.index(one) if one in FOLLOWERS else len(FOLLOWERS)):
         if name in keep or not all(_is_number(table.case.get(name)) for table in tables):
             continue
         fewer = [one for one in key if one != name]

@@ -32,7 +32,8 @@ def ratios(title: tuple[str, ...], what: str) -> Spec:
     even = alt.Chart(alt.NamedData(name="even")).mark_rule(strokeDash=[4, 3], color=PLAIN, strokeWidth=1.5)
     even = even.encode(x=alt.X("m:Q").scale(scale).title(list(title)))
     stem = base.mark_rule(strokeWidth=1.5, opacity=0.5).encode(
-        x=alt.X("m:Q").scale(scale).title(list(title)), x2=alt.datum(1), color=colour())
+        x=alt.X("m:Q").scale(scale).title(list(title)), x2=alt.datum(1), color=colour()
+    )
     interval = (
         base.transform_filter("isValid(datum.l)").mark_rule(strokeWidth=4, strokeCap="round")
         .encode(x=alt.X("l:Q").scale(scale).title(list(title)), x2="h:Q", color=colour())
@@ -40,5 +41,6 @@ def ratios(title: tuple[str, ...], what: str) -> Spec:
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("t:N", title=what),
                alt.Tooltip("l:Q", title="95 % low"), alt.Tooltip("h:Q", title="95 % high")]  # fmt: skip
     point = base.mark_point(filled=True, size=52, opacity=1).encode(
-        x=alt.X("m:Q").scale(scale).title(list(title)), color=colour(), shape=shape(), tooltip=tooltip)
+        x=alt.X("m:Q").scale(scale).title(list(title)), color=colour(), shape=shape(), tooltip=tooltip
+    )
     return finished(alt.layer(even, stem, interval, point, figures_at_the_right(base)), TWO_LINES)

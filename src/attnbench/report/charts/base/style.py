@@ -92,6 +92,6 @@ def config(mode: str, font: str = FONT) -> dict[str, Any]:
 
 def luminance(colour: str) -> float:
     """Relative luminance of ``#rrggbb``, as WCAG 2 defines it; 0 to 1."""
-    parts = [int(colour[place:place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

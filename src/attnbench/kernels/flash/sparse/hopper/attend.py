@@ -117,8 +117,9 @@ def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
     q = q_ring.take(done)
     if q_ring.STAGES > 1:
         q_ring.release_stored(done)
-    acc, row_max, sums = through_places(q, acc, row_max, sums, consumer, count, done, row, places, left, end,
-                                        work.split)
+    acc, row_max, sums = through_places(
+        q, acc, row_max, sums, consumer, count, done, row, places, left, end, work.split
+    )
     # The queries have been read: the output leaves from where they were.
     place = q_ring.tiles.index(done % q_ring.STAGES)
     epilogue(consumer, acc, row_max, sums, place, place, done, row, True)

@@ -62,11 +62,39 @@ def consume_lists(consumer, WARPGROUP: gl.constexpr):
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_sparse_hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, items_ptr, indices_ptr, places_ptr, counts_ptr, seqlen_q,
-    seqlen_k, lse_batch, lse_head, scale, all_lists, heads, rows, lists, columns, repeats,
-    CAUSAL: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, SHARE: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr,
-    LAZY: gl.constexpr, REGISTERS: gl.constexpr,
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    counter_ptr,
+    items_ptr,
+    indices_ptr,
+    places_ptr,
+    counts_ptr,
+    seqlen_q,
+    seqlen_k,
+    lse_batch,
+    lse_head,
+    scale,
+    all_lists,
+    heads,
+    rows,
+    lists,
+    columns,
+    repeats,
+    CAUSAL: gl.constexpr,
+    BLOCK_Q: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    SHARE: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_V: gl.constexpr,
+    KEY_STAGES: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROOM: gl.constexpr,
+    GROUPS: gl.constexpr,
+    LAZY: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
     q_rings = ()
@@ -76,44 +104,108 @@ def flash_sparse_hopper_forward(
     turns = allocate_barriers(GROUPS, 1)
     queue = allocate_work_queue(GROUPS, 10)
     fence_async_shared()
-    producer = Producer(q_desc, k_desc, v_desc, rings, queue, counter_ptr, items_ptr, indices_ptr, all_lists, heads,
-                        lists, columns, repeats, seqlen_q, seqlen_k, BLOCK_Q, BLOCK_K, BLOCK_K // BLOCK_N, SHARE,
-                        GROUPS)
-    mask = ListMask(indices_ptr, places_ptr, counts_ptr, heads, rows, lists, columns, 0, 0, False, CAUSAL, BLOCK_Q,
-                    BLOCK_K, BLOCK_K // BLOCK_N, SHARE)
-    consumer = Consumer(out_desc, lse_ptr, lse_batch, lse_head, rings, turns, mask, scale, queue, q_rings[0].tiles,
-                        q_rings, False, BLOCK_N, BLOCK_V, False, False, False, LAZY, "ticket")
+    producer = Producer(
+        q_desc,
+        k_desc,
+        v_desc,
+        rings,
+        queue,
+        counter_ptr,
+        items_ptr,
+        indices_ptr,
+        all_lists,
+        heads,
+        lists,
+        columns,
+        repeats,
+        seqlen_q,
+        seqlen_k,
+        BLOCK_Q,
+        BLOCK_K,
+        BLOCK_K // BLOCK_N,
+        SHARE,
+        GROUPS,
+    )
+    mask = ListMask(
+        indices_ptr,
+        places_ptr,
+        counts_ptr,
+        heads,
+        rows,
+        lists,
+        columns,
+        0,
+        0,
+        False,
+        CAUSAL,
+        BLOCK_Q,
+        BLOCK_K,
+        BLOCK_K // BLOCK_N,
+        SHARE,
+    )
+    consumer = Consumer(
+        out_desc,
+        lse_ptr,
+        lse_batch,
+        lse_head,
+        rings,
+        turns,
+        mask,
+        scale,
+        queue,
+        q_rings[0].tiles,
+        q_rings,
+        False,
+        BLOCK_N,
+        BLOCK_V,
+        False,
+        False,
+        False,
+        LAZY,
+        "ticket",
+    )
     if GROUPS == 1:
-        gl.warp_specialize([
-            (consume_lists, (consumer, 0)),
-            (produce, (producer,)),
-        ], [1], [24])
+        gl.warp_specialize([(consume_lists, (consumer, 0)), (produce, (producer,))], [1], [24])
     elif GROUPS == 2:
-        gl.warp_specialize([
-            (consume_lists, (consumer, 0)),
-            (consume_lists, (consumer, 1)),
-            (produce, (producer,)),
-        ], [4, 1], [REGISTERS, 24])
+        gl.warp_specialize(
+            [(consume_lists, (consumer, 0)), (consume_lists, (consumer, 1)), (produce, (producer,))],
+            [4, 1],
+            [REGISTERS, 24],
+        )
     elif GROUPS == 3:
-        gl.warp_specialize([
-            (consume_lists, (consumer, 0)),
-            (consume_lists, (consumer, 1)),
-            (consume_lists, (consumer, 2)),
-            (produce, (producer,)),
-        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+        gl.warp_specialize(
+            [
+                (consume_lists, (consumer, 0)),
+                (consume_lists, (consumer, 1)),
+                (consume_lists, (consumer, 2)),
+                (produce, (producer,)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )
     else:
-        gl.warp_specialize([
-            (consume_lists, (consumer, 0)),
-            (consume_lists, (consumer, 1)),
-            (consume_lists, (consumer, 2)),
-            (consume_lists, (consumer, 3)),
-            (produce, (producer,)),
-        ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])
+        gl.warp_specialize(
+            [
+                (consume_lists, (consumer, 0)),
+                (consume_lists, (consumer, 1)),
+                (consume_lists, (consumer, 2)),
+                (consume_lists, (consumer, 3)),
+                (produce, (producer,)),
+            ],
+            [4, 4, 4, 1],
+            [REGISTERS, REGISTERS, REGISTERS, 24],
+        )
 
 
 def launch_hopper_forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lists: BlockLists, problem: SparseProblem,
-    config: SparseConfig
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lists: BlockLists,
+    problem: SparseProblem,
+    config: SparseConfig,
 ) -> None:
     """Compute `out` and `lse`; waits for nothing, and allocates nothing but the counter's four bytes.
 
@@ -136,8 +228,12 @@ def launch_hopper_forward(
     tensors = {"q": q, "k": k if k.numel() else q, "v": v if v.numel() else out, "out": out}
     for name, x in tensors.items():
         if not is_rows(x):
-            raise wrong(f"{name}.stride", x.stride(), "does not fit order=ws",
-                        "rows and heads a multiple of 16 bytes apart, sequences behind one another, or order=plain")
+            raise wrong(
+                f"{name}.stride",
+                x.stride(),
+                "does not fit order=ws",
+                "rows and heads a multiple of 16 bytes apart, sequences behind one another, or order=plain",
+            )
     shape = Shape(dim=q.shape[-1], block_q=problem.block[0], block_k=problem.block[1], item_bytes=q.element_size())
     tile = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
     dims = block_of(q.shape[-1])
@@ -145,9 +241,36 @@ def launch_hopper_forward(
     items = all_lists * max(1, problem.block[0] // config.block_m)
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     flash_sparse_hopper_forward[(min(items, config.programs * processors(q)),)](
-        *described, lse, counter, lists.items, lists.indices, lists.places, lists.counts, problem.seqlen_q,
-        problem.seqlen_k, lse.stride(0), lse.stride(1), problem.scale * LOG2_E, all_lists, heads, lists.counts.shape[2],
-        lists.indices.shape[2], columns, heads // k.shape[2], CAUSAL=problem.causal, BLOCK_Q=lists.unit,
-        BLOCK_K=problem.block[1], SHARE=lists.share, BLOCK_N=config.block_n, BLOCK_V=dims,
-        KEY_STAGES=config.key_stages, STAGES=config.stages, ROOM=query_tiles(config, shape), GROUPS=config.groups,
-        LAZY=config.rescale == "lazy", REGISTERS=config.consumer_registers, num_warps=4, maxnreg=config.registers)
+        *described,
+        lse,
+        counter,
+        lists.items,
+        lists.indices,
+        lists.places,
+        lists.counts,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        lse.stride(0),
+        lse.stride(1),
+        problem.scale * LOG2_E,
+        all_lists,
+        heads,
+        lists.counts.shape[2],
+        lists.indices.shape[2],
+        columns,
+        heads // k.shape[2],
+        CAUSAL=problem.causal,
+        BLOCK_Q=lists.unit,
+        BLOCK_K=problem.block[1],
+        SHARE=lists.share,
+        BLOCK_N=config.block_n,
+        BLOCK_V=dims,
+        KEY_STAGES=config.key_stages,
+        STAGES=config.stages,
+        ROOM=query_tiles(config, shape),
+        GROUPS=config.groups,
+        LAZY=config.rescale == "lazy",
+        REGISTERS=config.consumer_registers,
+        num_warps=4,
+        maxnreg=config.registers,
+    )

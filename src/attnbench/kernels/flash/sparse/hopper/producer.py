@@ -61,8 +61,9 @@ class Producer:
 def load_queries(producer, work, done):
     """Load a work item's queries, a tile for each warpgroup."""
     for which in gl.static_range(producer.GROUPS):
-        producer.rings.q[which].fill(done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS,
-                                     work.head)
+        producer.rings.q[which].fill(
+            done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS, work.head
+        )
 
 
 @gluon.jit
@@ -78,8 +79,9 @@ def load_keys(producer, count, key_start, keys, tile, block, head):
         BYTES: gl.constexpr = v_ring.tiles.numel // v_ring.STAGES * v_ring.tiles.dtype.primitive_bitwidth // 8
         k_ring.fill(count, producer.k_desc, key_start, keys, at, head, BYTES)
         stage = count % k_ring.STAGES
-        load_tile(producer.v_desc, coordinates(key_start, keys, at, head), k_ring.full.index(stage),
-                  v_ring.tiles.index(stage))
+        load_tile(
+            producer.v_desc, coordinates(key_start, keys, at, head), k_ring.full.index(stage), v_ring.tiles.index(stage)
+        )
 
 
 @gluon.jit
@@ -139,8 +141,18 @@ def work_of(producer, turn):
     batch = pair // producer.heads
     first = (number - pair * producer.lists) * LIST_ROWS + turn % SHARES * BLOCK_M
     none = number * 0
-    work = Work(batch * producer.seqlen_q, pair - batch * producer.heads, batch, none + producer.seqlen_q,
-                none + producer.seqlen_k, first, none, none, split, end)
+    work = Work(
+        batch * producer.seqlen_q,
+        pair - batch * producer.heads,
+        batch,
+        none + producer.seqlen_q,
+        none + producer.seqlen_k,
+        first,
+        none,
+        none,
+        split,
+        end,
+    )
     return work, number
 
 

@@ -69,8 +69,9 @@ class ListMask:
         """Scores of a tile of a work item's list with those at -∞ that are hidden; rows from `row`."""
         number = (work.batch * self.heads + work.head) * self.lists + work.first // (self.BLOCK_Q * self.SHARE)
         block = gl.load(list_of(self.indices_ptr, number, self.columns) + tile // self.PARTS)
-        return hide(scores, row, key_of(block, tile, self.BLOCK_K, self.PARTS), work.keys, work.keys - work.queries,
-                    self)
+        return hide(
+            scores, row, key_of(block, tile, self.BLOCK_K, self.PARTS), work.keys, work.keys - work.queries, self
+        )
 
     @gluon.jit
     @no_type_check

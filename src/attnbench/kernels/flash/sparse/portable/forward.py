@@ -23,11 +23,41 @@ COUNTS = ("lse_batch", "lse_head", "heads", "repeats", "rows", "columns", "seqle
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_sparse_forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, items_ptr, indices_ptr, seqlen_q, seqlen_k,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, out_batch, out_row, out_head,
-    lse_batch, lse_head, scale, heads, repeats, rows, columns,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    items_ptr,
+    indices_ptr,
+    seqlen_q,
+    seqlen_k,
+    q_batch,
+    q_row,
+    q_head,
+    k_batch,
+    k_row,
+    k_head,
+    v_batch,
+    v_row,
+    v_head,
+    out_batch,
+    out_row,
+    out_head,
+    lse_batch,
+    lse_head,
+    scale,
+    heads,
+    repeats,
+    rows,
+    columns,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     """Output and lse of a tile of queries: a row of the map, or a part of one."""
     SHARES: tl.constexpr = BLOCK_Q // BLOCK_M
@@ -62,8 +92,16 @@ def flash_sparse_forward(
             at = tl.load(indices + index // PARTS) * BLOCK_K + index % PARTS * BLOCK_N
             k = load_tile(k_base, None, batch, none, at, head, seqlen_k, k_row, DIM, BLOCK_N, BLOCK_D, False, False)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-            see = sees(at_rows[:, None], tl.arange(0, BLOCK_N)[None, :], seqlen_k - at, seqlen_k - seqlen_q - at, 0, 0,
-                       False, CAUSAL)
+            see = sees(
+                at_rows[:, None],
+                tl.arange(0, BLOCK_N)[None, :],
+                seqlen_k - at,
+                seqlen_k - seqlen_q - at,
+                0,
+                0,
+                False,
+                CAUSAL,
+            )
             scores = tl.where(see, scores, float("-inf"))
             weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
             v = load_tile(v_base, None, batch, none, at, head, seqlen_k, v_row, DIM, BLOCK_N, BLOCK_D, False, False)

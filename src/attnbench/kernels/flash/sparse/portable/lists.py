@@ -20,17 +20,49 @@ import triton.language as tl
 
 from attnbench.kernels.flash.tiles import keys_of_rows
 
-COUNTS = ("heads", "rows", "columns", "seqlen_q", "seqlen_k", "section_lists", "all_lists", "chunks", "lists",
-          "map_batch", "map_head", "map_row", "map_column")
+COUNTS = (
+    "heads",
+    "rows",
+    "columns",
+    "seqlen_q",
+    "seqlen_k",
+    "section_lists",
+    "all_lists",
+    "chunks",
+    "lists",
+    "map_batch",
+    "map_head",
+    "map_row",
+    "map_column",
+)
 "Numbers of a call that no code is compiled anew for."
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def list_blocks(
-    map_ptr, counts_ptr, places_ptr, listed_ptr, whole_ptr, indices_ptr, map_batch, map_head, map_row, map_column,
-    heads, rows, lists, columns, seqlen_q, seqlen_k, UNIT: tl.constexpr, HALVES: tl.constexpr,
-    BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr,
+    map_ptr,
+    counts_ptr,
+    places_ptr,
+    listed_ptr,
+    whole_ptr,
+    indices_ptr,
+    map_batch,
+    map_head,
+    map_row,
+    map_column,
+    heads,
+    rows,
+    lists,
+    columns,
+    seqlen_q,
+    seqlen_k,
+    UNIT: tl.constexpr,
+    HALVES: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    SHARE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """A program: the list of SHARE units, each a row of the map or one of its HALVES, WIDTH blocks at a time."""
     number = tl.program_id(0)
@@ -53,8 +85,14 @@ def list_blocks(
             row = block + which
             last = tl.minimum((row + 1) * UNIT, seqlen_q) - 1
             _, _, _, high = keys_of_rows(last, last, seqlen_k, shift, 0, 0, False, CAUSAL)
-            there = tl.load(map_ptr + tl.cast(row // HALVES, tl.int64) * map_row + at.to(tl.int64) * map_column,
-                            mask=at < tl.where(row < rows, columns, 0), other=0) != 0
+            there = (
+                tl.load(
+                    map_ptr + tl.cast(row // HALVES, tl.int64) * map_row + at.to(tl.int64) * map_column,
+                    mask=at < tl.where(row < rows, columns, 0),
+                    other=0,
+                )
+                != 0
+            )
             flags |= tl.where(there & (at * BLOCK_K < high), 1 << which, 0)
         one = (flags != 0).to(tl.int32)
         place = listed + tl.cumsum(one, 0) - one
@@ -62,8 +100,15 @@ def list_blocks(
             for which in tl.static_range(SHARE):
                 mine = flags >> which & 1
                 own = tl.sum(tl.where(rank == which, counts, 0), 0)
-                tl.store(places_ptr + (tl.cast(pair, tl.int64) * rows + block + which) * columns
-                         + own + tl.cumsum(mine, 0) - mine, place, mask=mine != 0)
+                tl.store(
+                    places_ptr
+                    + (tl.cast(pair, tl.int64) * rows + block + which) * columns
+                    + own
+                    + tl.cumsum(mine, 0)
+                    - mine,
+                    place,
+                    mask=mine != 0,
+                )
                 counts += tl.where(rank == which, tl.sum(mine, 0), 0)
         tl.store(indices_ptr + place, at, mask=one != 0)
         listed += tl.sum(one, 0)
@@ -71,8 +116,7 @@ def list_blocks(
     tl.store(listed_ptr + number, listed)
     tl.store(whole_ptr + number, whole)
     if SHARE > 1:
-        tl.store(counts_ptr + pair * rows + block + rank, counts,
-                 mask=(rank < SHARE) & (block + rank < rows))
+        tl.store(counts_ptr + pair * rows + block + rank, counts, mask=(rank < SHARE) & (block + rank < rows))
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -91,7 +135,8 @@ def order_lists(counts_ptr, whole_ptr, items_ptr, all_lists, section_lists, chun
         theirs = tl.load(counts_ptr + other, mask=other < end, other=-1)
         # Of equal ones in the order of the map, so that the order is the same each time.
         sooner = (theirs[None, :] > count[:, None]) | (
-            (theirs[None, :] == count[:, None]) & (other[None, :] < row[:, None]))
+            (theirs[None, :] == count[:, None]) & (other[None, :] < row[:, None])
+        )
         place += tl.sum(sooner.to(tl.int32), 1)
     item = items_ptr + (begin + place).to(tl.int64) * 3
     tl.store(item, row, mask=mask)

@@ -94,9 +94,11 @@ def gather(slots, ring, q_ptr, ATTN_DIM: gl.constexpr):
                 if part * AT_ONCE < rows:
                     source = slots.sources.index(slot).slice(part * AT_ONCE, AT_ONCE).load(gl.SliceLayout(1, LAYOUT))
                     # Rows of no entry become 0.
-                    copy_rows(ring.q.index(slot).slice(part * AT_ONCE, AT_ONCE),
-                              q_ptr + gl.multiple_of(source, 8)[:, None] + columns[None, :],
-                              mask=(source >= 0)[:, None] & (columns < ATTN_DIM)[None, :])
+                    copy_rows(
+                        ring.q.index(slot).slice(part * AT_ONCE, AT_ONCE),
+                        q_ptr + gl.multiple_of(source, 8)[:, None] + columns[None, :],
+                        mask=(source >= 0)[:, None] & (columns < ATTN_DIM)[None, :],
+                    )
         async_copy.mbarrier_arrive(ring.full.index(slot), increment_count=False)
         count += 1
 
@@ -139,8 +141,9 @@ def attend_rows(consumer, slot, phase):
     target = gl.multiple_of(targets.load(gl.SliceLayout(1, STORES)), 8)
     scores = warpgroup_mma_wait(0, [scores])
     # A listed block is complete and past: every query of its list sees all its keys.
-    weights = gl.convert_layout(silu(scores, consumer.half_alpha, consumer.TANH).to(q.dtype),
-                                gl.DotOperandLayout(0, SUMS, 2))
+    weights = gl.convert_layout(
+        silu(scores, consumer.half_alpha, consumer.TANH).to(q.dtype), gl.DotOperandLayout(0, SUMS, 2)
+    )
     none = gl.zeros([TILE_ROWS, BLOCK_V], gl.float32, SUMS)
     sums = warpgroup_mma(weights, flat(ring.v.index(slot)), none, use_acc=False, is_async=True)
     sums = warpgroup_mma_wait(0, [sums])
@@ -153,9 +156,12 @@ def attend_rows(consumer, slot, phase):
         rows = gl.convert_layout(rows, STORES)
     columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, STORES))
     mbarrier.wait(consumer.granted.index(slot), phase)
-    gl.store(consumer.partial_ptr + target[:, None] + columns[None, :], rows,
-             mask=(target >= 0)[:, None] & (columns < consumer.LINEAR_DIM)[None, :],
-             eviction_policy="evict_last" if consumer.KEEP else "")
+    gl.store(
+        consumer.partial_ptr + target[:, None] + columns[None, :],
+        rows,
+        mask=(target >= 0)[:, None] & (columns < consumer.LINEAR_DIM)[None, :],
+        eviction_policy="evict_last" if consumer.KEEP else "",
+    )
 
 
 @gluon.jit
@@ -222,19 +228,21 @@ def combine(combiner):
             gate = gate_of(combiner.gates_ptr, row, 1, 0, chosen > 0, 1, combiner.GATES)
             # A query without partial rows keeps what it has.  Nobody here reads it again: the L2 is for the others.
             places = combiner.out_ptr + gl.multiple_of(row * LINEAR_DIM, 8)[:, None] + columns[None, :]
-            before = gl.load(places, mask=(chosen > 0)[:, None] & inside, other=0.0,
-                             eviction_policy="evict_first")
+            before = gl.load(places, mask=(chosen > 0)[:, None] & inside, other=0.0, eviction_policy="evict_first")
             # Else the assembler puts the last of these loads behind the first sums, which wait.
             sync_warps()
             total = gl.zeros([JOB_ROWS, BLOCK_V], gl.float32, LAYOUT)
             for index in gl.static_range(combiner.OTHERS):
                 # From the L2: other SMs write the places of the ring anew.
-                part = gl.load(partial_ptr + (source + index * LINEAR_DIM)[:, None] + columns[None, :],
-                               mask=(chosen > index)[:, None] & inside, other=0.0, cache_modifier=".cg")
+                part = gl.load(
+                    partial_ptr + (source + index * LINEAR_DIM)[:, None] + columns[None, :],
+                    mask=(chosen > index)[:, None] & inside,
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
                 total += part.to(gl.float32)
             total = total * gate[:, None] + before.to(gl.float32)
-            gl.store(places, total.to(before.dtype), mask=(chosen > 0)[:, None] & inside,
-                     eviction_policy="evict_first")
+            gl.store(places, total.to(before.dtype), mask=(chosen > 0)[:, None] & inside, eviction_policy="evict_first")
         mbarrier.arrive(jobs.done.index(slot))
         count += 1
 
@@ -242,18 +250,63 @@ def combine(combiner):
 @gluon.jit(do_not_specialize=("units", "heads", "group", "steps", "ring", "entry_rows", "tile_rows", "slot_rows"))
 @no_type_check
 def hstu_bsa_hopper_attend(
-    q_ptr, k_desc, v_desc, gates_ptr, out_ptr, partial_ptr, progress_ptr, entries_ptr, tiles_ptr, num_tiles_ptr,
-    offsets_ptr, offsets_q_ptr, num_targets_ptr, q_row, q_head, units, heads, group, steps, ring, entry_rows,
-    tile_rows, slot_rows, half_alpha, scale,
-    ATTN_DIM: gl.constexpr, LINEAR_DIM: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    OTHERS: gl.constexpr, GATES: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_CACHE: gl.constexpr,
-    SHARED: gl.constexpr, TANH: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr, JOB_ROWS: gl.constexpr,
-    JOBS: gl.constexpr, SUM_REGISTERS: gl.constexpr,
+    q_ptr,
+    k_desc,
+    v_desc,
+    gates_ptr,
+    out_ptr,
+    partial_ptr,
+    progress_ptr,
+    entries_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    q_row,
+    q_head,
+    units,
+    heads,
+    group,
+    steps,
+    ring,
+    entry_rows,
+    tile_rows,
+    slot_rows,
+    half_alpha,
+    scale,
+    ATTN_DIM: gl.constexpr,
+    LINEAR_DIM: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    OTHERS: gl.constexpr,
+    GATES: gl.constexpr,
+    HAS_TARGETS: gl.constexpr,
+    HAS_CACHE: gl.constexpr,
+    SHARED: gl.constexpr,
+    TANH: gl.constexpr,
+    KEEP: gl.constexpr,
+    STAGES: gl.constexpr,
+    JOB_ROWS: gl.constexpr,
+    JOBS: gl.constexpr,
+    SUM_REGISTERS: gl.constexpr,
 ):
     """Allocate rings, slots and barriers, and start the warps."""
     BLOCK_V: gl.constexpr = v_desc.block_shape[4]
-    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, num_tiles_ptr, units, heads, group, steps, ring,
-                          HAS_TARGETS, HAS_CACHE, SHARED)
+    problem = GridProblem(
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        num_tiles_ptr,
+        units,
+        heads,
+        group,
+        steps,
+        ring,
+        HAS_TARGETS,
+        HAS_CACHE,
+        SHARED,
+    )
     tiles = allocate_tiles(k_desc, v_desc, STAGES, BLOCK_D)
     slots = allocate_slots(STAGES, TILE_ROWS)
     jobs = allocate_slots(JOBS, JOB_ROWS)
@@ -262,21 +315,41 @@ def hstu_bsa_hopper_attend(
     fence_async_shared()
     consumer = Consumer(granted, partial_ptr, half_alpha, scale, slots, tiles, LINEAR_DIM, TANH, KEEP)
     combiner = Combiner(partial_ptr, gates_ptr, out_ptr, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, GATES)
-    tile_producer = TileProducer(k_desc, v_desc, progress_ptr, entries_ptr, tiles_ptr, problem, q_row, q_head,
-                                 entry_rows, tile_rows, slot_rows, slots, tiles, BLOCK_SIZE, OTHERS, LINEAR_DIM)
+    tile_producer = TileProducer(
+        k_desc,
+        v_desc,
+        progress_ptr,
+        entries_ptr,
+        tiles_ptr,
+        problem,
+        q_row,
+        q_head,
+        entry_rows,
+        tile_rows,
+        slot_rows,
+        slots,
+        tiles,
+        BLOCK_SIZE,
+        OTHERS,
+        LINEAR_DIM,
+    )
     job_producer = JobProducer(progress_ptr, problem, slot_rows, jobs, counts, BLOCK_SIZE, OTHERS, LINEAR_DIM)
     attended = progress_ptr + COUNTERS
     finished = attended + steps * SPREAD
-    gl.warp_specialize([
-        (attend, (consumer,)),
-        (combine, (combiner,)),
-        (gather, (slots, tiles, q_ptr, ATTN_DIM)),
-        (produce_tiles, (tile_producer,)),
-        (grant_places, (slots, granted, finished, ring)),
-        (produce_jobs, (job_producer,)),
-        (publish_done, (slots, attended, False)),
-        (publish_done, (jobs, finished, True)),
-    ], [4, 2, 1, 1, 1, 1, 1], [SUM_REGISTERS, 48, 48, 48, 48, 48, 48])
+    gl.warp_specialize(
+        [
+            (attend, (consumer,)),
+            (combine, (combiner,)),
+            (gather, (slots, tiles, q_ptr, ATTN_DIM)),
+            (produce_tiles, (tile_producer,)),
+            (grant_places, (slots, granted, finished, ring)),
+            (produce_jobs, (job_producer,)),
+            (publish_done, (slots, attended, False)),
+            (publish_done, (jobs, finished, True)),
+        ],
+        [4, 2, 1, 1, 1, 1, 1],
+        [SUM_REGISTERS, 48, 48, 48, 48, 48, 48],
+    )
 
 
 def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
@@ -300,17 +373,41 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
     group = config.group(p)
     call.workspace["progress"].zero_()
     hstu_bsa_hopper_attend[(config.programs * processors(call.q),)](
-        q_ptr=call.q, k_desc=rows_of(call.k, p.block_size, p.block_d), v_desc=rows_of(call.v, p.block_size, p.block_v),
+        q_ptr=call.q,
+        k_desc=rows_of(call.k, p.block_size, p.block_d),
+        v_desc=rows_of(call.v, p.block_size, p.block_v),
         gates_ptr=call.q if call.gates is None else call.gates,
-        **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"), **call.sequences(),
-        **call.strides("q"), units=p.units, heads=p.heads, group=group, steps=config.steps(p),
-        ring=call.workspace["partial"].shape[0] // group, entry_rows=p.queries * p.others,
-        tile_rows=p.tile_rows(TILE_ROWS.value), slot_rows=p.slot_rows, **call.factors(), **call.flags(),
-        **_constants(call, config), num_warps=8)
+        **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"),
+        **call.sequences(),
+        **call.strides("q"),
+        units=p.units,
+        heads=p.heads,
+        group=group,
+        steps=config.steps(p),
+        ring=call.workspace["partial"].shape[0] // group,
+        entry_rows=p.queries * p.others,
+        tile_rows=p.tile_rows(TILE_ROWS.value),
+        slot_rows=p.slot_rows,
+        **call.factors(),
+        **call.flags(),
+        **_constants(call, config),
+        num_warps=8,
+    )
 
 
 def _constants(call: BsaCall, config: AttendConfig) -> dict[str, Any]:
     p = call.problem
-    return {"ATTN_DIM": p.attn_dim, "LINEAR_DIM": p.linear_dim, "BLOCK_D": p.block_d, "OTHERS": p.others,
-            "GATES": p.gates, "SHARED": p.shared, "TANH": call.config.silu == "tanh", "KEEP": config.keep,
-            "STAGES": config.stages, "JOB_ROWS": config.job_rows, "JOBS": config.jobs, "SUM_REGISTERS": 112}
+    return {
+        "ATTN_DIM": p.attn_dim,
+        "LINEAR_DIM": p.linear_dim,
+        "BLOCK_D": p.block_d,
+        "OTHERS": p.others,
+        "GATES": p.gates,
+        "SHARED": p.shared,
+        "TANH": call.config.silu == "tanh",
+        "KEEP": config.keep,
+        "STAGES": config.stages,
+        "JOB_ROWS": config.job_rows,
+        "JOBS": config.jobs,
+        "SUM_REGISTERS": 112,
+    }

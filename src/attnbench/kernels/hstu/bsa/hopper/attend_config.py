@@ -67,8 +67,11 @@ class AttendConfig:
 def default_attend(problem: BsaProblem) -> AttendConfig:
     """The configuration for a problem, chosen by reading compiled code and a few trials on an H200."""
     p = problem
-    fits = [stages for stages in (2, 4, 6)
-            if AttendConfig(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES]
+    fits = [
+        stages
+        for stages in (2, 4, 6)
+        if AttendConfig(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES
+    ]
     config = AttendConfig(stages=max(fits, default=2), job_rows=32 if p.others <= 3 else 16)
     return replace(config, ring_mib=PLACES[p.block_v > 64] * config.group(p) * _pair_bytes(p) / 2**20)
 
@@ -78,8 +81,10 @@ def attend_shapes(problem: BsaProblem, config: AttendConfig) -> Shapes:
     import torch
 
     p = problem
-    return {"partial": ((config.ring(p) * config.group(p), p.slot_rows, p.linear_dim), p.dtype),
-            "progress": (((2 + 2 * config.steps(p)) * APART,), torch.int32)}
+    return {
+        "partial": ((config.ring(p) * config.group(p), p.slot_rows, p.linear_dim), p.dtype),
+        "progress": (((2 + 2 * config.steps(p)) * APART,), torch.int32),
+    }
 
 
 def attend_fault(problem: BsaProblem, config: AttendConfig, *, capability: tuple[int, int] | None) -> str | None:
@@ -91,13 +96,18 @@ def attend_fault(problem: BsaProblem, config: AttendConfig, *, capability: tuple
         capability: of the card; None: not asked.
     """
     p = problem
-    return first_fault(p, capability, config.shared_bytes(p.block_d, p.block_v, p.block_size), (
-        (p.others < 1, "has nothing to do for one block a query; at least 2"),
-        (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
-        (config.job_rows not in (16, 32, 64), f"adds up 16, 32 or 64 queries at a time, not {config.job_rows}"),
-        (config.stages < 2, f"has {config.stages} tiles in flight; at least 2"),
-        (min(config.jobs, config.programs) < 1, "has no job or program; at least 1"),
-    ))
+    return first_fault(
+        p,
+        capability,
+        config.shared_bytes(p.block_d, p.block_v, p.block_size),
+        (
+            (p.others < 1, "has nothing to do for one block a query; at least 2"),
+            (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
+            (config.job_rows not in (16, 32, 64), f"adds up 16, 32 or 64 queries at a time, not {config.job_rows}"),
+            (config.stages < 2, f"has {config.stages} tiles in flight; at least 2"),
+            (min(config.jobs, config.programs) < 1, "has no job or program; at least 1"),
+        ),
+    )
 
 
 def _pair_bytes(problem: BsaProblem) -> int:

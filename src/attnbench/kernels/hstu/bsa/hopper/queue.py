@@ -39,14 +39,7 @@ from attnbench.kernels.hstu.bsa.hopper.schedule import (
     wait_for,
 )
 from attnbench.kernels.hstu.bsa.tiles import standing
-from attnbench.kernels.shared.hopper import (
-    Argument,
-    aggregate,
-    allocate_barriers,
-    coordinates,
-    load_tile,
-    sync_warps,
-)
+from attnbench.kernels.shared.hopper import Argument, aggregate, allocate_barriers, coordinates, load_tile, sync_warps
 
 TILE_ROWS = gl.constexpr(ROWS)
 "Rows of a tile of the lists."
@@ -105,14 +98,21 @@ def allocate_slots(SLOTS: gl.constexpr, ROWS: gl.constexpr):
     targets = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
     steps = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
     numbers = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
-    return Slots(sources, targets, steps, numbers, allocate_barriers(SLOTS, 1), allocate_barriers(SLOTS, 1),
-                 allocate_barriers(SLOTS, 1), SLOTS)
+    return Slots(
+        sources,
+        targets,
+        steps,
+        numbers,
+        allocate_barriers(SLOTS, 1),
+        allocate_barriers(SLOTS, 1),
+        allocate_barriers(SLOTS, 1),
+        SLOTS,
+    )
 
 
 @aggregate
 class TileRing:
-    """A ring of tiles of as many stages as slots: rows of queries, a block's keys and values, and the mbarrier of all.
-    """
+    """A ring of tiles of as many stages as slots: rows of queries, a block's keys and values, and the mbarrier of all."""
 
     q: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
@@ -192,9 +192,9 @@ def publish_tile(producer, count, tile, entry):
     slot = slots.acquire(count)
     mine = gl.arange(0, entry.shape[0], entry.type.layout) < tile.many
     slots.sources.index(slot).store(
-        gl.where(mine, tile.source + (entry // producer.OTHERS).to(gl.int64) * producer.q_row, NOWHERE))
-    slots.targets.index(slot).store(
-        gl.where(mine, tile.target + entry.to(gl.int64) * producer.LINEAR_DIM, NOWHERE))
+        gl.where(mine, tile.source + (entry // producer.OTHERS).to(gl.int64) * producer.q_row, NOWHERE)
+    )
+    slots.targets.index(slot).store(gl.where(mine, tile.target + entry.to(gl.int64) * producer.LINEAR_DIM, NOWHERE))
     slots.steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + tile.step)
     slots.numbers.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + tile.many)
     sync_warps()
@@ -248,10 +248,17 @@ def produce_tiles(producer):
         next_number = fetch(producer.progress_ptr)
         # Entries of the tile whose record has come.
         many = of_lane(loaded, 2)
-        next_tile = ListTile(record.step, record.head, record.key + of_lane(loaded, 1) * producer.BLOCK_SIZE, many,
-                             record.source, record.target)
-        next_entry = gl.load(producer.entries_ptr + (record.listed + of_lane(loaded, 0)) + rows, mask=rows < many,
-                             other=0)
+        next_tile = ListTile(
+            record.step,
+            record.head,
+            record.key + of_lane(loaded, 1) * producer.BLOCK_SIZE,
+            many,
+            record.source,
+            record.target,
+        )
+        next_entry = gl.load(
+            producer.entries_ptr + (record.listed + of_lane(loaded, 0)) + rows, mask=rows < many, other=0
+        )
         # The record of the tile whose number has come.
         cursor, lane, inside = seek(fetched(number), cursor, problem)
         record, where = record_of(producer, cursor, lane, inside)

@@ -39,15 +39,7 @@ from attnbench.kernels.hstu.bsa.hopper.topk import empty_lists
 from attnbench.kernels.hstu.bsa.tiles import complete_seen, gate_of, near_begin, standing
 from attnbench.kernels.hstu.tiles import sequence
 from attnbench.kernels.shared.card import processors
-from attnbench.kernels.shared.hopper import (
-    ROWS,
-    aggregate,
-    allocate_ring,
-    coordinates,
-    flat,
-    load_tile,
-    rows_of,
-)
+from attnbench.kernels.shared.hopper import ROWS, aggregate, allocate_ring, coordinates, flat, load_tile, rows_of
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.call import BsaCall
@@ -62,7 +54,8 @@ def work_of(item, problem):
     tile = place // problem.heads
     head = place - tile * problem.heads
     key_start, query_start, keys, first_query, _prefix, _seen = sequence(
-        problem.offsets_ptr, problem.offsets_q_ptr, problem.offsets_ptr, number, 0, False, False, problem.HAS_CACHE)
+        problem.offsets_ptr, problem.offsets_q_ptr, problem.offsets_ptr, number, 0, False, False, problem.HAS_CACHE
+    )
     start = (problem.tiles - 1 - tile) * (ROWS * problem.STRIPES)
     return Work(head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, keys - first_query, start)
 
@@ -130,8 +123,9 @@ def produce(producer):
         work = work_of(item, problem)
         if work.start < work.queries:
             for which in gl.static_range(STRIPES):
-                rings.q[which].fill(turn, producer.q_desc, work.query_start, work.queries, work.start + which * ROWS,
-                                    work.head)
+                rings.q[which].fill(
+                    turn, producer.q_desc, work.query_start, work.queries, work.start + which * ROWS, work.head
+                )
             turn += 1
             first = work.first_query + work.start
             last = gl.minimum(first + ROWS * STRIPES, work.keys) - 1
@@ -139,12 +133,21 @@ def produce(producer):
             # What no row of the item sees is not fetched: it is past the end.
             visible = complete_seen(last, work.keys, problem.BLOCK_SIZE)
             for tile in range(tiles.end):
-                fill_both(rings, count, producer.means_k_desc, producer.means_v_desc,
-                          work.key_start // problem.BLOCK_SIZE, visible, tile * BLOCKS, work.head)
+                fill_both(
+                    rings,
+                    count,
+                    producer.means_k_desc,
+                    producer.means_v_desc,
+                    work.key_start // problem.BLOCK_SIZE,
+                    visible,
+                    tile * BLOCKS,
+                    work.head,
+                )
                 count += 1
             for tile in range(tiles.near, tiles.behind):
-                fill_both(rings, count, producer.k_desc, producer.v_desc, work.key_start, last + 1, tile * BLOCKS,
-                          work.head)
+                fill_both(
+                    rings, count, producer.k_desc, producer.v_desc, work.key_start, last + 1, tile * BLOCKS, work.head
+                )
                 count += 1
 
 
@@ -271,16 +274,42 @@ def consume(consumer, WARPGROUP: gl.constexpr):
 @gluon.jit(do_not_specialize=("heads", "tiles", "jobs", "zero"))
 @no_type_check
 def hstu_bsa_hopper_select(
-    q_desc, means_k_desc, means_v_desc, k_desc, v_desc, out_desc, gates_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr,
-    half_alpha, scale, heads, tiles, jobs, zero,
-    HAS_CACHE: gl.constexpr, WINDOW: gl.constexpr, GATES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    COUNTS: gl.constexpr, BITS: gl.constexpr, APPROXIMATE: gl.constexpr, BESIDE: gl.constexpr, BLOCKS: gl.constexpr,
-    BLOCK_V: gl.constexpr, GROUPS: gl.constexpr, MINE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    q_desc,
+    means_k_desc,
+    means_v_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    gates_ptr,
+    blocks_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    half_alpha,
+    scale,
+    heads,
+    tiles,
+    jobs,
+    zero,
+    HAS_CACHE: gl.constexpr,
+    WINDOW: gl.constexpr,
+    GATES: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    COUNTS: gl.constexpr,
+    BITS: gl.constexpr,
+    APPROXIMATE: gl.constexpr,
+    BESIDE: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    BLOCK_V: gl.constexpr,
+    GROUPS: gl.constexpr,
+    MINE: gl.constexpr,
+    STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps."""
     STRIPES: gl.constexpr = GROUPS * MINE
-    problem = GridProblem(offsets_ptr, offsets_q_ptr, heads, tiles, jobs, HAS_CACHE, STRIPES, WINDOW, BLOCK_SIZE,
-                          BLOCKS)
+    problem = GridProblem(
+        offsets_ptr, offsets_q_ptr, heads, tiles, jobs, HAS_CACHE, STRIPES, WINDOW, BLOCK_SIZE, BLOCKS
+    )
     q_rings = ()
     for _i in gl.static_range(STRIPES):
         q_rings = q_rings + (allocate_ring(q_desc, 2, 1),)
@@ -291,21 +320,34 @@ def hstu_bsa_hopper_select(
         outs = gl.allocate_shared_memory(out_desc.dtype, [STRIPES] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     producer = Producer(q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem)
-    consumer = Consumer(out_desc, outs, rings, problem, gates_ptr, blocks_ptr, half_alpha, scale, zero, GATES, COUNTS,
-                        BITS, APPROXIMATE, BESIDE, BLOCK_V, MINE)
+    consumer = Consumer(
+        out_desc,
+        outs,
+        rings,
+        problem,
+        gates_ptr,
+        blocks_ptr,
+        half_alpha,
+        scale,
+        zero,
+        GATES,
+        COUNTS,
+        BITS,
+        APPROXIMATE,
+        BESIDE,
+        BLOCK_V,
+        MINE,
+    )
     if GROUPS == 2:
-        gl.warp_specialize([
-            (consume, (consumer, 0)),
-            (consume, (consumer, 1)),
-            (produce, (producer,)),
-        ], [4, 1], [REGISTERS, 24])
+        gl.warp_specialize(
+            [(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [REGISTERS, 24]
+        )
     else:
-        gl.warp_specialize([
-            (consume, (consumer, 0)),
-            (consume, (consumer, 1)),
-            (consume, (consumer, 2)),
-            (produce, (producer,)),
-        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+        gl.warp_specialize(
+            [(consume, (consumer, 0)), (consume, (consumer, 1)), (consume, (consumer, 2)), (produce, (producer,))],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )
 
 
 def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
@@ -329,20 +371,47 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
         return
     block_d, block_v = p.block_d, p.block_v
     # Without a whole block no mean is loaded, and keys stand in.
-    means_k, means_v = (call.workspace[name].transpose(0, 1) if p.mean_rows else x
-                        for name, x in (("means_k", call.k), ("means_v", call.v)))
+    means_k, means_v = (
+        call.workspace[name].transpose(0, 1) if p.mean_rows else x
+        for name, x in (("means_k", call.k), ("means_v", call.v))
+    )
     hstu_bsa_hopper_select[(config.programs(jobs, processors(call.q)),)](
-        rows_of(call.q, ROWS.value, block_d), rows_of(means_k, config.blocks, block_d),
-        rows_of(means_v, config.blocks, block_v), rows_of(call.k, config.blocks, block_d),
-        rows_of(call.v, config.blocks, block_v), rows_of(call.out, ROWS.value, block_v),
-        call.q if call.gates is None else call.gates, call.blocks, call.offsets,
-        call.offsets if call.offsets_q is None else call.offsets_q, p.alpha / 2, 1 / p.scaling_seqlen, p.heads, tiles,
-        jobs, 0, num_warps=4, **_constants(call, config))
+        rows_of(call.q, ROWS.value, block_d),
+        rows_of(means_k, config.blocks, block_d),
+        rows_of(means_v, config.blocks, block_v),
+        rows_of(call.k, config.blocks, block_d),
+        rows_of(call.v, config.blocks, block_v),
+        rows_of(call.out, ROWS.value, block_v),
+        call.q if call.gates is None else call.gates,
+        call.blocks,
+        call.offsets,
+        call.offsets if call.offsets_q is None else call.offsets_q,
+        p.alpha / 2,
+        1 / p.scaling_seqlen,
+        p.heads,
+        tiles,
+        jobs,
+        0,
+        num_warps=4,
+        **_constants(call, config),
+    )
 
 
 def _constants(call: BsaCall, config: SelectConfig) -> dict[str, Any]:
     p = call.problem
-    return {"HAS_CACHE": p.has_cache, "WINDOW": p.local_window, "GATES": p.gates, "BLOCK_SIZE": p.block_size,
-            "COUNTS": p.block_counts, "BITS": p.index_bits, "APPROXIMATE": call.config.silu == "tanh",
-            "BESIDE": config.beside, "BLOCKS": config.blocks, "BLOCK_V": p.block_v, "GROUPS": config.groups,
-            "MINE": config.rows // ROWS.value, "STAGES": config.stages, "REGISTERS": REGISTERS[config.groups]}
+    return {
+        "HAS_CACHE": p.has_cache,
+        "WINDOW": p.local_window,
+        "GATES": p.gates,
+        "BLOCK_SIZE": p.block_size,
+        "COUNTS": p.block_counts,
+        "BITS": p.index_bits,
+        "APPROXIMATE": call.config.silu == "tanh",
+        "BESIDE": config.beside,
+        "BLOCKS": config.blocks,
+        "BLOCK_V": p.block_v,
+        "GROUPS": config.groups,
+        "MINE": config.rows // ROWS.value,
+        "STAGES": config.stages,
+        "REGISTERS": REGISTERS[config.groups],
+    }

@@ -61,21 +61,29 @@ def select_fault(problem: BsaProblem, config: SelectConfig, *, capability: tuple
         capability: of the card; None: not asked.
     """
     p = problem
-    return first_fault(p, capability, config.shared_bytes(p.block_d, p.block_v), (
-        (p.has_targets, "knows no targets"),
-        (p.pairs, "knows no pairs"),
-        (p.shared, "selects for each head alone"),
-        (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
-        (config.groups not in REGISTERS or config.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
-        (config.blocks not in (32, 64, 128), f"has tiles of {config.blocks} means; 32, 64 or 128"),
-        (config.stages < 1, "has no stage; at least 1"),
-        (config.held(p.block_v) > HELD.get(config.groups, 0),
-         f"has no registers for {config.rows}x{config.blocks} tiles and {p.linear_dim} dims; smaller ones"),
-    ))
+    return first_fault(
+        p,
+        capability,
+        config.shared_bytes(p.block_d, p.block_v),
+        (
+            (p.has_targets, "knows no targets"),
+            (p.pairs, "knows no pairs"),
+            (p.shared, "selects for each head alone"),
+            (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
+            (config.groups not in REGISTERS or config.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
+            (config.blocks not in (32, 64, 128), f"has tiles of {config.blocks} means; 32, 64 or 128"),
+            (config.stages < 1, "has no stage; at least 1"),
+            (
+                config.held(p.block_v) > HELD.get(config.groups, 0),
+                f"has no registers for {config.rows}x{config.blocks} tiles and {p.linear_dim} dims; smaller ones",
+            ),
+        ),
+    )
 
 
-def first_fault(problem: BsaProblem, capability: tuple[int, int] | None, shared: int,
-                own: Iterable[tuple[bool, str]]) -> str | None:
+def first_fault(
+    problem: BsaProblem, capability: tuple[int, int] | None, shared: int, own: Iterable[tuple[bool, str]]
+) -> str | None:
     """The first of what no kernel for Hopper here can run, and of what is a kernel's own; None where there is none.
 
     Args:

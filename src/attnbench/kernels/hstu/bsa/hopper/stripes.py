@@ -11,12 +11,7 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
 from attnbench.kernels.hstu.bsa.hopper.topk import (
     NOTHING,
@@ -28,16 +23,7 @@ from attnbench.kernels.hstu.bsa.hopper.topk import (
 )
 from attnbench.kernels.hstu.bsa.tiles import near_masks, near_weights, standing
 from attnbench.kernels.hstu.tiles import silu
-from attnbench.kernels.shared.hopper import (
-    ROWS,
-    Argument,
-    Ring,
-    aggregate,
-    coordinates,
-    flat,
-    store_tile,
-    sync_warps,
-)
+from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, aggregate, coordinates, flat, store_tile, sync_warps
 
 
 @aggregate
@@ -209,11 +195,19 @@ def near_tile(acc, q, stripe, consumer, count, start, seen):
     problem = consumer.problem
     scores = warpgroup_mma_wait(0, [issue_scores(q, rings.k.take(count), problem.BLOCKS)])
     keys = start + gl.arange(0, problem.BLOCKS, gl.SliceLayout(0, scores.type.layout))[None, :]
-    in_local, in_window = near_masks(keys, stripe.position[:, None], stripe.stand[:, None], stripe.local[:, None], seen,
-                                     problem.WINDOW, problem.BLOCK_SIZE)
+    in_local, in_window = near_masks(
+        keys,
+        stripe.position[:, None],
+        stripe.stand[:, None],
+        stripe.local[:, None],
+        seen,
+        problem.WINDOW,
+        problem.BLOCK_SIZE,
+    )
     weights = silu(scores, consumer.half_alpha, consumer.APPROXIMATE)
-    weights = near_weights(weights, in_local, in_window, stripe.of_local[:, None], stripe.of_window[:, None],
-                           problem.WINDOW)
+    weights = near_weights(
+        weights, in_local, in_window, stripe.of_local[:, None], stripe.of_window[:, None], problem.WINDOW
+    )
     return warpgroup_mma_wait(0, [issue_sum(acc, weights, rings, count, q.dtype)])
 
 
@@ -231,5 +225,13 @@ def store_stripe(acc, best, place, consumer, row, work, LAYOUT: gl.constexpr):
     LISTED: gl.constexpr = gl.SliceLayout(1, LAYOUT) if COUNTS == 1 else chosen[0].type.layout
     rows = row + gl.arange(0, ROWS, LISTED)
     _position, _stand, local = standing(rows, work.first_query, work.keys, consumer.problem.BLOCK_SIZE)
-    store_blocks(consumer.blocks_ptr + (work.query_start.to(gl.int64) * heads + work.head) * COUNTS, chosen, rows,
-                 local, rows < work.queries, COUNTS, consumer.BITS, heads * COUNTS)
+    store_blocks(
+        consumer.blocks_ptr + (work.query_start.to(gl.int64) * heads + work.head) * COUNTS,
+        chosen,
+        rows,
+        local,
+        rows < work.queries,
+        COUNTS,
+        consumer.BITS,
+        heads * COUNTS,
+    )

@@ -76,8 +76,10 @@ def ordered_pairs(keys, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
     """Keys [rows, blocks] in the layout of a product as pairs of neighbours: the better ones, and the worse."""
     pairs = gl.permute(gl.reshape(keys, [ROWS, BLOCKS // 8, OWNERS, 2]), [0, 2, 1, 3])
     first, second = gl.split(pairs)
-    return (places_of(gl.maximum(first, second), ROWS, BLOCKS // 8),
-            places_of(gl.minimum(first, second), ROWS, BLOCKS // 8))
+    return (
+        places_of(gl.maximum(first, second), ROWS, BLOCKS // 8),
+        places_of(gl.minimum(first, second), ROWS, BLOCKS // 8),
+    )
 
 
 @gluon.jit

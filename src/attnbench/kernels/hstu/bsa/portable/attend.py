@@ -48,11 +48,41 @@ def arrive(counter_ptr):
 @triton.jit
 @no_type_check
 def attend_part(
-    q_ptr, k_ptr, v_ptr, partial_ptr, entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr,
-    num_targets_ptr, unit, part, parts, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows, tile_rows,
-    half_alpha, scale, ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
-    SHARED: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    partial_ptr,
+    entries_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    unit,
+    part,
+    parts,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    heads,
+    entry_rows,
+    tile_rows,
+    half_alpha,
+    scale,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    OTHERS: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TANH: tl.constexpr,
 ):
     """One of so many parts of a pair's tiles; `partial_ptr` is where the partial rows of the pair start."""
     number = unit // heads
@@ -60,8 +90,9 @@ def attend_part(
     list_head = head * 0 if SHARED else head
     many = tl.load(num_tiles_ptr + (number if SHARED else unit))
     each = tl.cdiv(many, parts)
-    key_start, query_start, _, _, _, _ = sequence(offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False,
-                                                  HAS_TARGETS, HAS_CACHE)
+    key_start, query_start, _, _, _, _ = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     tiles = tiles_ptr + (list_head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
     entries = entries_ptr + list_head * entry_rows + query_start * OTHERS
     q_base = q_ptr + head * q_head + query_start * q_row
@@ -86,15 +117,31 @@ def attend_part(
 @triton.jit
 @no_type_check
 def combine_part(
-    gates_ptr, out_ptr, partial_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, unit, part, span, heads,
-    LINEAR_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr,
-    GATES: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr,
+    gates_ptr,
+    out_ptr,
+    partial_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    unit,
+    part,
+    span,
+    heads,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    OTHERS: tl.constexpr,
+    GATES: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """`span` queries of a pair; `out` holds the other branches and takes the sum."""
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     _, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     out_row = heads * LINEAR_DIM
     out = out_ptr + query_start * out_row + head * LINEAR_DIM
     end = tl.minimum((part + 1) * span, keys - first_query)
@@ -106,54 +153,186 @@ def combine_part(
         total = gather_rows(out, rows, mask, out_row, LINEAR_DIM, BLOCK_V).to(tl.float32)
         chosen = tl.zeros([ROWS, BLOCK_V], tl.float32)
         for slot in tl.static_range(OTHERS):
-            chosen += gather_rows(partial_ptr, rows * OTHERS + slot, mask & (slot < local), LINEAR_DIM, LINEAR_DIM,
-                                  BLOCK_V).to(tl.float32)
+            chosen += gather_rows(
+                partial_ptr, rows * OTHERS + slot, mask & (slot < local), LINEAR_DIM, LINEAR_DIM, BLOCK_V
+            ).to(tl.float32)
         scatter_rows(out, rows, mask, out_row, total + chosen * gate[:, None], LINEAR_DIM, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_attend(
-    q_ptr, k_ptr, v_ptr, partial_ptr, entries_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr,
-    num_targets_ptr, first_unit, parts, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows, tile_rows,
-    slot_rows, half_alpha, scale, ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    partial_ptr,
+    entries_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    first_unit,
+    parts,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    heads,
+    entry_rows,
+    tile_rows,
+    slot_rows,
+    half_alpha,
+    scale,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    OTHERS: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TANH: tl.constexpr,
 ):
     """A program: a part of one pair's tiles, of a pass from `first_unit` on."""
     place = tl.program_id(0) // parts
     attend_part(
-        q_ptr, k_ptr, v_ptr, partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM, entries_ptr, tiles_ptr,
-        num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit + place,
-        tl.program_id(0) - place * parts, parts, q_row, q_head, k_row, k_head, v_row, v_head, heads, entry_rows,
-        tile_rows, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, OTHERS, HAS_TARGETS,
-        HAS_CACHE, SHARED, ROWS, TANH)
+        q_ptr,
+        k_ptr,
+        v_ptr,
+        partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM,
+        entries_ptr,
+        tiles_ptr,
+        num_tiles_ptr,
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        first_unit + place,
+        tl.program_id(0) - place * parts,
+        parts,
+        q_row,
+        q_head,
+        k_row,
+        k_head,
+        v_row,
+        v_head,
+        heads,
+        entry_rows,
+        tile_rows,
+        half_alpha,
+        scale,
+        ATTN_DIM,
+        LINEAR_DIM,
+        BLOCK_D,
+        BLOCK_V,
+        BLOCK_SIZE,
+        OTHERS,
+        HAS_TARGETS,
+        HAS_CACHE,
+        SHARED,
+        ROWS,
+        TANH,
+    )
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_combine(
-    gates_ptr, out_ptr, partial_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit, row_parts, span, heads,
-    slot_rows, LINEAR_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr,
-    GATES: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr,
+    gates_ptr,
+    out_ptr,
+    partial_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    first_unit,
+    row_parts,
+    span,
+    heads,
+    slot_rows,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    OTHERS: tl.constexpr,
+    GATES: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """A program: `span` queries of one pair, of a pass from `first_unit` on."""
     place = tl.program_id(0) // row_parts
     combine_part(
-        gates_ptr, out_ptr, partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM, offsets_ptr, offsets_q_ptr,
-        num_targets_ptr, first_unit + place, tl.program_id(0) - place * row_parts, span, heads, LINEAR_DIM, BLOCK_V,
-        BLOCK_SIZE, OTHERS, GATES, HAS_TARGETS, HAS_CACHE, ROWS)
+        gates_ptr,
+        out_ptr,
+        partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM,
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        first_unit + place,
+        tl.program_id(0) - place * row_parts,
+        span,
+        heads,
+        LINEAR_DIM,
+        BLOCK_V,
+        BLOCK_SIZE,
+        OTHERS,
+        GATES,
+        HAS_TARGETS,
+        HAS_CACHE,
+        ROWS,
+    )
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_ticket(
-    q_ptr, k_ptr, v_ptr, gates_ptr, out_ptr, partial_ptr, progress_ptr, entries_ptr, tiles_ptr, num_tiles_ptr,
-    offsets_ptr, offsets_q_ptr, num_targets_ptr, units, lag, ring, parts, row_parts, span, q_row, q_head, k_row,
-    k_head, v_row, v_head, heads, entry_rows, tile_rows, slot_rows, half_alpha, scale, ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    OTHERS: tl.constexpr, GATES: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
-    SHARED: tl.constexpr, ROWS: tl.constexpr, COMBINE_ROWS: tl.constexpr, TANH: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    gates_ptr,
+    out_ptr,
+    partial_ptr,
+    progress_ptr,
+    entries_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    units,
+    lag,
+    ring,
+    parts,
+    row_parts,
+    span,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    heads,
+    entry_rows,
+    tile_rows,
+    slot_rows,
+    half_alpha,
+    scale,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    OTHERS: tl.constexpr,
+    GATES: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COMBINE_ROWS: tl.constexpr,
+    TANH: tl.constexpr,
 ):
     """A program: what the ticket it draws says, a part of a pair's tiles or of its sums."""
     # progress: tickets drawn, then of each pair the parts attended, then of each pair the parts combined.
@@ -169,16 +348,64 @@ def hstu_bsa_ticket(
         if step < units:
             wait_for(combined + tl.maximum(step - ring, 0), tl.where(step < ring, 0, row_parts))
             attend_part(
-                q_ptr, k_ptr, v_ptr, partial_ptr + (step % ring) * size, entries_ptr, tiles_ptr, num_tiles_ptr,
-                offsets_ptr, offsets_q_ptr, num_targets_ptr, step, place, parts, q_row, q_head, k_row, k_head, v_row,
-                v_head, heads, entry_rows, tile_rows, half_alpha, scale, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V,
-                BLOCK_SIZE, OTHERS, HAS_TARGETS, HAS_CACHE, SHARED, ROWS, TANH)
+                q_ptr,
+                k_ptr,
+                v_ptr,
+                partial_ptr + (step % ring) * size,
+                entries_ptr,
+                tiles_ptr,
+                num_tiles_ptr,
+                offsets_ptr,
+                offsets_q_ptr,
+                num_targets_ptr,
+                step,
+                place,
+                parts,
+                q_row,
+                q_head,
+                k_row,
+                k_head,
+                v_row,
+                v_head,
+                heads,
+                entry_rows,
+                tile_rows,
+                half_alpha,
+                scale,
+                ATTN_DIM,
+                LINEAR_DIM,
+                BLOCK_D,
+                BLOCK_V,
+                BLOCK_SIZE,
+                OTHERS,
+                HAS_TARGETS,
+                HAS_CACHE,
+                SHARED,
+                ROWS,
+                TANH,
+            )
             arrive(attended + step)
     elif step >= lag:
         unit = step - lag
         wait_for(attended + unit, parts)
         combine_part(
-            gates_ptr, out_ptr, partial_ptr + (unit % ring) * size, offsets_ptr, offsets_q_ptr, num_targets_ptr, unit,
-            place - parts, span, heads, LINEAR_DIM, BLOCK_V, BLOCK_SIZE, OTHERS, GATES, HAS_TARGETS, HAS_CACHE,
-            COMBINE_ROWS)
+            gates_ptr,
+            out_ptr,
+            partial_ptr + (unit % ring) * size,
+            offsets_ptr,
+            offsets_q_ptr,
+            num_targets_ptr,
+            unit,
+            place - parts,
+            span,
+            heads,
+            LINEAR_DIM,
+            BLOCK_V,
+            BLOCK_SIZE,
+            OTHERS,
+            GATES,
+            HAS_TARGETS,
+            HAS_CACHE,
+            COMBINE_ROWS,
+        )
         arrive(combined + unit)

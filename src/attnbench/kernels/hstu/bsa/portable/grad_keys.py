@@ -19,13 +19,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu.bsa.tiles import (
-    COUNTS,
-    gate_of,
-    gather_rows,
-    scatter_rows,
-    standing,
-)
+from attnbench.kernels.hstu.bsa.tiles import COUNTS, gate_of, gather_rows, scatter_rows, standing
 from attnbench.kernels.hstu.tiles import sequence, silu_and_slope
 from attnbench.kernels.shared.rows import load_rows, store_rows
 
@@ -47,18 +41,44 @@ def fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH: tl.constexpr):
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_grad_means(
-    q_ptr, dout_ptr, gates_ptr, means_k_ptr, means_v_ptr, dmeans_k_ptr, dmeans_v_ptr, offsets_ptr, offsets_q_ptr,
-    num_targets_ptr, q_row, q_head, dout_row, dout_head, heads, tiles, mean_rows, half_alpha, scale,
-    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, GATES: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCKS: tl.constexpr, TANH: tl.constexpr,
+    q_ptr,
+    dout_ptr,
+    gates_ptr,
+    means_k_ptr,
+    means_v_ptr,
+    dmeans_k_ptr,
+    dmeans_v_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    q_row,
+    q_head,
+    dout_row,
+    dout_head,
+    heads,
+    tiles,
+    mean_rows,
+    half_alpha,
+    scale,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    GATES: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TANH: tl.constexpr,
 ):
     """A program: a tile of blocks of one pair, through the queries that see them."""
     unit = tl.program_id(0) // tiles
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     queries = keys - first_query
     whole = seen // BLOCK_SIZE
     start = (tl.program_id(0) - unit * tiles) * BLOCKS
@@ -89,8 +109,9 @@ def hstu_bsa_grad_means(
         dv = tl.dot(tl.where(sees, value, 0.0).to(q.dtype), dout, dv, input_precision="ieee")
         dk = tl.dot(tl.where(sees, slope, 0.0).to(q.dtype), q, dk, input_precision="ieee")
     # A mean passes on 1 / BS of its gradient, which carries the factor BS.
-    store_rows(dmeans_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, dk * (scale * half_alpha), ATTN_DIM, BLOCKS,
-               BLOCK_D)
+    store_rows(
+        dmeans_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, dk * (scale * half_alpha), ATTN_DIM, BLOCKS, BLOCK_D
+    )
     store_rows(dmeans_v_ptr + mean * LINEAR_DIM, start, whole, LINEAR_DIM, dv * scale, LINEAR_DIM, BLOCKS, BLOCK_V)
 
 
@@ -110,8 +131,22 @@ def last_near_row(block, last_key, first_query, queries, seen, WINDOW: tl.conste
 
 @triton.jit
 @no_type_check
-def key_factor(gates_ptr, packed, position, key, block, mask, from_list, heads, head, seen, KEYS: tl.constexpr,
-               GATES: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def key_factor(
+    gates_ptr,
+    packed,
+    position,
+    key,
+    block,
+    mask,
+    from_list,
+    heads,
+    head,
+    seen,
+    KEYS: tl.constexpr,
+    GATES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
     """Gates under which queries see the KEYS keys of a block from `key` on: a list's all, those nearby what they see.
 
     Queries that are none and keys behind the history are zeros that give nothing.
@@ -131,13 +166,53 @@ def key_factor(gates_ptr, packed, position, key, block, mask, from_list, heads, 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_grad_keys(
-    q_ptr, k_ptr, v_ptr, dout_ptr, gates_ptr, dmeans_k_ptr, dmeans_v_ptr, entries_ptr, starts_ptr, partial_dq_ptr,
-    partial_dgate_ptr, dk_ptr, dv_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit, tiles, q_row, q_head,
-    k_row, k_head, v_row, v_head, dout_row, dout_head, heads, entry_rows, count_rows, mean_rows, slot_rows,
-    half_alpha, scale, ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, GATES: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, SHARED: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, TANH: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    gates_ptr,
+    dmeans_k_ptr,
+    dmeans_v_ptr,
+    entries_ptr,
+    starts_ptr,
+    partial_dq_ptr,
+    partial_dgate_ptr,
+    dk_ptr,
+    dv_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    first_unit,
+    tiles,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    dout_row,
+    dout_head,
+    heads,
+    entry_rows,
+    count_rows,
+    mean_rows,
+    slot_rows,
+    half_alpha,
+    scale,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    OTHERS: tl.constexpr,
+    GATES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    TANH: tl.constexpr,
 ):
     """A program: one block of one pair, through the queries nearby and its list."""
     place = tl.program_id(0) // tiles
@@ -146,7 +221,8 @@ def hstu_bsa_grad_keys(
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     queries = keys - first_query
     if block * BLOCK_SIZE >= seen:
         return
@@ -175,8 +251,9 @@ def hstu_bsa_grad_keys(
         dk = tl.zeros([BLOCK_D, KEYS], tl.float32)
         dv = tl.zeros([BLOCK_V, KEYS], tl.float32)
         near_first = tl.maximum(key - first_query, 0)
-        near_end = last_near_row(block, tl.minimum(key + KEYS, seen) - 1, first_query, queries, seen, WINDOW,
-                                 BLOCK_SIZE)
+        near_end = last_near_row(
+            block, tl.minimum(key + KEYS, seen) - 1, first_query, queries, seen, WINDOW, BLOCK_SIZE
+        )
         near = tl.maximum(near_end - near_first, 0)
         # The queries nearby, then those of the list, in the same tiles.
         for start in range(0, near + listed, ROWS):
@@ -190,8 +267,22 @@ def hstu_bsa_grad_keys(
                 rows = tl.where(from_list, entry // OTHERS, rows)
             q = gather_rows(q_base, rows, mask, q_row, ATTN_DIM, BLOCK_D)
             dout = gather_rows(dout_base, rows, mask, dout_row, LINEAR_DIM, BLOCK_V)
-            factor = key_factor(gates_ptr, query_start + rows, first_query + rows, key, block, mask, from_list, heads,
-                                head, seen, KEYS, GATES, WINDOW, BLOCK_SIZE)
+            factor = key_factor(
+                gates_ptr,
+                query_start + rows,
+                first_query + rows,
+                key,
+                block,
+                mask,
+                from_list,
+                heads,
+                head,
+                seen,
+                KEYS,
+                GATES,
+                WINDOW,
+                BLOCK_SIZE,
+            )
             dk, dv, slope, dgate = fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH)
             if OTHERS > 0:
                 dq = tl.dot(slope, k, input_precision="ieee") * (scale * half_alpha)
@@ -213,8 +304,24 @@ def hstu_bsa_grad_keys(
         d = tl.arange(0, BLOCK_V)
         mean_v = tl.load(dmeans_v_ptr + mean * LINEAR_DIM + d, mask=d < tl.where(complete, LINEAR_DIM, 0), other=0.0)
         key_row = heads * ATTN_DIM
-        store_rows(dk_ptr + key_start * key_row + head * ATTN_DIM, key, seen, key_row,
-                   tl.trans(dk * (scale * half_alpha) + mean_k[:, None]), ATTN_DIM, KEYS, BLOCK_D)
+        store_rows(
+            dk_ptr + key_start * key_row + head * ATTN_DIM,
+            key,
+            seen,
+            key_row,
+            tl.trans(dk * (scale * half_alpha) + mean_k[:, None]),
+            ATTN_DIM,
+            KEYS,
+            BLOCK_D,
+        )
         key_row = heads * LINEAR_DIM
-        store_rows(dv_ptr + key_start * key_row + head * LINEAR_DIM, key, seen, key_row,
-                   tl.trans(dv * scale + mean_v[:, None]), LINEAR_DIM, KEYS, BLOCK_V)
+        store_rows(
+            dv_ptr + key_start * key_row + head * LINEAR_DIM,
+            key,
+            seen,
+            key_row,
+            tl.trans(dv * scale + mean_v[:, None]),
+            LINEAR_DIM,
+            KEYS,
+            BLOCK_V,
+        )

@@ -31,9 +31,24 @@ from attnbench.kernels.shared.rows import load_rows, store_rows
 
 @triton.jit
 @no_type_check
-def coarse_gradient(dq, dgate, q, dout, means_k, means_v, start, whole, visible, half_alpha, ATTN_DIM: tl.constexpr,
-                    LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr,
-                    TANH: tl.constexpr):
+def coarse_gradient(
+    dq,
+    dgate,
+    q,
+    dout,
+    means_k,
+    means_v,
+    start,
+    whole,
+    visible,
+    half_alpha,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TANH: tl.constexpr,
+):
     """Add what the blocks from `start` on give dq, without gate and factors, and the gate."""
     k = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
     v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, False)
@@ -49,13 +64,52 @@ def coarse_gradient(dq, dgate, q, dout, means_k, means_v, start, whole, visible,
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_grad_rows(
-    q_ptr, k_ptr, v_ptr, dout_ptr, gates_ptr, means_k_ptr, means_v_ptr, partial_dq_ptr, partial_dgate_ptr, dq_ptr,
-    dk_ptr, dv_ptr, dgates_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, first_unit, tiles, q_row, q_head, k_row,
-    k_head, v_row, v_head, dout_row, dout_head, heads, mean_rows, slot_rows, half_alpha, scale,
-    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, OTHERS: tl.constexpr, GATES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
-    KEYS: tl.constexpr, SLOTS: tl.constexpr, TANH: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    gates_ptr,
+    means_k_ptr,
+    means_v_ptr,
+    partial_dq_ptr,
+    partial_dgate_ptr,
+    dq_ptr,
+    dk_ptr,
+    dv_ptr,
+    dgates_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    first_unit,
+    tiles,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    dout_row,
+    dout_head,
+    heads,
+    mean_rows,
+    slot_rows,
+    half_alpha,
+    scale,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    OTHERS: tl.constexpr,
+    GATES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TANH: tl.constexpr,
 ):
     """A program: one tile of queries of one pair, the longest rows first."""
     place = tl.program_id(0) // tiles
@@ -63,7 +117,8 @@ def hstu_bsa_grad_rows(
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     queries = keys - first_query
     start = (tiles - 1 - (tl.program_id(0) - place * tiles)) * ROWS
     if start >= queries:
@@ -74,8 +129,9 @@ def hstu_bsa_grad_rows(
     position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
     visible = complete_seen(stand, seen, BLOCK_SIZE)
     q = load_rows(q_ptr + query_start * q_row + head * q_head, start, queries, q_row, ATTN_DIM, ROWS, BLOCK_D, False)
-    dout = load_rows(dout_ptr + query_start * dout_row + head * dout_head, start, queries, dout_row, LINEAR_DIM, ROWS,
-                     BLOCK_V, False)
+    dout = load_rows(
+        dout_ptr + query_start * dout_row + head * dout_head, start, queries, dout_row, LINEAR_DIM, ROWS, BLOCK_V, False
+    )
 
     # The means.
     whole = seen // BLOCK_SIZE
@@ -86,8 +142,24 @@ def hstu_bsa_grad_rows(
     dcoarse = tl.zeros([ROWS], tl.float32)
     # One loop, masked throughout: a second one would wait for its first tile, which costs more than masks.
     for block in range(0, complete_seen(of_last, seen, BLOCK_SIZE), BLOCKS):
-        dq, dcoarse = coarse_gradient(dq, dcoarse, q, dout, means_k, means_v, block, whole, visible, half_alpha,
-                                      ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCKS, TANH)
+        dq, dcoarse = coarse_gradient(
+            dq,
+            dcoarse,
+            q,
+            dout,
+            means_k,
+            means_v,
+            block,
+            whole,
+            visible,
+            half_alpha,
+            ATTN_DIM,
+            LINEAR_DIM,
+            BLOCK_D,
+            BLOCK_V,
+            BLOCKS,
+            TANH,
+        )
     dq *= (gate_of(gates_ptr, packed, heads, head, mask, 0, GATES) * BLOCK_SIZE)[:, None]
 
     # The keys nearby.
@@ -103,8 +175,15 @@ def hstu_bsa_grad_rows(
     for key in range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS):
         k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
         v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
-        in_local, in_window = near_masks((key + tl.arange(0, KEYS))[None, :], position[:, None], stand[:, None],
-                                         local[:, None], seen, WINDOW, BLOCK_SIZE)
+        in_local, in_window = near_masks(
+            (key + tl.arange(0, KEYS))[None, :],
+            position[:, None],
+            stand[:, None],
+            local[:, None],
+            seen,
+            WINDOW,
+            BLOCK_SIZE,
+        )
         value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
         above = tl.dot(dout, tl.trans(v), input_precision="ieee")
         slope = near_weights(twice * above, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
@@ -126,11 +205,25 @@ def hstu_bsa_grad_rows(
         dlocal += tl.where(target, value * above, 0.0)
         dwindow += tl.where(target, value * above, 0.0)
         key_row = heads * ATTN_DIM
-        scatter_rows(dk_ptr + key_start * key_row + head * ATTN_DIM, position, target, key_row,
-                     (slope * (scale * half_alpha))[:, None] * q.to(tl.float32), ATTN_DIM, BLOCK_D)
+        scatter_rows(
+            dk_ptr + key_start * key_row + head * ATTN_DIM,
+            position,
+            target,
+            key_row,
+            (slope * (scale * half_alpha))[:, None] * q.to(tl.float32),
+            ATTN_DIM,
+            BLOCK_D,
+        )
         key_row = heads * LINEAR_DIM
-        scatter_rows(dv_ptr + key_start * key_row + head * LINEAR_DIM, position, target, key_row,
-                     (value * factor * scale)[:, None] * dout.to(tl.float32), LINEAR_DIM, BLOCK_V)
+        scatter_rows(
+            dv_ptr + key_start * key_row + head * LINEAR_DIM,
+            position,
+            target,
+            key_row,
+            (value * factor * scale)[:, None] * dout.to(tl.float32),
+            LINEAR_DIM,
+            BLOCK_V,
+        )
 
     dq *= scale * half_alpha
     dlocal *= scale
@@ -139,13 +232,15 @@ def hstu_bsa_grad_rows(
     partial_dgate = partial_dgate_ptr + place.to(tl.int64) * slot_rows + start * OTHERS
     for slot in tl.range(OTHERS, num_stages=SLOTS):
         chosen = mask & (slot < local)
-        dq += gather_rows(partial_dq + slot * ATTN_DIM, tl.arange(0, ROWS), chosen, OTHERS * ATTN_DIM, ATTN_DIM,
-                          BLOCK_D).to(tl.float32)
+        dq += gather_rows(
+            partial_dq + slot * ATTN_DIM, tl.arange(0, ROWS), chosen, OTHERS * ATTN_DIM, ATTN_DIM, BLOCK_D
+        ).to(tl.float32)
         if GATES > 0:
             dlocal += tl.load(partial_dgate + tl.arange(0, ROWS) * OTHERS + slot, mask=chosen, other=0.0)
     query_row = heads * ATTN_DIM
-    store_rows(dq_ptr + query_start * query_row + head * ATTN_DIM, start, queries, query_row, dq, ATTN_DIM, ROWS,
-               BLOCK_D)
+    store_rows(
+        dq_ptr + query_start * query_row + head * ATTN_DIM, start, queries, query_row, dq, ATTN_DIM, ROWS, BLOCK_D
+    )
     if GATES > 0:
         where = dgates_ptr + (packed * heads + head) * GATES
         kind = dgates_ptr.dtype.element_ty

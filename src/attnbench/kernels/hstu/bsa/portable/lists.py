@@ -30,8 +30,7 @@ from attnbench.kernels.hstu.tiles import sequence
 
 @triton.jit
 @no_type_check
-def chosen_blocks(blocks_ptr, entries, mask, first_query, seen, stride, OTHERS: tl.constexpr,
-                  BLOCK_SIZE: tl.constexpr):
+def chosen_blocks(blocks_ptr, entries, mask, first_query, seen, stride, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Block of each entry, -1 where the slot holds the local block or none."""
     rows = entries // OTHERS
     block = tl.load(blocks_ptr + rows.to(tl.int64) * stride + entries % OTHERS, mask=mask, other=-1)
@@ -41,19 +40,40 @@ def chosen_blocks(blocks_ptr, entries, mask, first_query, seen, stride, OTHERS: 
 
 @triton.jit
 @no_type_check
-def own_entries(blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows,
-                OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
-                CHUNK: tl.constexpr):
+def own_entries(
+    blocks_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    list_heads,
+    chunks,
+    entry_rows,
+    count_rows,
+    OTHERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """A program's CHUNK entries and their blocks, and where its sequence's entries and counts lie."""
     unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     entry = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
     stride = list_heads * (OTHERS + 1)
-    block = chosen_blocks(blocks_ptr + query_start * stride + head * (OTHERS + 1), entry,
-                          entry < (keys - first_query) * OTHERS, first_query, seen, stride, OTHERS, BLOCK_SIZE)
+    block = chosen_blocks(
+        blocks_ptr + query_start * stride + head * (OTHERS + 1),
+        entry,
+        entry < (keys - first_query) * OTHERS,
+        first_query,
+        seen,
+        stride,
+        OTHERS,
+        BLOCK_SIZE,
+    )
     entries = head * entry_rows + query_start * OTHERS
     return entry, block, entries, head * count_rows + key_start // BLOCK_SIZE + number
 
@@ -61,14 +81,38 @@ def own_entries(blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_he
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_rank(
-    blocks_ptr, ranks_ptr, counts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows,
-    count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
+    blocks_ptr,
+    ranks_ptr,
+    counts_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    list_heads,
+    chunks,
+    entry_rows,
+    count_rows,
+    OTHERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """A program: CHUNK entries; the counts were 0."""
     entry, block, entries, counts = own_entries(
-        blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
-        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+        blocks_ptr,
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        list_heads,
+        chunks,
+        entry_rows,
+        count_rows,
+        OTHERS,
+        BLOCK_SIZE,
+        HAS_TARGETS,
+        HAS_CACHE,
+        CHUNK,
+    )
     rank = tl.atomic_add(counts_ptr + counts + block, 1, mask=block >= 0, sem="relaxed")
     tl.store(ranks_ptr + entries + entry, rank, mask=block >= 0)
 
@@ -76,16 +120,30 @@ def hstu_bsa_rank(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_place(
-    counts_ptr, starts_ptr, tiles_ptr, num_tiles_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads,
-    count_rows, tile_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    counts_ptr,
+    starts_ptr,
+    tiles_ptr,
+    num_tiles_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    list_heads,
+    count_rows,
+    tile_rows,
+    OTHERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """A program: one sequence (and head)."""
     unit = tl.program_id(0)
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
     key_start, query_start, _, _, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     whole = seen // BLOCK_SIZE
     row = head * count_rows + key_start // BLOCK_SIZE + number
     tiles = tiles_ptr + (head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
@@ -112,14 +170,39 @@ def hstu_bsa_place(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_scatter(
-    blocks_ptr, ranks_ptr, starts_ptr, entries_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
-    entry_rows, count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr,
+    blocks_ptr,
+    ranks_ptr,
+    starts_ptr,
+    entries_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    list_heads,
+    chunks,
+    entry_rows,
+    count_rows,
+    OTHERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """A program: CHUNK entries."""
     entry, block, entries, starts = own_entries(
-        blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
-        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+        blocks_ptr,
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        list_heads,
+        chunks,
+        entry_rows,
+        count_rows,
+        OTHERS,
+        BLOCK_SIZE,
+        HAS_TARGETS,
+        HAS_CACHE,
+        CHUNK,
+    )
     rank = tl.load(ranks_ptr + entries + entry, mask=block >= 0, other=0)
     start = tl.load(starts_ptr + starts + block, mask=block >= 0, other=0)
     tl.store(entries_ptr + entries + start + rank, entry, mask=block >= 0)
@@ -127,15 +210,28 @@ def hstu_bsa_scatter(
 
 @triton.jit
 @no_type_check
-def own_places(starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows,
-               OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
-               CHUNK: tl.constexpr):
+def own_places(
+    starts_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    list_heads,
+    chunks,
+    entry_rows,
+    count_rows,
+    OTHERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """A program's CHUNK places and how many its sequence's lists have, where their entries, starts and blocks lie."""
     unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
     key_start, query_start, _, _, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     starts = starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
     place = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
     rows = (query_start * list_heads + head) * (OTHERS + 1)
@@ -153,14 +249,41 @@ def listed_blocks(blocks_ptr, entry, mask, list_heads, OTHERS: tl.constexpr):
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_sort(
-    blocks_ptr, entries_ptr, pieces_ptr, starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
-    entry_rows, count_rows, slot_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+    blocks_ptr,
+    entries_ptr,
+    pieces_ptr,
+    starts_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    list_heads,
+    chunks,
+    entry_rows,
+    count_rows,
+    slot_rows,
+    OTHERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """A program: one piece.  A key is block slot_rows + entry, of 64 bits if WIDE."""
     place, listed, base, _starts, rows = own_places(
-        starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
-        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+        starts_ptr,
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        list_heads,
+        chunks,
+        entry_rows,
+        count_rows,
+        OTHERS,
+        BLOCK_SIZE,
+        HAS_TARGETS,
+        HAS_CACHE,
+        CHUNK,
+    )
     if tl.min(place, 0) >= listed:
         return
     mask = place < listed
@@ -176,14 +299,40 @@ def hstu_bsa_sort(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_merge(
-    blocks_ptr, pieces_ptr, ordered_ptr, starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks,
-    entry_rows, count_rows, OTHERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
+    blocks_ptr,
+    pieces_ptr,
+    ordered_ptr,
+    starts_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    list_heads,
+    chunks,
+    entry_rows,
+    count_rows,
+    OTHERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEPS: tl.constexpr,
 ):
     """A program: the entries of one piece; a search of STEPS steps has CHUNK + 1 outcomes."""
     place, listed, base, starts, rows = own_places(
-        starts_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, list_heads, chunks, entry_rows, count_rows, OTHERS,
-        BLOCK_SIZE, HAS_TARGETS, HAS_CACHE, CHUNK)
+        starts_ptr,
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        list_heads,
+        chunks,
+        entry_rows,
+        count_rows,
+        OTHERS,
+        BLOCK_SIZE,
+        HAS_TARGETS,
+        HAS_CACHE,
+        CHUNK,
+    )
     if tl.min(place, 0) >= listed:
         return
     mask = place < listed

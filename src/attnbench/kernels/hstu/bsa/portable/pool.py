@@ -22,8 +22,16 @@ from attnbench.kernels.shared.rows import load_rows
 
 @triton.jit
 @no_type_check
-def block_mean(base, mean, stride, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-               ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
+def block_mean(
+    base,
+    mean,
+    stride,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
     """Mean of BLOCK_SIZE rows; ROWS at a time are added up, so that a thread adds its own before any other's."""
     total = tl.zeros([ROWS, BLOCK_DIM], tl.float32)
     for start in range(0, BLOCK_SIZE, ROWS * AT_ONCE):
@@ -36,24 +44,59 @@ def block_mean(base, mean, stride, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, B
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_pool(
-    k_ptr, v_ptr, means_k_ptr, means_v_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr,
-    k_row, k_head, v_row, v_head, heads, blocks, mean_rows,
-    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr,
-    ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
+    k_ptr,
+    v_ptr,
+    means_k_ptr,
+    means_v_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    heads,
+    blocks,
+    mean_rows,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     """A program: one block of keys and of values."""
     unit = tl.program_id(0) // blocks
     block = tl.program_id(0) - unit * blocks
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    key_start, _, _, _, _, seen = sequence(offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False,
-                                           HAS_TARGETS, HAS_CACHE)
+    key_start, _, _, _, _, seen = sequence(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     if block >= seen // BLOCK_SIZE:
         return
     key = key_start + block * BLOCK_SIZE
     mean = head * mean_rows + key_start // BLOCK_SIZE + block
-    block_mean(k_ptr + key * k_row + head * k_head, means_k_ptr + mean * ATTN_DIM, k_row, ATTN_DIM, BLOCK_D,
-               BLOCK_SIZE, ROWS, AT_ONCE)
-    block_mean(v_ptr + key * v_row + head * v_head, means_v_ptr + mean * LINEAR_DIM, v_row, LINEAR_DIM, BLOCK_V,
-               BLOCK_SIZE, ROWS, AT_ONCE)
+    block_mean(
+        k_ptr + key * k_row + head * k_head,
+        means_k_ptr + mean * ATTN_DIM,
+        k_row,
+        ATTN_DIM,
+        BLOCK_D,
+        BLOCK_SIZE,
+        ROWS,
+        AT_ONCE,
+    )
+    block_mean(
+        v_ptr + key * v_row + head * v_head,
+        means_v_ptr + mean * LINEAR_DIM,
+        v_row,
+        LINEAR_DIM,
+        BLOCK_V,
+        BLOCK_SIZE,
+        ROWS,
+        AT_ONCE,
+    )

@@ -43,8 +43,9 @@ def ranking_rows(rows, position, seen):
 
 @triton.jit
 @no_type_check
-def rank_tile(best, scores, start, local, ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr,
-              MASKED: tl.constexpr):
+def rank_tile(
+    best, scores, start, local, ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr, MASKED: tl.constexpr
+):
     """Fold the scores [ROWS, BLOCKS] of blocks before the local one into the lists."""
     keys = keys_of(scores, start, BLOCKS, BITS)
     if MASKED:
@@ -54,10 +55,29 @@ def rank_tile(best, scores, start, local, ROWS: tl.constexpr, BLOCKS: tl.constex
 
 @triton.jit
 @no_type_check
-def coarse_tile(acc, best, q, ranker, means_k, means_v, start, whole, visible, local, half_alpha,
-                ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-                ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr, TANH: tl.constexpr,
-                MASKED: tl.constexpr):
+def coarse_tile(
+    acc,
+    best,
+    q,
+    ranker,
+    means_k,
+    means_v,
+    start,
+    whole,
+    visible,
+    local,
+    half_alpha,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BITS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    TANH: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Weigh and rank the blocks from `start` on."""
     means = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, not MASKED)
     scores = tl.dot(q, tl.trans(means), input_precision="ieee")
@@ -75,18 +95,46 @@ def coarse_tile(acc, best, q, ranker, means_k, means_v, start, whole, visible, l
 
 @triton.jit
 @no_type_check
-def near_sum(acc, q, k_base, v_base, start, queries, first_query, seen, of_local, of_window, k_row, v_row, half_alpha,
-             ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-             BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-             TANH: tl.constexpr, HAS_TARGETS: tl.constexpr):
+def near_sum(
+    acc,
+    q,
+    k_base,
+    v_base,
+    start,
+    queries,
+    first_query,
+    seen,
+    of_local,
+    of_window,
+    k_row,
+    v_row,
+    half_alpha,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    TANH: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+):
     """Add the keys that the local and the sliding branch see, for the queries from `start` on."""
     rows = start + tl.arange(0, ROWS)
     position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
     end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
     for key in range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS):
         k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
-        in_local, in_window = near_masks((key + tl.arange(0, KEYS))[None, :], position[:, None], stand[:, None],
-                                         local[:, None], seen, WINDOW, BLOCK_SIZE)
+        in_local, in_window = near_masks(
+            (key + tl.arange(0, KEYS))[None, :],
+            position[:, None],
+            stand[:, None],
+            local[:, None],
+            seen,
+            WINDOW,
+            BLOCK_SIZE,
+        )
         weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
         weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
         v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
@@ -105,12 +153,45 @@ def near_sum(acc, q, k_base, v_base, start, queries, first_query, seen, of_local
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_select(
-    q_ptr, k_ptr, v_ptr, means_k_ptr, means_v_ptr, gates_ptr, out_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr,
-    num_targets_ptr, q_row, q_head, k_row, k_head, v_row, v_head, heads, tiles, mean_rows, half_alpha, scale,
-    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, COUNTS: tl.constexpr, GATES: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, SHARED: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr, KEYS: tl.constexpr, BITS: tl.constexpr, TANH: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    means_k_ptr,
+    means_v_ptr,
+    gates_ptr,
+    out_ptr,
+    blocks_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    heads,
+    tiles,
+    mean_rows,
+    half_alpha,
+    scale,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    COUNTS: tl.constexpr,
+    GATES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    SHARED: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    KEYS: tl.constexpr,
+    BITS: tl.constexpr,
+    TANH: tl.constexpr,
 ):
     """A program: one tile of queries of one pair, the longest rows first."""
     # Which tile: of a pair of sequence and head the longest rows first.
@@ -119,7 +200,8 @@ def hstu_bsa_select(
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     queries = keys - first_query
     start = tile * ROWS
     if start >= queries:
@@ -144,43 +226,142 @@ def hstu_bsa_select(
     split = of_first // BLOCKS * BLOCKS
     end = complete_seen(last, seen, BLOCK_SIZE)
     for block in range(0, split, BLOCKS):
-        acc, best = coarse_tile(acc, best, q, ranker, means_k, means_v, block, whole, visible, local, half_alpha,
-                                ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, ROWS, BLOCKS, BITS, PAIRS, TANH, False)
+        acc, best = coarse_tile(
+            acc,
+            best,
+            q,
+            ranker,
+            means_k,
+            means_v,
+            block,
+            whole,
+            visible,
+            local,
+            half_alpha,
+            ATTN_DIM,
+            LINEAR_DIM,
+            BLOCK_D,
+            BLOCK_V,
+            ROWS,
+            BLOCKS,
+            BITS,
+            PAIRS,
+            TANH,
+            False,
+        )
     for block in range(split, end, BLOCKS):
-        acc, best = coarse_tile(acc, best, q, ranker, means_k, means_v, block, whole, visible, local, half_alpha,
-                                ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, ROWS, BLOCKS, BITS, PAIRS, TANH, True)
+        acc, best = coarse_tile(
+            acc,
+            best,
+            q,
+            ranker,
+            means_k,
+            means_v,
+            block,
+            whole,
+            visible,
+            local,
+            half_alpha,
+            ATTN_DIM,
+            LINEAR_DIM,
+            BLOCK_D,
+            BLOCK_V,
+            ROWS,
+            BLOCKS,
+            BITS,
+            PAIRS,
+            TANH,
+            True,
+        )
 
     if not SHARED:
-        store_blocks(blocks_ptr + (query_start * heads + head) * COUNTS, best, rows, queries, first_query, seen,
-                     COUNTS, BLOCK_SIZE, BITS, heads * COUNTS)
+        store_blocks(
+            blocks_ptr + (query_start * heads + head) * COUNTS,
+            best,
+            rows,
+            queries,
+            first_query,
+            seen,
+            COUNTS,
+            BLOCK_SIZE,
+            BITS,
+            heads * COUNTS,
+        )
 
     gate = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
     of_local = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 1, GATES)
     of_window = of_local
     if WINDOW > 0:
         of_window = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 2, GATES)
-    acc = near_sum(acc * (gate * BLOCK_SIZE)[:, None], q, k_ptr + key_start * k_row + head * k_head,
-                   v_ptr + key_start * v_row + head * v_head, start, queries, first_query, seen, of_local, of_window,
-                   k_row, v_row, half_alpha, ATTN_DIM, LINEAR_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, WINDOW, ROWS, KEYS,
-                   TANH, HAS_TARGETS)
+    acc = near_sum(
+        acc * (gate * BLOCK_SIZE)[:, None],
+        q,
+        k_ptr + key_start * k_row + head * k_head,
+        v_ptr + key_start * v_row + head * v_head,
+        start,
+        queries,
+        first_query,
+        seen,
+        of_local,
+        of_window,
+        k_row,
+        v_row,
+        half_alpha,
+        ATTN_DIM,
+        LINEAR_DIM,
+        BLOCK_D,
+        BLOCK_V,
+        BLOCK_SIZE,
+        WINDOW,
+        ROWS,
+        KEYS,
+        TANH,
+        HAS_TARGETS,
+    )
     out_row = heads * LINEAR_DIM
-    store_rows(out_ptr + query_start * out_row + head * LINEAR_DIM, start, queries, out_row, acc * scale, LINEAR_DIM,
-               ROWS, BLOCK_V)
+    store_rows(
+        out_ptr + query_start * out_row + head * LINEAR_DIM,
+        start,
+        queries,
+        out_row,
+        acc * scale,
+        LINEAR_DIM,
+        ROWS,
+        BLOCK_V,
+    )
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_bsa_select_shared(
-    q_ptr, means_k_ptr, blocks_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, q_row, q_head, heads, tiles,
-    mean_rows, ATTN_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTS: tl.constexpr,
-    HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    q_ptr,
+    means_k_ptr,
+    blocks_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    q_row,
+    q_head,
+    heads,
+    tiles,
+    mean_rows,
+    ATTN_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    COUNTS: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     BITS: tl.constexpr,
 ):
     """A program: one tile of queries of one sequence, through all heads for each tile of blocks."""
     number = tl.program_id(0) // tiles
     tile = tiles - 1 - (tl.program_id(0) - number * tiles)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    )
     queries = keys - first_query
     start = tile * ROWS
     if start >= queries:
@@ -197,11 +378,21 @@ def hstu_bsa_select_shared(
             scores = tl.zeros([ROWS, BLOCKS], tl.float32)
             for head in range(heads):
                 wide = tl.cast(head, tl.int64)
-                q = gather_rows(q_ptr + query_start * q_row + wide * q_head, rankers, rows < queries, q_row, ATTN_DIM,
-                                BLOCK_D)
-                means = load_rows(means_k_ptr + (wide * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM, block, end,
-                                  ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
+                q = gather_rows(
+                    q_ptr + query_start * q_row + wide * q_head, rankers, rows < queries, q_row, ATTN_DIM, BLOCK_D
+                )
+                means = load_rows(
+                    means_k_ptr + (wide * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM,
+                    block,
+                    end,
+                    ATTN_DIM,
+                    ATTN_DIM,
+                    BLOCKS,
+                    BLOCK_D,
+                    False,
+                )
                 scores = tl.dot(q, tl.trans(means), scores, input_precision="ieee")
             best = rank_tile(best, scores, block, local, ROWS, BLOCKS, BITS, True)
-    store_blocks(blocks_ptr + query_start * COUNTS, best, rows, queries, first_query, seen, COUNTS, BLOCK_SIZE, BITS,
-                 COUNTS)
+    store_blocks(
+        blocks_ptr + query_start * COUNTS, best, rows, queries, first_query, seen, COUNTS, BLOCK_SIZE, BITS, COUNTS
+    )

@@ -110,8 +110,9 @@ def produce(producer):
             rings.q.fill(count, producer.q_desc, tile.query_start, queries, at, tile.head)
             if count == 0:
                 for which in gl.static_range(2):
-                    rings.v.fill(which, producer.v_desc, tile.key_start, tile.keys, tile.start + which * ROWS,
-                                 tile.head)
+                    rings.v.fill(
+                        which, producer.v_desc, tile.key_start, tile.keys, tile.start + which * ROWS, tile.head
+                    )
             rings.dout.fill(count, producer.dout_desc, tile.query_start, queries, at, tile.head)
 
 
@@ -158,8 +159,16 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
     dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, [scores])
     if (tile < work.whole) | (tile >= work.split):
-        scores = hide(scores, consumer.hidden, work.start + (WARPGROUP + zero) * ROWS, tile * ROWS, work.prefix,
-                      work.seen, mask, False)
+        scores = hide(
+            scores,
+            consumer.hidden,
+            work.start + (WARPGROUP + zero) * ROWS,
+            tile * ROWS,
+            work.prefix,
+            work.seen,
+            mask,
+            False,
+        )
     weights, slope = silu_and_slope(scores, consumer.half_alpha, consumer.APPROXIMATE)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
     dweights = warpgroup_mma_wait(1, [dweights])
@@ -180,8 +189,11 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
     mine.store(part)
     fence_async_shared()
     sync_warps()
-    add_tile(consumer.dq_desc, coordinates(work.query_start, work.keys, tile * ROWS, work.head, WARPGROUP * HALF),
-             consumer.staging.index(WARPGROUP))
+    add_tile(
+        consumer.dq_desc,
+        coordinates(work.query_start, work.keys, tile * ROWS, work.head, WARPGROUP * HALF),
+        consumer.staging.index(WARPGROUP),
+    )
     dk = warpgroup_mma_wait(0, [dk])
     rings.q.release(count)
     return dk, dv
@@ -213,30 +225,60 @@ def consume(consumer, WARPGROUP: gl.constexpr):
         # Gradients leave from where keys and values were.
         flat(rings.v.tiles.index(WARPGROUP)).store((dv * consumer.dv_scale).to(consumer.dv_desc.dtype))
         flat(rings.k.tiles.index(WARPGROUP)).store(
-            (dk * (consumer.half_alpha * consumer.dv_scale)).to(consumer.dk_desc.dtype))
+            (dk * (consumer.half_alpha * consumer.dv_scale)).to(consumer.dk_desc.dtype)
+        )
         fence_async_shared()
         sync_warps()
-        store_tile(consumer.dv_desc, coordinates(tile.key_start, tile.keys, key, tile.head),
-                   rings.v.tiles.index(WARPGROUP))
-        store_tile(consumer.dk_desc, coordinates(tile.key_start, tile.keys, key, tile.head),
-                   rings.k.tiles.index(WARPGROUP))
+        store_tile(
+            consumer.dv_desc, coordinates(tile.key_start, tile.keys, key, tile.head), rings.v.tiles.index(WARPGROUP)
+        )
+        store_tile(
+            consumer.dk_desc, coordinates(tile.key_start, tile.keys, key, tile.head), rings.k.tiles.index(WARPGROUP)
+        )
         tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_hopper_backward(
-    q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, dq_desc, offsets_ptr, offsets_q_ptr,
-    num_targets_ptr, half_alpha, hidden, dv_scale, heads, pairs, tiles, group, contextual_len, window,
-    CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr, STAGES: gl.constexpr, APPROXIMATE: gl.constexpr,
+    q_desc,
+    k_desc,
+    v_desc,
+    dout_desc,
+    dk_desc,
+    dv_desc,
+    dq_desc,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    half_alpha,
+    hidden,
+    dv_scale,
+    heads,
+    pairs,
+    tiles,
+    group,
+    contextual_len,
+    window,
+    CAUSAL: gl.constexpr,
+    HAS_PREFIX: gl.constexpr,
+    HAS_TARGETS: gl.constexpr,
+    HAS_WINDOW: gl.constexpr,
+    HAS_CACHE: gl.constexpr,
+    STAGES: gl.constexpr,
+    APPROXIMATE: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
     mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles,
-                          group, HAS_CACHE)
-    rings = BackwardRings(allocate_ring(q_desc, STAGES, 2), allocate_ring(k_desc, 2, 1), allocate_ring(v_desc, 2, 1),
-                          allocate_ring(dout_desc, STAGES, 2))
+    problem = GridProblem(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, HAS_CACHE
+    )
+    rings = BackwardRings(
+        allocate_ring(q_desc, STAGES, 2),
+        allocate_ring(k_desc, 2, 1),
+        allocate_ring(v_desc, 2, 1),
+        allocate_ring(dout_desc, STAGES, 2),
+    )
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, ROWS], q_desc.dtype)
     dscores = gl.allocate_shared_memory(q_desc.dtype, [2, 2 * ROWS, ROWS], LAYOUT)
     staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
@@ -244,17 +286,33 @@ def hstu_hopper_backward(
     done = allocate_barriers(1, 2).index(0)
     fence_async_shared()
     producer = BackwardProducer(q_desc, k_desc, v_desc, dout_desc, rings, problem)
-    consumer = Consumer(dk_desc, dv_desc, dq_desc, rings, dscores, staging, filled, done, problem, half_alpha, hidden,
-                        dv_scale, APPROXIMATE)
-    gl.warp_specialize([
-        (consume, (consumer, 0)),
-        (consume, (consumer, 1)),
-        (produce, (producer,)),
-    ], [4, 1], [240, 24])
+    consumer = Consumer(
+        dk_desc,
+        dv_desc,
+        dq_desc,
+        rings,
+        dscores,
+        staging,
+        filled,
+        done,
+        problem,
+        half_alpha,
+        hidden,
+        dv_scale,
+        APPROXIMATE,
+    )
+    gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])
 
 
 def launch_hopper_backward(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, sums: Tensor, dk: Tensor, dv: Tensor, problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    sums: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    problem: Problem,
     config: ColumnConfig,
 ) -> None:
     """Compute dk and dv, and add dQ's parts, without their factor α / 2N, to `sums`; waits for nothing.
@@ -281,22 +339,49 @@ def launch_hopper_backward(
     if tiles * pairs == 0 or not q.numel():
         return
     _refuse({"q": q, "k": k, "v": v, "dout": dout, "dq": sums, "dk": dk, "dv": dv}, problem, config)
-    kernel, described = _wide(q, k, v, dout, dk, dv, sums) if max(attn_dim, linear_dim) > 128 else (
-        hstu_hopper_backward, _described(q, k, v, dout, dk, dv, sums))
+    kernel, described = (
+        _wide(q, k, v, dout, dk, dv, sums)
+        if max(attn_dim, linear_dim) > 128
+        else (hstu_hopper_backward, _described(q, k, v, dout, dk, dv, sums))
+    )
     reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
     kernel[(tiles * pairs,)](
-        *described, problem.offsets, problem.offsets_q, problem.num_targets,
-        problem.alpha / 2, 2 * HIDDEN / problem.alpha if problem.alpha else 0.0, 1 / problem.scaling_seqlen, heads,
-        pairs, tiles, group_of(reread, config.section_mib, pairs), problem.contextual_len, problem.max_attn_len or 0,
-        **problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh", num_warps=4)
+        *described,
+        problem.offsets,
+        problem.offsets_q,
+        problem.num_targets,
+        problem.alpha / 2,
+        2 * HIDDEN / problem.alpha if problem.alpha else 0.0,
+        1 / problem.scaling_seqlen,
+        heads,
+        pairs,
+        tiles,
+        group_of(reread, config.section_mib, pairs),
+        problem.contextual_len,
+        problem.max_attn_len or 0,
+        **problem.flags(),
+        STAGES=config.stages,
+        APPROXIMATE=config.silu == "tanh",
+        num_warps=4,
+    )
 
 
 def _described(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, sums: Tensor) -> list[Any]:
     """Tiles of 64 rows; of `sums` half the columns."""
     block_d, block_v = (max(32, block_of(x.shape[2])) for x in (q, v))
     half = block_d // 2
-    described = [rows_of(x, ROWS.value, width) for x, width in (
-        (q, block_d), (k, block_d), (v, block_v), (dout, block_v), (dk, block_d), (dv, block_v), (sums, half))]
+    described = [
+        rows_of(x, ROWS.value, width)
+        for x, width in (
+            (q, block_d),
+            (k, block_d),
+            (v, block_v),
+            (dout, block_v),
+            (dk, block_d),
+            (dv, block_v),
+            (sums, half),
+        )
+    ]
     for x in described[1], described[4]:
         # Halves of the columns are tiles only of what is swizzled by no more than a half.
         x.layout = gl.NVMMASharedLayout(min(128, 2 * half), 16, 5)
@@ -306,21 +391,40 @@ def _described(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Te
 def _wide(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, sums: Tensor) -> tuple[Any, list[Any]]:
     """The kernel for over 128 dims, and tiles of 64 rows and half the columns; of `sums` a piece of them."""
     half_d, half_v = (max(64, block_of(x.shape[2]) // 2) for x in (q, v))
-    return wide.hstu_hopper_backward_wide, [rows_of(x, ROWS.value, width) for x, width in (
-        (q, half_d), (k, half_d), (v, half_v), (dout, half_v), (dk, half_d), (dv, half_v), (sums, wide.PIECE.value))]
+    return wide.hstu_hopper_backward_wide, [
+        rows_of(x, ROWS.value, width)
+        for x, width in (
+            (q, half_d),
+            (k, half_d),
+            (v, half_v),
+            (dout, half_v),
+            (dk, half_d),
+            (dv, half_v),
+            (sums, wide.PIECE.value),
+        )
+    ]
 
 
 def _refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) -> None:
     """Refuse what this kernel cannot run: it was asked for by name, and another one is not what was asked for."""
     q, v = given["q"], given["v"]
-    fault = hopper_columns_fault(config, capability=capability_of(q), item_bytes=q.element_size(),
-                                 attn_dim=q.shape[2], linear_dim=v.shape[2])
+    fault = hopper_columns_fault(
+        config, capability=capability_of(q), item_bytes=q.element_size(), attn_dim=q.shape[2], linear_dim=v.shape[2]
+    )
     if fault:
         raise wrong("columns.order", config.order, fault, "another order")
     for name, x in given.items():
         if not is_rows(x):
-            raise wrong(f"{name}.stride", x.stride(), f"is no multiple of 16 bytes, as order={config.order} needs",
-                        "an aligned tensor, or another order")
+            raise wrong(
+                f"{name}.stride",
+                x.stride(),
+                f"is no multiple of 16 bytes, as order={config.order} needs",
+                "an aligned tensor, or another order",
+            )
     if 0 < abs(problem.alpha) < LEAST_ALPHA:
-        raise wrong("alpha", problem.alpha, f"is too small for order={config.order}",
-                    f"at least {LEAST_ALPHA}, 0, or another order")
+        raise wrong(
+            "alpha",
+            problem.alpha,
+            f"is too small for order={config.order}",
+            f"at least {LEAST_ALPHA}, 0, or another order",
+        )

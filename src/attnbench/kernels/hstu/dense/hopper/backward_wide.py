@@ -109,8 +109,9 @@ def multiply_share(keys, zero, ring, count, WARPGROUP: gl.constexpr):
     share = gl.zeros([ROWS, SHARE], gl.float32, LAYOUT)
     for half in gl.static_range(2):
         rows = ring.take(2 * count + half).slice(WARPGROUP * SHARE, SHARE, 0)
-        share = warpgroup_mma(flat(keys.tiles.index(half + zero)), rows.permute([1, 0]), share, use_acc=half > 0,
-                              is_async=True)
+        share = warpgroup_mma(
+            flat(keys.tiles.index(half + zero)), rows.permute([1, 0]), share, use_acc=half > 0, is_async=True
+        )
     return share
 
 
@@ -152,14 +153,27 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
     dweights = multiply_share(rings.v, zero, rings.dout, count, WARPGROUP)
     scores = warpgroup_mma_wait(2, [scores])
     if (tile < work.whole) | (tile >= work.split):
-        scores = hide(scores, consumer.hidden, work.start, work.first_query + tile * ROWS + WARPGROUP * SHARE,
-                      work.prefix, work.seen, mask, False)
+        scores = hide(
+            scores,
+            consumer.hidden,
+            work.start,
+            work.first_query + tile * ROWS + WARPGROUP * SHARE,
+            work.prefix,
+            work.seen,
+            mask,
+            False,
+        )
     weights, slope = silu_and_slope(scores, consumer.half_alpha, consumer.APPROXIMATE)
     exchange_share(weights.to(DTYPE), consumer.weighted.index(slot), consumer.filled.index(2 * slot), phase, WARPGROUP)
     dv = warpgroup_mma(consumer.weighted.index(slot), rings.dout.tile(2 * count + WARPGROUP), dv, is_async=True)
     dweights = warpgroup_mma_wait(1, [dweights])
-    exchange_share((dweights * slope).to(DTYPE), consumer.dscores.index(slot), consumer.filled.index(2 * slot + 1),
-                   phase, WARPGROUP)
+    exchange_share(
+        (dweights * slope).to(DTYPE),
+        consumer.dscores.index(slot),
+        consumer.filled.index(2 * slot + 1),
+        phase,
+        WARPGROUP,
+    )
     # Columns by queries, so that no threads meet in a bank of shared memory when they store them.
     dscores = consumer.dscores.index(slot)
     k = flat(rings.k.tiles.index(WARPGROUP + zero))
@@ -177,8 +191,9 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
         dk, later = warpgroup_mma_wait(0, [dk, later])
         tma.store_wait(0)
         sync_warps()
-        add_piece(later, staging, consumer.dq_desc, work, work.keys - work.first_query, tile * ROWS,
-                  WARPGROUP * HALF + PIECE)
+        add_piece(
+            later, staging, consumer.dq_desc, work, work.keys - work.first_query, tile * ROWS, WARPGROUP * HALF + PIECE
+        )
     else:
         dk = warpgroup_mma_wait(0, [dk])
     rings.q.release(2 * count)
@@ -208,31 +223,64 @@ def consume(consumer, WARPGROUP: gl.constexpr):
         # when it stores its last dS.
         flat(rings.v.tiles.index(WARPGROUP)).store((dv * consumer.dv_scale).to(consumer.dv_desc.dtype))
         flat(rings.k.tiles.index(WARPGROUP)).store(
-            (dk * (consumer.half_alpha * consumer.dv_scale)).to(consumer.dk_desc.dtype))
+            (dk * (consumer.half_alpha * consumer.dv_scale)).to(consumer.dk_desc.dtype)
+        )
         fence_async_shared()
         sync_warps()
-        store_tile(consumer.dv_desc, coordinates(tile.key_start, tile.keys, tile.start, tile.head, WARPGROUP * HALF_V),
-                   rings.v.tiles.index(WARPGROUP))
-        store_tile(consumer.dk_desc, coordinates(tile.key_start, tile.keys, tile.start, tile.head, WARPGROUP * HALF),
-                   rings.k.tiles.index(WARPGROUP))
+        store_tile(
+            consumer.dv_desc,
+            coordinates(tile.key_start, tile.keys, tile.start, tile.head, WARPGROUP * HALF_V),
+            rings.v.tiles.index(WARPGROUP),
+        )
+        store_tile(
+            consumer.dk_desc,
+            coordinates(tile.key_start, tile.keys, tile.start, tile.head, WARPGROUP * HALF),
+            rings.k.tiles.index(WARPGROUP),
+        )
         tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_hopper_backward_wide(
-    q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, dq_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr,
-    half_alpha, hidden, dv_scale, heads, pairs, tiles, group, contextual_len, window,
-    CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr, STAGES: gl.constexpr, APPROXIMATE: gl.constexpr,
+    q_desc,
+    k_desc,
+    v_desc,
+    dout_desc,
+    dk_desc,
+    dv_desc,
+    dq_desc,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    half_alpha,
+    hidden,
+    dv_scale,
+    heads,
+    pairs,
+    tiles,
+    group,
+    contextual_len,
+    window,
+    CAUSAL: gl.constexpr,
+    HAS_PREFIX: gl.constexpr,
+    HAS_TARGETS: gl.constexpr,
+    HAS_WINDOW: gl.constexpr,
+    HAS_CACHE: gl.constexpr,
+    STAGES: gl.constexpr,
+    APPROXIMATE: gl.constexpr,
 ):
-    """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step.
-    """
+    """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step."""
     mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles,
-                          group, HAS_CACHE)
-    rings = BackwardRings(allocate_ring(q_desc, 2 * STAGES, 2), allocate_ring(k_desc, 2, 1),
-                          allocate_ring(v_desc, 2, 1), allocate_ring(dout_desc, 2, 2))
+    problem = GridProblem(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, HAS_CACHE
+    )
+    rings = BackwardRings(
+        allocate_ring(q_desc, 2 * STAGES, 2),
+        allocate_ring(k_desc, 2, 1),
+        allocate_ring(v_desc, 2, 1),
+        allocate_ring(dout_desc, 2, 2),
+    )
     # A share of the columns is a tile: swizzled by no more than a share.
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(2 * SHARE, 16, 2)
     weighted = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
@@ -241,10 +289,19 @@ def hstu_hopper_backward_wide(
     filled = allocate_barriers(4, 2)
     fence_async_shared()
     producer = BackwardProducer(q_desc, k_desc, v_desc, dout_desc, rings, problem)
-    consumer = Consumer(dk_desc, dv_desc, dq_desc, rings, weighted, dscores, staging, filled, problem, half_alpha,
-                        hidden, dv_scale, APPROXIMATE)
-    gl.warp_specialize([
-        (consume, (consumer, 0)),
-        (consume, (consumer, 1)),
-        (produce, (producer,)),
-    ], [4, 1], [240, 24])
+    consumer = Consumer(
+        dk_desc,
+        dv_desc,
+        dq_desc,
+        rings,
+        weighted,
+        dscores,
+        staging,
+        filled,
+        problem,
+        half_alpha,
+        hidden,
+        dv_scale,
+        APPROXIMATE,
+    )
+    gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])

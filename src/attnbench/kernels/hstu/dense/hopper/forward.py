@@ -23,12 +23,7 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.hopper.produce import Producer, Rows, produce
@@ -155,8 +150,9 @@ def part_layout(columns):
     Of every sixteen columns of a row a thread has four; shuffled they are next to one another, and stored at once.
     """
     wide = [[0, 1 << bit] for bit in range(4, columns.bit_length() - 1)]
-    return gl.DistributedLinearLayout([[0, 1], [0, 2], [8, 0], *wide], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
-                                      [[16, 0], [32, 0]], [], [64, columns])
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [8, 0], *wide], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, columns]
+    )
 
 
 @aggregate
@@ -180,8 +176,9 @@ class ToParts:
         rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
         columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, LAYOUT))
         at = (work.query_start + first + rows).to(gl.int64) * self.heads + work.head
-        gl.store(self.parts_ptr + (at * BLOCK_V)[:, None] + columns[None, :], acc,
-                 mask=(first + rows < queries)[:, None])
+        gl.store(
+            self.parts_ptr + (at * BLOCK_V)[:, None] + columns[None, :], acc, mask=(first + rows < queries)[:, None]
+        )
 
 
 @gluon.jit
@@ -195,8 +192,9 @@ def consume(consumer, sink, WARPGROUP: gl.constexpr):
     done = 0
     queue.wait(0)
     while queue.has_work(done):
-        total, unseen, unmasked = read_work(queue, done).tiles_seen(consumer.mask, done, WARPGROUP, consumer.BLOCK_N,
-                                                                    consumer.GROUPS)
+        total, unseen, unmasked = read_work(queue, done).tiles_seen(
+            consumer.mask, done, WARPGROUP, consumer.BLOCK_N, consumer.GROUPS
+        )
         acc = gl.zeros([ROWS, consumer.BLOCK_V], gl.float32, OUT)
         q_ring.wait(done)
         if total > 0:
@@ -216,10 +214,28 @@ def consume(consumer, sink, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def start_warps(q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, counter_ptr, parts, half_alpha, scale,
-                APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr, STAGES: gl.constexpr,
-                ROOM: gl.constexpr, GROUPS: gl.constexpr, DRAWS: gl.constexpr, REGISTERS: gl.constexpr,
-                SPLIT: gl.constexpr):
+def start_warps(
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    parts_ptr,
+    source,
+    problem,
+    counter_ptr,
+    parts,
+    half_alpha,
+    scale,
+    APPROXIMATE: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_V: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROOM: gl.constexpr,
+    GROUPS: gl.constexpr,
+    DRAWS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    SPLIT: gl.constexpr,
+):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup.
 
     Where keys are SPLIT the output goes to `parts_ptr`, else by `out_desc`; the other may be None.
@@ -243,33 +259,84 @@ def start_warps(q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, co
     producer = Producer(q_desc, rings, queue, counter_ptr, parts, BLOCK_N, GROUPS, DRAWS, SPLIT)
     consumer = Consumer(rings, problem.mask, half_alpha, queue, APPROXIMATE, BLOCK_N, BLOCK_V, GROUPS)
     if GROUPS == 2:
-        gl.warp_specialize([
-            (consume, (consumer, sink, 0)),
-            (consume, (consumer, sink, 1)),
-            (produce, (producer, problem, source)),
-        ], [4, 1], [REGISTERS, 24])
+        gl.warp_specialize(
+            [(consume, (consumer, sink, 0)), (consume, (consumer, sink, 1)), (produce, (producer, problem, source))],
+            [4, 1],
+            [REGISTERS, 24],
+        )
     else:
-        gl.warp_specialize([
-            (consume, (consumer, sink, 0)),
-            (consume, (consumer, sink, 1)),
-            (consume, (consumer, sink, 2)),
-            (produce, (producer, problem, source)),
-        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])
+        gl.warp_specialize(
+            [
+                (consume, (consumer, sink, 0)),
+                (consume, (consumer, sink, 1)),
+                (consume, (consumer, sink, 2)),
+                (produce, (producer, problem, source)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, parts_ptr, counter_ptr, offsets_ptr, offsets_q_ptr, num_targets_ptr, half_alpha,
-    scale, heads, pairs, tiles, group, parts, contextual_len, window,
-    CAUSAL: gl.constexpr, HAS_PREFIX: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr, DRAWS: gl.constexpr, REGISTERS: gl.constexpr,
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    parts_ptr,
+    counter_ptr,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    half_alpha,
+    scale,
+    heads,
+    pairs,
+    tiles,
+    group,
+    parts,
+    contextual_len,
+    window,
+    CAUSAL: gl.constexpr,
+    HAS_PREFIX: gl.constexpr,
+    HAS_TARGETS: gl.constexpr,
+    HAS_WINDOW: gl.constexpr,
+    HAS_CACHE: gl.constexpr,
+    APPROXIMATE: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_V: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROOM: gl.constexpr,
+    GROUPS: gl.constexpr,
+    DRAWS: gl.constexpr,
+    REGISTERS: gl.constexpr,
     SPLIT: gl.constexpr,
 ):
     """The output, or where keys are SPLIT its parts, of keys and values that lie as rows."""
     mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-    problem = GridProblem(offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles,
-                          group, HAS_CACHE)
-    start_warps(q_desc, k_desc, v_desc, out_desc, parts_ptr, Rows(k_desc, v_desc), problem, counter_ptr, parts,
-                half_alpha, scale, APPROXIMATE, BLOCK_N, BLOCK_V, STAGES, ROOM, GROUPS, DRAWS, REGISTERS, SPLIT)
+    problem = GridProblem(
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, HAS_CACHE
+    )
+    start_warps(
+        q_desc,
+        k_desc,
+        v_desc,
+        out_desc,
+        parts_ptr,
+        Rows(k_desc, v_desc),
+        problem,
+        counter_ptr,
+        parts,
+        half_alpha,
+        scale,
+        APPROXIMATE,
+        BLOCK_N,
+        BLOCK_V,
+        STAGES,
+        ROOM,
+        GROUPS,
+        DRAWS,
+        REGISTERS,
+        SPLIT,
+    )

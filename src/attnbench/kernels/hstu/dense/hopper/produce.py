@@ -122,13 +122,15 @@ def produce(producer, problem, source):
     count = 0
     done = 0
     while at < items:
-        work, number, head, key_start, has_rows = work_at(at, problem, producer.parts, producer.GROUPS,
-                                                          producer.BLOCK_N, producer.SPLIT)
+        work, number, head, key_start, has_rows = work_at(
+            at, problem, producer.parts, producer.GROUPS, producer.BLOCK_N, producer.SPLIT
+        )
         following = -1
         if has_rows:
             work.publish(producer.queue, done)
-            count, following = load_work(producer, problem.mask, work, source.keys_of(number, key_start, work, head),
-                                         head, count, done)
+            count, following = load_work(
+                producer, problem.mask, work, source.keys_of(number, key_start, work, head), head, count, done
+            )
             done += 1
         if not producer.DYNAMIC:
             following = items

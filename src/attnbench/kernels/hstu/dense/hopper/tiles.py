@@ -53,8 +53,16 @@ class GridProblem:
     @no_type_check
     def sequence_of(self, number):
         """Where the number-th sequence begins and ends, as of `hstu.tiles.sequence`."""
-        return sequence(self.offsets_ptr, self.offsets_q_ptr, self.num_targets_ptr, number, self.contextual_len,
-                        self.mask.HAS_PREFIX, self.mask.HAS_TARGETS, self.HAS_CACHE)
+        return sequence(
+            self.offsets_ptr,
+            self.offsets_q_ptr,
+            self.num_targets_ptr,
+            number,
+            self.contextual_len,
+            self.mask.HAS_PREFIX,
+            self.mask.HAS_TARGETS,
+            self.HAS_CACHE,
+        )
 
 
 @aggregate
@@ -94,9 +102,21 @@ class KeyTile:
     def from_first_query(self):
         """The same with positions counted from the sequence's first query: `keys` is how many queries it has."""
         first = self.first_query
-        return KeyTile(self.head, self.key_start, self.query_start, self.keys - first, first - first,
-                       self.prefix - first, self.seen - first, self.start - first, self.front, self.begin, self.whole,
-                       self.split, self.end)
+        return KeyTile(
+            self.head,
+            self.key_start,
+            self.query_start,
+            self.keys - first,
+            first - first,
+            self.prefix - first,
+            self.seen - first,
+            self.start - first,
+            self.front,
+            self.begin,
+            self.whole,
+            self.split,
+            self.end,
+        )
 
     @gluon.jit
     @no_type_check
@@ -142,8 +162,17 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
     key_start, query_start, keys, first_query, prefix, seen = problem.sequence_of(number)
     start = tile * BLOCK_N
     low, all_low, all_high, high = rows_of_keys(
-        start, gl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen, mask.window, mask.CAUSAL, mask.HAS_PREFIX,
-        mask.HAS_TARGETS, mask.HAS_WINDOW)
+        start,
+        gl.minimum(start + BLOCK_N, keys) - 1,
+        keys,
+        prefix,
+        seen,
+        mask.window,
+        mask.CAUSAL,
+        mask.HAS_PREFIX,
+        mask.HAS_TARGETS,
+        mask.HAS_WINDOW,
+    )
     front = 0
     if mask.HAS_PREFIX:
         front = gl.where(start < seen, (gl.maximum(prefix - first_query, 0) + ROWS - 1) // ROWS, 0)
@@ -154,8 +183,21 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
     # Queries past the last one are zeros and add nothing: a last tile that is not whole needs no mask.
     last = gl.where(all_high == keys, end, gl.maximum(all_high - first_query, 0) // ROWS)
     split = gl.minimum(gl.maximum(last, whole), end)
-    return KeyTile(head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, prefix, seen, start,
-                   front, begin, whole, split, end)
+    return KeyTile(
+        head,
+        key_start.to(gl.int32),
+        query_start.to(gl.int32),
+        keys,
+        first_query,
+        prefix,
+        seen,
+        start,
+        front,
+        begin,
+        whole,
+        split,
+        end,
+    )
 
 
 @gluon.jit
@@ -171,9 +213,27 @@ def hide(scores, hidden, down, across, prefix, seen, mask, ROWS_DOWN: gl.constex
     if mask.CAUSAL and ROWS_DOWN and not (mask.HAS_PREFIX or mask.HAS_TARGETS or mask.HAS_WINDOW):
         see = columns - own < gl.minimum(lines + 1, seen - zero)  # one comparison an element, not two
     elif ROWS_DOWN:
-        see = sees(lines, columns - own, prefix - zero, seen - zero, mask.window, mask.CAUSAL,
-                   mask.HAS_PREFIX, mask.HAS_TARGETS, mask.HAS_WINDOW)
+        see = sees(
+            lines,
+            columns - own,
+            prefix - zero,
+            seen - zero,
+            mask.window,
+            mask.CAUSAL,
+            mask.HAS_PREFIX,
+            mask.HAS_TARGETS,
+            mask.HAS_WINDOW,
+        )
     else:
-        see = sees(columns - own, lines, prefix - zero, seen - zero, mask.window, mask.CAUSAL,
-                   mask.HAS_PREFIX, mask.HAS_TARGETS, mask.HAS_WINDOW)
+        see = sees(
+            columns - own,
+            lines,
+            prefix - zero,
+            seen - zero,
+            mask.window,
+            mask.CAUSAL,
+            mask.HAS_PREFIX,
+            mask.HAS_TARGETS,
+            mask.HAS_WINDOW,
+        )
     return gl.where(see, scores, hidden)

@@ -52,15 +52,44 @@ class Work:
         split = gl.minimum(gl.maximum(self.split, begin), end)
         own = gl.maximum(low - before, 0)
         masked = whole - begin + end - split + gl.maximum(high - before, 0) - own
-        return Work(self.query_start, part * heads + self.head, self.keys, self.first_query, self.seen, self.prefix,
-                    self.start, begin, whole, split, end, self.own + own, masked)
+        return Work(
+            self.query_start,
+            part * heads + self.head,
+            self.keys,
+            self.first_query,
+            self.seen,
+            self.prefix,
+            self.start,
+            begin,
+            whole,
+            split,
+            end,
+            self.own + own,
+            masked,
+        )
 
     @gluon.jit
     @no_type_check
     def publish(self, queue, turn):
         """Publish this as the turn-th item; `read_work` is the other end."""
-        queue.publish(turn, (self.query_start, self.head, self.keys, self.first_query, self.seen, self.prefix,
-                             self.start, self.begin, self.whole, self.split, self.end, self.own, self.masked))
+        queue.publish(
+            turn,
+            (
+                self.query_start,
+                self.head,
+                self.keys,
+                self.first_query,
+                self.seen,
+                self.prefix,
+                self.start,
+                self.begin,
+                self.whole,
+                self.split,
+                self.end,
+                self.own,
+                self.masked,
+            ),
+        )
 
     @gluon.jit
     @no_type_check
@@ -73,8 +102,9 @@ class Work:
     def key_tile(self, index, mask):
         """The index-th tile of keys: the masked ones last."""
         unmasked = self.unmasked()
-        tile = masked_tile(index - unmasked, self.begin, self.whole, self.split, self.end, self.own, mask.HAS_TARGETS,
-                           mask.HAS_WINDOW)
+        tile = masked_tile(
+            index - unmasked, self.begin, self.whole, self.split, self.end, self.own, mask.HAS_TARGETS, mask.HAS_WINDOW
+        )
         return gl.where(index < unmasked, self.whole + index, tile)
 
     @gluon.jit
@@ -95,13 +125,21 @@ class Work:
         first, queries = self.rows_of(done, WARPGROUP, GROUPS)
         last = gl.minimum(first + ROWS, queries) - 1 + self.first_query
         _low, _all_low, _all_high, high = keys_of_rows(
-            first + self.first_query, last, self.prefix, self.seen, mask.window, mask.CAUSAL, mask.HAS_PREFIX,
-            mask.HAS_WINDOW)
+            first + self.first_query,
+            last,
+            self.prefix,
+            self.seen,
+            mask.window,
+            mask.CAUSAL,
+            mask.HAS_PREFIX,
+            mask.HAS_WINDOW,
+        )
         unseen = gl.maximum(gl.minimum(self.end - (high + BLOCK_N - 1) // BLOCK_N, self.end - self.split), 0)
         if mask.HAS_TARGETS:
             # Targets have themselves, in the tiles behind; rows without one have no tile there.
-            unseen = gl.where(last >= self.seen, 0,
-                              unseen + self.masked - (self.whole - self.begin + self.end - self.split))
+            unseen = gl.where(
+                last >= self.seen, 0, unseen + self.masked - (self.whole - self.begin + self.end - self.split)
+            )
         total = self.masked + self.split - self.whole
         unseen = gl.where(first < queries, unseen, total)
         return total - unseen, unseen, self.split - self.whole
@@ -114,10 +152,21 @@ def read_work(queue, turn):
 
     Read anew wherever it is needed: thirteen numbers are more than a thread of three warpgroups has registers for.
     """
-    return Work(queue.number(turn, 0), queue.number(turn, 1), queue.number(turn, 2), queue.number(turn, 3),
-                queue.number(turn, 4), queue.number(turn, 5), queue.number(turn, 6), queue.number(turn, 7),
-                queue.number(turn, 8), queue.number(turn, 9), queue.number(turn, 10), queue.number(turn, 11),
-                queue.number(turn, 12))
+    return Work(
+        queue.number(turn, 0),
+        queue.number(turn, 1),
+        queue.number(turn, 2),
+        queue.number(turn, 3),
+        queue.number(turn, 4),
+        queue.number(turn, 5),
+        queue.number(turn, 6),
+        queue.number(turn, 7),
+        queue.number(turn, 8),
+        queue.number(turn, 9),
+        queue.number(turn, 10),
+        queue.number(turn, 11),
+        queue.number(turn, 12),
+    )
 
 
 @gluon.jit
@@ -143,10 +192,20 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
     first = first_query + start
     last = gl.maximum(gl.minimum(first + ROWS * GROUPS, keys) - 1, 0)  # of no keys nothing is looked at
     begin, whole, split, end, own, masked = tiles_of_rows(
-        gl.maximum(first, first_query), last, prefix, seen, mask.window, mask.CAUSAL, mask.HAS_PREFIX,
-        mask.HAS_TARGETS, mask.HAS_WINDOW, BLOCK_N)
-    work = Work(query_start.to(gl.int32), head, keys, first_query, seen, prefix, start, begin, whole, split, end, own,
-                masked)
+        gl.maximum(first, first_query),
+        last,
+        prefix,
+        seen,
+        mask.window,
+        mask.CAUSAL,
+        mask.HAS_PREFIX,
+        mask.HAS_TARGETS,
+        mask.HAS_WINDOW,
+        BLOCK_N,
+    )
+    work = Work(
+        query_start.to(gl.int32), head, keys, first_query, seen, prefix, start, begin, whole, split, end, own, masked
+    )
     if SPLIT:
         work = work.share(part, parts, problem.heads)
     return work, number, head, key_start.to(gl.int32), after > 0

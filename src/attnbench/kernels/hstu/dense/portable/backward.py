@@ -31,14 +31,25 @@ from attnbench.kernels.hstu.tiles import (
 from attnbench.kernels.shared.rows import add_rows, load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
-
     pass
 
 
 @triton.jit
 @no_type_check
-def fold_rows(dk, dv, q, dout, k, v, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr,
-              MASKED: tl.constexpr, PART: tl.constexpr):
+def fold_rows(
+    dk,
+    dv,
+    q,
+    dout,
+    k,
+    v,
+    see,
+    half_alpha,
+    APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+    PART: tl.constexpr,
+):
     """One tile of rows into dK and dV (or only one of them) of the tile of keys; gives dSᵀ too."""
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
@@ -59,15 +70,59 @@ def fold_rows(dk, dv, q, dout, k, v, see, half_alpha, APPROXIMATE: tl.constexpr,
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_dense_backward_columns(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, q_desc, dout_desc, dq_desc,
-    offsets_ptr, offsets_q_ptr, num_targets_ptr,
-    q_row, q_head, k_row, k_head, v_row, v_head, dout_row, dout_head, dq_row, dq_head, dk_row, dk_head, dv_row,
-    dv_head, half_alpha, dk_scale, dv_scale, heads, pairs, tiles, group, contextual_len, window,
-    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
-    PRECISION: tl.constexpr, ATOMIC: tl.constexpr, TMA: tl.constexpr,
-    MASKED_STAGES: tl.constexpr, PART: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    dq_ptr,
+    dk_ptr,
+    dv_ptr,
+    q_desc,
+    dout_desc,
+    dq_desc,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    dout_row,
+    dout_head,
+    dq_row,
+    dq_head,
+    dk_row,
+    dk_head,
+    dv_row,
+    dv_head,
+    half_alpha,
+    dk_scale,
+    dv_scale,
+    heads,
+    pairs,
+    tiles,
+    group,
+    contextual_len,
+    window,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    TMA: tl.constexpr,
+    MASKED_STAGES: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into the fp32 `dq_ptr`."""
     # Which tile of keys: the first keys are seen by most rows.
@@ -75,7 +130,8 @@ def hstu_dense_backward_columns(
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE
+    )
     queries = keys - first_query
     start = tile * BLOCK_N
     if start >= keys:
@@ -91,8 +147,18 @@ def hstu_dense_backward_columns(
     dv = tl.zeros([1, 1] if PART == "dk" else [BLOCK_N, BLOCK_V], tl.float32)
 
     # In whole tiles of queries: the prefix, then [begin, whole) masked, [whole, split) unmasked, [split, end) masked.
-    low, all_low, all_high, high = rows_of_keys(start, tl.minimum(start + BLOCK_N, keys) - 1, keys, prefix, seen,
-                                                window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    low, all_low, all_high, high = rows_of_keys(
+        start,
+        tl.minimum(start + BLOCK_N, keys) - 1,
+        keys,
+        prefix,
+        seen,
+        window,
+        CAUSAL,
+        HAS_PREFIX,
+        HAS_TARGETS,
+        HAS_WINDOW,
+    )
     front = 0
     if HAS_PREFIX:
         front = tl.where(start < seen, (tl.maximum(prefix - first_query, 0) + BLOCK_M - 1) // BLOCK_M, 0)
@@ -110,8 +176,9 @@ def hstu_dense_backward_columns(
         if ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
             if TMA:
-                dq_desc.atomic_add([tl.cast(query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
-                                   part.reshape(BLOCK_M, 1, BLOCK_D))
+                dq_desc.atomic_add(
+                    [tl.cast(query_start + at, tl.int32), tl.cast(head, tl.int32), 0], part.reshape(BLOCK_M, 1, BLOCK_D)
+                )
             else:
                 add_rows(dq_base, at, queries, dq_row, part, ATTN_DIM, BLOCK_M, BLOCK_D)
     before = front + whole - begin
@@ -129,17 +196,27 @@ def hstu_dense_backward_columns(
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
             add_rows(dq_base, at, queries, dq_row, part, ATTN_DIM, BLOCK_M, BLOCK_D)
     if PART != "dv":
-        store_rows(dk_ptr + key_start * dk_row + head * dk_head, start, keys, dk_row, dk * dk_scale, ATTN_DIM,
-                   BLOCK_N, BLOCK_D)
+        store_rows(
+            dk_ptr + key_start * dk_row + head * dk_head, start, keys, dk_row, dk * dk_scale, ATTN_DIM, BLOCK_N, BLOCK_D
+        )
     if PART != "dk":
-        store_rows(dv_ptr + key_start * dv_row + head * dv_head, start, keys, dv_row, dv * dv_scale, LINEAR_DIM,
-                   BLOCK_N, BLOCK_V)
+        store_rows(
+            dv_ptr + key_start * dv_row + head * dv_head,
+            start,
+            keys,
+            dv_row,
+            dv * dv_scale,
+            LINEAR_DIM,
+            BLOCK_N,
+            BLOCK_V,
+        )
 
 
 @triton.jit
 @no_type_check
-def fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr,
-              MASKED: tl.constexpr):
+def fold_keys(
+    dq, k, v, q, dout, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
+):
     """One tile of keys into dQ of the tile of rows."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     above = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
@@ -153,13 +230,49 @@ def fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE: tl.constexpr, PRE
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_dense_backward_rows(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, k_desc, v_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr,
-    q_row, q_head, k_row, k_head, v_row, v_head, dout_row, dout_head, dq_row, dq_head,
-    half_alpha, dq_scale, heads, pairs, tiles, group, contextual_len, window,
-    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED_STAGES: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    dq_ptr,
+    k_desc,
+    v_desc,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    dout_row,
+    dout_head,
+    dq_row,
+    dq_head,
+    half_alpha,
+    dq_scale,
+    heads,
+    pairs,
+    tiles,
+    group,
+    contextual_len,
+    window,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    MASKED_STAGES: tl.constexpr,
 ):
     """DQ of a tile of rows."""
     # Which tile of rows: the last see most keys.
@@ -167,20 +280,38 @@ def hstu_dense_backward_rows(
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE
+    )
     queries = keys - first_query
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
     q = load_rows(q_ptr + query_start * q_row + head * q_head, start, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)
-    dout = load_rows(dout_ptr + query_start * dout_row + head * dout_head, start, queries, dout_row, LINEAR_DIM,
-                     BLOCK_M, BLOCK_V, False)
+    dout = load_rows(
+        dout_ptr + query_start * dout_row + head * dout_head,
+        start,
+        queries,
+        dout_row,
+        LINEAR_DIM,
+        BLOCK_M,
+        BLOCK_V,
+        False,
+    )
     k_base = k_ptr + key_start * k_row + head * k_head
     v_base = v_ptr + key_start * v_row + head * v_head
     first = first_query + start
     begin, whole, split, end, own, count = tiles_of_rows(
-        first, tl.minimum(first + BLOCK_M, keys) - 1, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
-        HAS_WINDOW, BLOCK_N)
+        first,
+        tl.minimum(first + BLOCK_M, keys) - 1,
+        prefix,
+        seen,
+        window,
+        CAUSAL,
+        HAS_PREFIX,
+        HAS_TARGETS,
+        HAS_WINDOW,
+        BLOCK_N,
+    )
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
@@ -191,17 +322,36 @@ def hstu_dense_backward_rows(
         at = masked_tile(index, begin, whole, split, end, own, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
         k = load_rows(k_base, at, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
         v = load_rows(v_base, at, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
-        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
-                   HAS_WINDOW)
+        see = sees(
+            rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW
+        )
         dq = fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE, PRECISION, True)
-    store_rows(dq_ptr + query_start * dq_row + head * dq_head, start, queries, dq_row, dq * dq_scale, ATTN_DIM,
-               BLOCK_M, BLOCK_D)
+    store_rows(
+        dq_ptr + query_start * dq_row + head * dq_head,
+        start,
+        queries,
+        dq_row,
+        dq * dq_scale,
+        ATTN_DIM,
+        BLOCK_M,
+        BLOCK_D,
+    )
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
-def hstu_dense_backward_round(sum_ptr, dq_ptr, dq_row, dq_head, rows, heads, dq_scale, ATTN_DIM: tl.constexpr,
-                              BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
+def hstu_dense_backward_round(
+    sum_ptr,
+    dq_ptr,
+    dq_row,
+    dq_head,
+    rows,
+    heads,
+    dq_scale,
+    ATTN_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Round what the atomics added up, fp32 [rows = Tq H, D], into dQ."""
     # One wide division a program and narrow ones a row, none an element: this is to be pure traffic.
     first = tl.program_id(0).to(tl.int64) * ROWS

@@ -15,33 +15,57 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu.tiles import (
-    COUNTS,
-    load_whole,
-    masked_tile,
-    sees,
-    sequence,
-    silu,
-    tiles_of_rows,
-)
+from attnbench.kernels.hstu.tiles import COUNTS, load_whole, masked_tile, sees, sequence, silu, tiles_of_rows
 from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
-
     pass
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_dense_forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, k_desc, v_desc, offsets_ptr, offsets_q_ptr, num_targets_ptr,
-    q_row, q_head, k_row, k_head, v_row, v_head, out_row, out_head,
-    half_alpha, scale, heads, pairs, tiles, group, contextual_len, window,
-    ATTN_DIM: tl.constexpr, LINEAR_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CACHE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, APPROXIMATE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
-    MASKED_STAGES: tl.constexpr, AHEAD: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    k_desc,
+    v_desc,
+    offsets_ptr,
+    offsets_q_ptr,
+    num_targets_ptr,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    out_row,
+    out_head,
+    half_alpha,
+    scale,
+    heads,
+    pairs,
+    tiles,
+    group,
+    contextual_len,
+    window,
+    ATTN_DIM: tl.constexpr,
+    LINEAR_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+    HAS_TARGETS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    MASKED_STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """The output of a tile of rows."""
     # Which tile: the longest rows of a section of pairs first.
@@ -49,7 +73,8 @@ def hstu_dense_forward(
     number = pair // heads
     head = pair - number * heads
     key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE)
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE
+    )
     queries = keys - first_query
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
@@ -60,8 +85,9 @@ def hstu_dense_forward(
     q = load_rows(q_base, start, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
     first = first_query + start
     last = tl.minimum(first + BLOCK_M, keys) - 1
-    begin, whole, split, end, own, count = tiles_of_rows(first, last, prefix, seen, window, CAUSAL, HAS_PREFIX,
-                                                         HAS_TARGETS, HAS_WINDOW, BLOCK_N)
+    begin, whole, split, end, own, count = tiles_of_rows(
+        first, last, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, BLOCK_N
+    )
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if AHEAD:
         if whole < split:
@@ -93,8 +119,9 @@ def hstu_dense_forward(
         k = load_rows(k_base, at, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         v = load_rows(v_base, at, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
-        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS,
-                   HAS_WINDOW)
+        see = sees(
+            rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW
+        )
         weights = tl.where(see, silu(scores, half_alpha, APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 

@@ -75,8 +75,18 @@ class Pages:
     def keys_of(self, number, start, work, head):
         """Those of the number-th sequence, whose new rows begin at row `start`."""
         table_ptr = self.indices_ptr + gl.load(self.indptr_ptr + number)
-        return SequencePages(self.pool_desc, self.k_desc, self.v_desc, table_ptr, gl.load(self.cached_ptr + number),
-                             work.first_query, start, work.keys - work.first_query, head, self.PAGE)
+        return SequencePages(
+            self.pool_desc,
+            self.k_desc,
+            self.v_desc,
+            table_ptr,
+            gl.load(self.cached_ptr + number),
+            work.first_query,
+            start,
+            work.keys - work.first_query,
+            head,
+            self.PAGE,
+        )
 
 
 @aggregate
@@ -125,8 +135,12 @@ class SequencePages:
             for box in gl.static_range(BOXES):
                 begin = at + box * BOX
                 slot = (pages[box] * 2 + HALF) * self.PAGE + begin % self.PAGE
-                load_tile(self.pool_desc, coordinates(slot, gl.maximum(gl.minimum(self.cached - begin, BOX), 0), 0,
-                                                      self.head), barrier, stage.slice(box * BOX, BOX, dim=2))
+                load_tile(
+                    self.pool_desc,
+                    coordinates(slot, gl.maximum(gl.minimum(self.cached - begin, BOX), 0), 0, self.head),
+                    barrier,
+                    stage.slice(box * BOX, BOX, dim=2),
+                )
         else:
             ring.fill(count, new_desc, self.start, self.new, at - self.first_new, self.head)
 
@@ -134,15 +148,60 @@ class SequencePages:
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_paged_hopper_forward(
-    q_desc, k_desc, v_desc, pool_desc, out_desc, parts_ptr, counter_ptr, offsets_ptr, cached_ptr, indptr_ptr,
-    indices_ptr, num_targets_ptr, half_alpha, scale, heads, pairs, tiles, group, parts,
-    PAGE: gl.constexpr, HAS_TARGETS: gl.constexpr, APPROXIMATE: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr, STAGES: gl.constexpr, ROOM: gl.constexpr, GROUPS: gl.constexpr, DRAWS: gl.constexpr,
-    REGISTERS: gl.constexpr, SPLIT: gl.constexpr,
+    q_desc,
+    k_desc,
+    v_desc,
+    pool_desc,
+    out_desc,
+    parts_ptr,
+    counter_ptr,
+    offsets_ptr,
+    cached_ptr,
+    indptr_ptr,
+    indices_ptr,
+    num_targets_ptr,
+    half_alpha,
+    scale,
+    heads,
+    pairs,
+    tiles,
+    group,
+    parts,
+    PAGE: gl.constexpr,
+    HAS_TARGETS: gl.constexpr,
+    APPROXIMATE: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_V: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROOM: gl.constexpr,
+    GROUPS: gl.constexpr,
+    DRAWS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):
     """The output, or where keys are SPLIT its parts, of cached keys and values in pages and new ones in rows."""
     mask = Mask(0, True, False, HAS_TARGETS, False)
     problem = PagedProblem(offsets_ptr, cached_ptr, num_targets_ptr, mask, heads, pairs, tiles, group, BLOCK_N)
     source = Pages(pool_desc, k_desc, v_desc, cached_ptr, indptr_ptr, indices_ptr, PAGE)
-    start_warps(q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, counter_ptr, parts, half_alpha, scale,
-                APPROXIMATE, BLOCK_N, BLOCK_V, STAGES, ROOM, GROUPS, DRAWS, REGISTERS, SPLIT)
+    start_warps(
+        q_desc,
+        k_desc,
+        v_desc,
+        out_desc,
+        parts_ptr,
+        source,
+        problem,
+        counter_ptr,
+        parts,
+        half_alpha,
+        scale,
+        APPROXIMATE,
+        BLOCK_N,
+        BLOCK_V,
+        STAGES,
+        ROOM,
+        GROUPS,
+        DRAWS,
+        REGISTERS,
+        SPLIT,
+    )
