@@ -62,6 +62,7 @@ def test_the_shipped_suites_are_those_the_documents_name():
         "hstu-bsa-long",
         "hstu-bsa",
         "hstu-dense",
+        "hstu-serving-pool",
         "hstu-serving-tiers",
         "hstu-serving",
         "minimal",

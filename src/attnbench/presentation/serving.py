@@ -43,6 +43,7 @@ def serving(title: str, records: Sequence[Record]) -> list[Block]:
         Column(TOKENS, "tokens/s", 4),
         Column("hit", "hit %", 4),
         Column("host_hit", "host hit %", 5),
+        Column("evicted", "evicted", 5),
         Column("pool", "pool MiB", 7),
         Column("host_pool", "host pool MiB", 8),
         Column("share", "attention %", 3),
@@ -105,6 +106,7 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
     return cells | {
         "hit": _percent(hit_share(record, "hit_tokens")),
         "host_hit": _percent(hit_share(record, "host_hit_tokens")),
+        "evicted": figures.plain(counters.get("evicted_users")),
         "pool": figures.plain(counters.get("pool_mb")),
         "host_pool": figures.plain(counters.get("host_pool_mb")),
         "share": _percent(share),
