@@ -67,6 +67,7 @@ def test_the_shipped_suites_are_those_the_documents_name():
         "hstu-serving",
         "minimal",
         "overhead",
+        "paged",
         "quant",
         "quick",
         "scenarios",
