@@ -13,6 +13,8 @@ of all sequences.  Takes bf16 and fp16 (fp32 for tests), dims 1 to 256, any stri
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +31,7 @@ from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of
 from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import lies_in_rows
 from attnbench.kernels.shared.tiling import block_of
 
@@ -137,39 +140,96 @@ def _read(
         raise ValueError(f"{WHO}: {name}={given} {why}; the nearest valid one is {near(given)}") from None
 
 
-def _rows_of_grad(grad: Tensor, config: BackwardConfig) -> Tensor:
-    """The output's gradient as the kernels take it: autograd lays it out as it likes, so it is copied where need be."""
+def _takes_grad(grad: Tensor, config: BackwardConfig) -> bool:
+    """Whether the kernels take the output's gradient as it lies: autograd lays it out as it likes."""
     if config.order == "ws":
         from attnbench.kernels.shared.hopper import is_rows
 
-        return grad if is_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
-    return grad if lies_in_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
+        return is_rows(grad)
+    return lies_in_rows(grad)
+
+
+class _Call:
+    """A call without its tensors: the problem, checked, and the launches of both directions."""
+
+    __slots__ = ("backward", "config", "forward", "problem")
+
+    def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
+        self.problem, self.config = replace(problem, cu_seqlens_q=None, cu_seqlens_k=None), backward
+        self.forward = Launches(partial(_run_forward, self.problem, forward))
+        self.backward: Kept[tuple[bool, Launches]] = Kept()
+        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+
+    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
+        """dq, dk and dv of the tensors of `_run_backward`."""
+        key = facts_of(dout, *tensors)
+        found = self.backward.get(key)
+        if found is None:
+            launches = Launches(partial(_run_backward, self.problem, self.config))
+            found = self.backward.keep(key, (not _takes_grad(dout, self.config), launches))
+        copied, launches = found
+        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+
+
+_calls: Kept[_Call] = Kept()
+
+
+def _run_forward(
+    problem: Problem,
+    config: ForwardConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> Results:
+    problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
+    out = empty((*q.shape[:-1], v.shape[-1]), q)
+    lse = empty(lse_shape(q, problem), q, torch.float32)
+    launch_forward(q, k, v, out, lse, problem, config)
+    return out, lse
+
+
+def _run_backward(
+    problem: Problem,
+    config: BackwardConfig,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> Results:
+    problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
+    dq, dk, dv = (empty(x.shape, x) for x in (q, k, v))
+    workspace = workspace_of(q, problem, config)
+    launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config, workspace)
+    return dq, dk, dv
+
+
+def _with_offsets(problem: Problem, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
+    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    return replace(problem, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
 
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig, backward: BackwardConfig
-    ) -> tuple[Tensor, Tensor]:
-        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-        lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            launch_forward(q, k, v, out, lse, problem, forward)
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, call: _Call
+    ) -> Results:
+        out, lse = call.forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.problem, ctx.config = problem, backward
+        ctx.call, ctx.offsets = call, (cu_seqlens_q, cu_seqlens_k)
         ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # lse has none
         return out, lse
 
     @staticmethod
     @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        dout = _rows_of_grad(grads[0], ctx.config)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        with torch.cuda.device_of(q):
-            workspace = workspace_of(q, ctx.problem, ctx.config)
-            launch_backward(q, k, v, out, dout, lse, dq, dk, dv, ctx.problem, ctx.config, workspace)
-        return dq, dk, dv, None, None, None
+        return *ctx.call.gradients(grads[0], *ctx.saved_tensors, *ctx.offsets), None, None, None
 
 
 def flash_attention(
@@ -221,21 +281,34 @@ def flash_attention(
             describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
             `ahead` is refused on sm_90, where it is wrong.
     """
-    problem = problem_of(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=window,
-        scale=scale,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
+    causal, deterministic, scale = bool(causal), bool(deterministic), None if scale is None else float(scale)
+    key = (
+        facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k),
+        exact(causal, scale, max_seqlen_q, max_seqlen_k, deterministic, forward, backward),
+        None if window is None else exact(*window),
     )
-    if validate:
-        check_values(problem, q, k)
-    configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
-    check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
-    out, lse = _FlashAttention.apply(q, k, v, problem, *configs)
+    call = _calls.get(key)
+    if call is None or validate:
+        problem = problem_of(
+            q,
+            k,
+            v,
+            causal=causal,
+            window=window,
+            scale=scale,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+        )
+        if validate:
+            check_values(problem, q, k)
+        configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
+        check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
+        call = _calls.keep(key, _Call(problem, *configs))
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _FlashAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, call)
+    out, lse = call.forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    assert out is not None
+    assert lse is not None
     return out, lse

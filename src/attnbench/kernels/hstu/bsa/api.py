@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,10 +38,13 @@ from attnbench.kernels.hstu.bsa.forward import forward
 from attnbench.kernels.hstu.bsa.plan import (
     SCHEDULES,
     BsaConfig,
+    Shapes,
     backward_shapes,
     changed_config,
     config_fault,
     default_config,
+    forward_shapes,
+    saved_shapes,
 )
 from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
@@ -54,6 +58,7 @@ from attnbench.kernels.hstu.dense.problem import (
 )
 from attnbench.kernels.hstu.dense.problem import WHO as DENSE
 from attnbench.kernels.shared.hopper import is_rows
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import lies_in_rows
 
 __all__ = [
@@ -79,6 +84,8 @@ WHO = "hstu_bsa_attention"
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_BLOCKS = 16
 SELECTIONS = ("head", "shared")
+INPUTS = ("q", "k", "v", "gates", "offsets", "offsets_q", "num_targets")
+"Fields of `BsaTensors`, as the kept launches take them."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +168,68 @@ def problem_of(
     )
 
 
+class _Call:
+    """A call without its tensors: problem, checked, configuration, and the launches of both directions."""
+
+    __slots__ = ("backward", "config", "forward", "problem")
+
+    def __init__(self, problem: BsaProblem, config: BsaConfig) -> None:
+        self.problem, self.config = problem, config
+        self.forward = Launches(partial(_run_forward, problem, config))
+        self.backward: Kept[tuple[bool, Launches]] = Kept()
+        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+
+    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
+        """dq, dk, dv and dgates of the tensors of `_run_backward`."""
+        key = facts_of(dout, *tensors)
+        found = self.backward.get(key)
+        if found is None:
+            launches = Launches(partial(_run_backward, self.problem, self.config))
+            found = self.backward.keep(key, (not lies_in_rows(dout), launches))
+        copied, launches = found
+        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+
+
+_calls: Kept[_Call] = Kept()
+
+
+def _room_for(shapes: Shapes, like: Tensor) -> dict[str, Tensor]:
+    return {name: empty(shape, like, dtype) for name, (shape, dtype) in shapes.items()}
+
+
+def _run_forward(problem: BsaProblem, config: BsaConfig, *given: Tensor | None) -> Results:
+    tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
+    p, q = problem, tensors.q
+    out = empty((p.queries, p.heads, p.linear_dim), q)
+    blocks = empty((p.queries, p.list_heads, p.block_counts), q, torch.int32)
+    saved = _room_for(saved_shapes(p, config), q)
+    forward(tensors.call(p, config, out, blocks, saved | _room_for(forward_shapes(p, config), q)))
+    return out, blocks, *saved.values()
+
+
+def _run_backward(
+    problem: BsaProblem, config: BsaConfig, dout: Tensor, blocks: Tensor, *given: Tensor | None
+) -> Results:
+    tensors = BsaTensors(**dict(zip(INPUTS, given, strict=False)))
+    p, q = problem, tensors.q
+    saved = dict(zip(saved_shapes(p, config), given[len(INPUTS) :], strict=True))
+    dq, dk, dv = (empty(x.shape, x) for x in (q, tensors.k, tensors.v))
+    dgates = None if tensors.gates is None else empty(tensors.gates.shape, tensors.gates)
+    backward(
+        BsaGradients(
+            # The backward reads no output; `blocks` stands where it would.
+            call=tensors.call(p, config, blocks, blocks, saved),
+            dout=dout,
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            dgates=dgates,
+            workspace=_room_for(backward_shapes(p, config), q),
+        )
+    )
+    return dq, dk, dv, dgates
+
+
 class _HstuBsaAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -169,58 +238,23 @@ class _HstuBsaAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         gates: Tensor | None,
-        tensors: BsaTensors,
-        problem: BsaProblem,
-        config: BsaConfig,
-    ) -> tuple[Tensor, Tensor]:
-        p = problem
-        tensors = BsaTensors(
-            q=q,
-            k=k,
-            v=v,
-            gates=gates,
-            offsets=tensors.offsets,
-            offsets_q=tensors.offsets_q,
-            num_targets=tensors.num_targets,
-        )
-        out = torch.empty(p.queries, p.heads, p.linear_dim, dtype=p.dtype, device=q.device)
-        blocks = torch.empty(p.queries, p.list_heads, p.block_counts, dtype=torch.int32, device=q.device)
-        workspace = forward_workspace(p, config, q.device)
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            forward(tensors.call(p, config, out, blocks, workspace))
-        kept = [name for name in ("means_k", "means_v", "entries", "starts") if name in workspace]
-        optional = {
-            name: x for name in ("gates", "offsets_q", "num_targets") if (x := getattr(tensors, name)) is not None
-        }
-        ctx.save_for_backward(q, k, v, tensors.offsets, blocks, *optional.values(), *(workspace[x] for x in kept))
-        ctx.names, ctx.kept, ctx.problem, ctx.config = list(optional), kept, p, config
+        offsets: Tensor,
+        offsets_q: Tensor | None,
+        num_targets: Tensor | None,
+        call: _Call,
+    ) -> Results:
+        given = q, k, v, gates, offsets, offsets_q, num_targets
+        out, blocks, *saved = call.forward(*given)
+        ctx.save_for_backward(blocks, *given, *saved)
+        ctx.call = call
         ctx.mark_non_differentiable(blocks)
+        ctx.set_materialize_grads(False)  # the selection has none
         return out, blocks
 
     @staticmethod
     @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, offsets, blocks, *rest = ctx.saved_tensors
-        optional = dict.fromkeys(("gates", "offsets_q", "num_targets")) | dict(zip(ctx.names, rest, strict=False))
-        workspace = dict(zip(ctx.kept, rest[len(ctx.names) :], strict=True))
-        tensors = BsaTensors(q=q, k=k, v=v, offsets=offsets, **optional)
-        p, config = ctx.problem, ctx.config
-        dout = grads[0] if lies_in_rows(grads[0]) else grads[0].clone(memory_format=torch.contiguous_format)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        dgates = None if tensors.gates is None else torch.empty_like(tensors.gates)
-        grad = BsaGradients(
-            # The backward reads no output; `blocks` stands where it would.
-            call=tensors.call(p, config, blocks, blocks, workspace),
-            dout=dout,
-            dq=dq,
-            dk=dk,
-            dv=dv,
-            dgates=dgates,
-            workspace=allocate(backward_shapes(p, config), q.device),
-        )
-        with torch.cuda.device_of(q):
-            backward(grad)
-        return dq, dk, dv, dgates, None, None, None
+        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None
 
 
 def hstu_bsa_attention(
@@ -275,37 +309,45 @@ def hstu_bsa_attention(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    tensors = BsaTensors(q=q, k=k, v=v, gates=gates, offsets=offsets, offsets_q=offsets_q, num_targets=num_targets)
-    alpha = default_alpha(q) if alpha is None else float(alpha)
-    scaling_seqlen = max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen
-    max_seqlen_q = max_seqlen if max_seqlen_q is None else max_seqlen_q
-    numbers: dict[str, Any] = {
-        "max_seqlen": max_seqlen,
-        "max_seqlen_q": max_seqlen_q,
-        "alpha": alpha,
-        "scaling_seqlen": scaling_seqlen,
-    }
-    check(
-        tensors,
-        **numbers,
-        block_size=block_size,
-        block_counts=block_counts,
-        local_window=local_window,
-        selection=selection,
-        config=config,
-        validate=validate,
+    given = q, k, v, gates, offsets, offsets_q, num_targets
+    key = (
+        facts_of(*given),
+        exact(
+            max_seqlen,
+            block_size,
+            block_counts,
+            local_window,
+            selection,
+            bool(pairs),
+            max_seqlen_q,
+            None if alpha is None else float(alpha),
+            scaling_seqlen,
+            config,
+        ),
     )
-    problem = problem_of(
-        tensors,
-        **numbers,
-        block_size=block_size,
-        block_counts=block_counts,
-        local_window=local_window,
-        selection=selection,
-        pairs=pairs,
-    )
-    config = config or default_config(problem, tensors.capability, rows=tensors.rows)
-    return _HstuBsaAttention.apply(q, k, v, gates, tensors, problem, config)
+    call = _calls.get(key)
+    if call is None or validate:
+        tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
+        numbers: dict[str, Any] = {
+            "max_seqlen": max_seqlen,
+            "max_seqlen_q": max_seqlen if max_seqlen_q is None else max_seqlen_q,
+            "alpha": default_alpha(q) if alpha is None else float(alpha),
+            "scaling_seqlen": max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
+            "block_size": block_size,
+            "block_counts": block_counts,
+            "local_window": local_window,
+            "selection": selection,
+        }
+        check(tensors, **numbers, config=config, validate=validate)
+        problem = problem_of(tensors, **numbers, pairs=pairs)
+        config = config or default_config(problem, tensors.capability, rows=tensors.rows)
+        call = _calls.keep(key, _Call(problem, config))
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4]):
+        return _HstuBsaAttention.apply(*given, call)
+    out, blocks, *_ = call.forward(*given)
+    assert out is not None
+    assert blocks is not None
+    return out, blocks
 
 
 def check(

@@ -15,8 +15,9 @@ fp32, dims 1 to 256, any strides but the last, lengths from 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from attnbench.kernels.hstu.dense.problem import (
     wrong,
 )
 from attnbench.kernels.shared.hopper import is_rows
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import lies_in_rows
 
 __all__ = [
@@ -154,31 +156,83 @@ def _capability(x: Tensor) -> tuple[int, int]:
     return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)
 
 
+TABLE = ("offsets", "offsets_q", "num_targets")
+"Fields of a `Problem` that are tensors."
+
+
+class _Call:
+    """A call without its tensors: the numbers of its problem, checked, and the launches of both directions."""
+
+    __slots__ = ("backward", "config", "forward", "problem_at")
+
+    def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
+        numbers = {name: getattr(problem, name) for name in Problem.__slots__ if name not in TABLE}
+        self.problem_at, self.config = partial(Problem, **numbers), backward
+        self.forward = Launches(partial(_run_forward, self.problem_at, forward))
+        self.backward: Kept[tuple[bool, Launches]] = Kept()
+        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+
+    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
+        """dq, dk and dv of the tensors of `_run_backward`."""
+        key = facts_of(dout, *tensors)
+        found = self.backward.get(key)
+        if found is None:
+            launches = Launches(partial(_run_backward, self.problem_at, self.config))
+            copied = not lies_in_rows(dout) or (self.config.columns.hopper and not is_rows(dout))
+            found = self.backward.keep(key, (copied, launches))
+        copied, launches = found
+        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+
+
+_calls: Kept[_Call] = Kept()
+
+
+def _run_forward(
+    problem_at: Callable[..., Problem], config: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, *table: Tensor | None
+) -> Results:
+    out = empty((q.shape[0], q.shape[1], v.shape[2]), q)
+    launch_forward(q, k, v, out, problem_at(**dict(zip(TABLE, table, strict=True))), config)
+    return (out,)
+
+
+def _run_backward(
+    problem_at: Callable[..., Problem],
+    config: BackwardConfig,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *table: Tensor | None,
+) -> Results:
+    dq, dk, dv = (empty(x.shape, x) for x in (q, k, v))
+    shape = workspace_shape(q, config)
+    workspace = None if shape is None else empty(shape, q, torch.float32)
+    problem = problem_at(**dict(zip(TABLE, table, strict=True)))
+    launch_backward(q, k, v, dout, dq, dk, dv, problem, config, workspace)
+    return dq, dk, dv
+
+
 class _HstuAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig, backward: BackwardConfig
-    ) -> Tensor:
-        out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            launch_forward(q, k, v, out, problem, forward)
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        offsets: Tensor,
+        offsets_q: Tensor | None,
+        num_targets: Tensor | None,
+        call: _Call,
+    ) -> Tensor | None:
+        (out,) = call.forward(q, k, v, offsets, offsets_q, num_targets)
         ctx.save_for_backward(q, k, v)
-        ctx.problem, ctx.config = problem, backward
+        ctx.call, ctx.table = call, (offsets, offsets_q, num_targets)
         return out
 
     @staticmethod
     @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        dout = grads[0]
-        if not lies_in_rows(dout) or (ctx.config.columns.hopper and not is_rows(dout)):
-            dout = dout.clone(memory_format=torch.contiguous_format)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        shape = workspace_shape(q, ctx.config)
-        workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)
-        with torch.cuda.device_of(q):
-            launch_backward(q, k, v, dout, dq, dk, dv, ctx.problem, ctx.config, workspace)
-        return dq, dk, dv, None, None, None
+        return *ctx.call.gradients(grads[0], *ctx.saved_tensors, *ctx.table), None, None, None, None
 
 
 def hstu_attention(
@@ -236,28 +290,72 @@ def hstu_attention(
             Hopper is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot describe;
             no other runs in its place.  Of the backward's some of that comes with the backward.
     """
-    check_types({"q": q, "k": k, "v": v, "offsets": offsets, "offsets_q": offsets_q, "num_targets": num_targets}, alpha)
+    key = (
+        facts_of(q, k, v, offsets, offsets_q, num_targets),
+        exact(
+            max_seqlen,
+            max_seqlen_q,
+            alpha,
+            scaling_seqlen,
+            causal,
+            contextual_len,
+            max_attn_len,
+            bool(deterministic),
+            forward,
+            backward,
+        ),
+    )
+    call = _calls.get(key)
+    if call is None or validate:
+        check_types(
+            {"q": q, "k": k, "v": v, "offsets": offsets, "offsets_q": offsets_q, "num_targets": num_targets}, alpha
+        )
+        problem = Problem(
+            offsets=offsets,
+            offsets_q=offsets_q,
+            num_targets=num_targets,
+            max_seqlen=max_seqlen,
+            max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,
+            alpha=default_alpha(q) if alpha is None else float(alpha),
+            scaling_seqlen=max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
+            causal=causal,
+            contextual_len=contextual_len,
+            max_attn_len=max_attn_len,
+        )
+        check_tensors(q, k, v, problem)
+        if validate:
+            check_values(q, k, v, problem)
+        configs = _configs(q, k, v, problem, forward, backward, deterministic)
+        check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
+        call = _calls.keep(key, _Call(problem, *configs))
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _HstuAttention.apply(q, k, v, offsets, offsets_q, num_targets, call)
+    (out,) = call.forward(q, k, v, offsets, offsets_q, num_targets)
+    assert out is not None
+    return out
+
+
+def _configs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: Problem,
+    forward: ForwardConfig | None,
+    backward: BackwardConfig | None,
+    deterministic: bool,
+) -> tuple[ForwardConfig, BackwardConfig]:
+    """Configurations as given, or the tuned defaults.
+
+    Raises:
+        ValueError: one is of another type, or is not deterministic and was to be.
+    """
     for name, given, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
         if given is not None and not isinstance(given, kind):
             raise wrong(name, repr(given)[:40], f"is of type {type(given).__name__}", f"a {kind.__name__}, or None")
-    problem = Problem(
-        offsets=offsets,
-        offsets_q=offsets_q,
-        num_targets=num_targets,
-        max_seqlen=max_seqlen,
-        max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,
-        alpha=default_alpha(q) if alpha is None else float(alpha),
-        scaling_seqlen=max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
-        causal=causal,
-        contextual_len=contextual_len,
-        max_attn_len=max_attn_len,
+    forward = forward or default_forward(q, k, v, problem.max_seqlen)
+    backward = backward or default_backward(
+        q, k, v, problem.max_seqlen, deterministic=deterministic, alpha=problem.alpha
     )
-    check_tensors(q, k, v, problem)
-    if validate:
-        check_values(q, k, v, problem)
-    check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
-    forward = forward or default_forward(q, k, v, max_seqlen)
-    backward = backward or default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=problem.alpha)
     if deterministic and not backward.deterministic:
         raise wrong(
             "backward.columns.atomic",
@@ -265,4 +363,4 @@ def hstu_attention(
             "is not deterministic, which deterministic=True asks for",
             "columns and rows, or None",
         )
-    return _HstuAttention.apply(q, k, v, problem, forward, backward)
+    return forward, backward
