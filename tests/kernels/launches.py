@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ class Card:
 
     def __init__(self, *, nested: bool) -> None:
         self.nested = nested
-        self.launched: list[tuple[str, tuple[int, ...], list[Any]]] = []
+        self.launched: list[tuple[tuple[Any, ...], tuple[int, ...], list[Any]]] = []
         self.through_triton = 0
         self.cleared = 0
 
@@ -33,11 +34,12 @@ class Card:
         """Stands for `JITFunction.run`."""
         given = dict(zip(kernel.arg_names, values, strict=False)) | named
         ordered = [given.get(param.name, param.default) for param in kernel.params]
-        self.launched.append((kernel.fn.__name__, (*grid, 1, 1)[:3], flat(ordered)))
+        name = specialised(kernel, ordered)
+        self.launched.append((name, (*grid, 1, 1)[:3], flat(ordered)))
         self.through_triton += 1
-        return self.compiled(kernel.fn.__name__, ordered)
+        return self.compiled(name, ordered)
 
-    def compiled(self, name: str, ordered: list[Any]) -> Any:
+    def compiled(self, name: tuple[Any, ...], ordered: list[Any]) -> Any:
         """Stands for Triton's compiled kernel."""
 
         def launch(*given: Any) -> None:
@@ -52,7 +54,7 @@ class Card:
             self.launched.append((name, (x, y, z), list(arguments)))
 
         run = SimpleNamespace(
-            launch=launch,
+            launch=partial(launch),  # as a function in C, it closes over nothing
             global_scratch_size=0,
             profile_scratch_size=0,
             launch_cooperative_grid=False,
@@ -60,10 +62,27 @@ class Card:
         )
         if self.nested:
             run.arg_annotations, run.kernel_signature = "annotations", "bytes"
-        described = [{} for x in ordered if hasattr(x, "block_shape")]
+        described: list[Any] = [{} for x in ordered if hasattr(x, "block_shape")]
         return SimpleNamespace(
             run=run, function=name, packed_metadata="metadata", metadata=SimpleNamespace(tensordesc_meta=described)
         )
+
+
+def specialised(kernel: Any, ordered: list[Any]) -> tuple[Any, ...]:
+    """What Triton compiles a kernel for: precisions, alignment, whole numbers that are 1 or divisible by 16."""
+    found: list[Any] = [kernel.fn.__name__]
+    for param, x in zip(kernel.params, ordered, strict=True):
+        if isinstance(x, torch.Tensor):
+            found.append((x.dtype, x.data_ptr() % 16 == 0))
+        elif hasattr(x, "block_shape"):
+            found.append((x.base.dtype, *x.block_shape))
+        elif param.is_constexpr or x is None:
+            found.append(x)
+        elif type(x) is int and not param.do_not_specialize:
+            found.append((x == 1, x % 16 == 0, x >= 2**31))
+        else:
+            found.append(type(x))
+    return tuple(found)
 
 
 def flat(ordered: list[Any]) -> list[Any]:
