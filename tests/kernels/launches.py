@@ -28,7 +28,12 @@ class Card:
         self.nested = nested
         self.launched: list[tuple[tuple[Any, ...], tuple[int, ...], list[Any]]] = []
         self.through_triton = 0
-        self.cleared = 0
+        self.held: list[torch.Tensor] = []
+
+    def hold(self, made: torch.Tensor) -> torch.Tensor:
+        """Keep what a call allocates."""
+        self.held.append(made)
+        return made
 
     def run(self, kernel: Any, *values: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> Any:
         """Stands for `JITFunction.run`."""
@@ -119,6 +124,9 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", lambda kernel, *values, **named: card.run(kernel, *values, **named))
         patch.setattr(driver, "make_tensordesc_arg", lambda x, _metadata, _base=None: [tensor_map(x)])
+        # What is made stays, so that no two of them have one address.
+        new_empty = torch.Tensor.new_empty
+        patch.setattr(torch.Tensor, "new_empty", lambda x, *shape, **given: card.hold(new_empty(x, *shape, **given)))
         patch.setattr(kept, "current_device", lambda: -1)
         patch.setattr(kept, "current_stream", lambda device: STREAM)
         for name in ("flash.api.check_device", "hstu.dense.api.check_device", "hstu.bsa.api.check_device"):

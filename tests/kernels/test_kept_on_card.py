@@ -29,9 +29,42 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
-def of_flash(seed: int, **changes: Any) -> tuple[torch.Tensor, ...]:
-    given = {name: drawn(2, 300, 4, 128, seed=seed + at) for at, name in enumerate("qkv")}
-    return flash_attention(**given | changes)
+def of_flash() -> dict[str, Any]:
+    return {}
+
+
+def of_dense() -> dict[str, Any]:
+    return {"offsets": ints(0, 250, 600), "max_seqlen": 350}
+
+
+def of_bsa() -> dict[str, Any]:
+    return {"offsets": ints(0, 500, 1200), "max_seqlen": 700, "gates": drawn(1200, 4, 2, seed=9)}
+
+
+def of_paged() -> dict[str, Any]:
+    table = {"offsets": ints(0, 200, 300), "cached": ints(70, 64), "indptr": ints(0, 5, 9)}
+    table |= {"indices": ints(*range(9)), "num_targets": ints(20, 30)}
+    step = Step(**table, max_new=200, max_cached=128)
+    return {"pool": drawn(9, 2, 64, 4, 128, seed=8), "step": step, "scaling_seqlen": 500}
+
+
+CALLS: dict[str, tuple[Any, tuple[int, ...], Any]] = {
+    "flash": (flash_attention, (2, 300, 4, 128), of_flash),
+    "dense": (hstu_attention, (600, 4, 128), of_dense),
+    "bsa": (hstu_bsa_attention, (1200, 4, 128), of_bsa),
+    "paged": (hstu_paged_attention, (300, 4, 128), of_paged),
+}
+"Function, shape of q, k and v, and what else it is given."
+
+
+def arguments(name: str, seed: int, **changes: Any) -> dict[str, Any]:
+    _, shape, more = CALLS[name]
+    return {x: drawn(*shape, seed=seed + at) for at, x in enumerate("qkv")} | more() | changes
+
+
+def results(name: str, given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    found = CALLS[name][0](**given)
+    return found if isinstance(found, tuple) else (found,)
 
 
 def packed(**changes: Any) -> dict[str, Any]:
@@ -39,27 +72,6 @@ def packed(**changes: Any) -> dict[str, Any]:
     return given | {"cu_seqlens_q": ints(0, 250, 600), "max_seqlen_q": 350} | changes
 
 
-def of_dense(seed: int, **changes: Any) -> tuple[torch.Tensor, ...]:
-    given: dict[str, Any] = {name: drawn(600, 4, 128, seed=seed + at) for at, name in enumerate("qkv")}
-    given |= {"offsets": ints(0, 250, 600), "max_seqlen": 350}
-    return (hstu_attention(**given | changes),)
-
-
-def of_bsa(seed: int, **changes: Any) -> tuple[torch.Tensor, ...]:
-    given: dict[str, Any] = {name: drawn(1200, 4, 128, seed=seed + at) for at, name in enumerate("qkv")}
-    given |= {"offsets": ints(0, 500, 1200), "max_seqlen": 700, "gates": drawn(1200, 4, 2, seed=9)}
-    return hstu_bsa_attention(**given | changes)
-
-
-def of_paged(seed: int, **changes: Any) -> tuple[torch.Tensor, ...]:
-    given: dict[str, Any] = {name: drawn(300, 4, 128, seed=seed + at) for at, name in enumerate("qkv")}
-    table = {"offsets": ints(0, 200, 300), "cached": ints(70, 64), "indptr": ints(0, 5, 9)}
-    table |= {"indices": ints(*range(9)), "num_targets": ints(20, 30)}
-    given |= {"pool": drawn(9, 2, 64, 4, 128, seed=8), "step": Step(**table, max_new=200, max_cached=128)}
-    return (hstu_paged_attention(**given | {"scaling_seqlen": 500} | changes),)
-
-
-CALLS = {"flash": of_flash, "dense": of_dense, "bsa": of_bsa, "paged": of_paged}
 CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("flash", {}),
     ("flash", {"causal": True}),
@@ -115,15 +127,14 @@ def same(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> boo
 def test_a_kept_call_gives_the_same_bits_as_the_first(at):
     """Each argument changed alone, between calls of what it was changed from."""
     name, changes = CHANGES[at]
-    call = CALLS[name]
     forget()
-    truth = call(3, **changes)
+    truth = results(name, arguments(name, 3, **changes))
     forget()
     for seed in (1, 1, 2):
-        call(seed)
+        results(name, arguments(name, seed))
     for seed in (4, 3, 3):
-        found = call(seed, **changes)
-        assert same(found, truth) is (seed == 3 or len(changes) > 3)
+        found = results(name, arguments(name, seed, **changes))
+        assert same(found, truth) is (seed == 3 or set("qkv") <= changes.keys())
     kept = launches_in(KEPT[name])
     assert kept
     assert [one.fault for one in kept] == [None] * len(kept)
@@ -132,38 +143,32 @@ def test_a_kept_call_gives_the_same_bits_as_the_first(at):
 
 @pytest.mark.parametrize("name", ["flash", "dense", "bsa"])
 def test_gradients_of_kept_calls_are_the_same(name):
-    call = CALLS[name]
+    def gradients(seed: int) -> list[torch.Tensor]:
+        given = arguments(name, seed) | ({} if name == "bsa" else {"deterministic": True})
+        inputs = [given[x].requires_grad_() for x in "qkv"]
+        results(name, given)[0].backward(drawn(*given["q"].shape, seed=seed + 7))
+        return [x.grad for x in inputs]
 
-    def gradients(seed: int, *, cold: bool) -> list[torch.Tensor]:
-        if cold:
-            forget()
-        shape = {"flash": (2, 300, 4, 128), "dense": (600, 4, 128), "bsa": (1200, 4, 128)}[name]
-        given = {x: drawn(*shape, seed=seed + at).requires_grad_() for at, x in enumerate("qkv")}
-        more = {} if name == "bsa" else {"deterministic": True}
-        call(seed, **given, **more)[0].backward(drawn(*shape, seed=seed + 7))
-        return [x.grad for x in given.values()]
-
-    truth = gradients(1, cold=True)
-    gradients(2, cold=True)
-    for seed in (3, 1, 1):
-        assert all(map(torch.equal, gradients(seed, cold=False), truth)) is (seed == 1)
+    forget()
+    truth = gradients(1)
+    forget()
+    for seed in (2, 3, 1, 1):
+        assert all(map(torch.equal, gradients(seed), truth)) is (seed == 1)
     for one in KEPT[name]._calls.values():
         assert [launches.fault for _, launches in one.backward._calls.values()] == [None]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_kept_call_runs_on_the_current_stream(name):
-    call = CALLS[name]
-    truth = call(3)
-    call(1)
-    stream = torch.cuda.Stream()
+    given, stream = arguments(name, 3), torch.cuda.Stream()
+    truth = results(name, given)
+    results(name, arguments(name, 1))
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        begun = torch.cuda.Event()
-        found = call(3)
-        begun.record(stream)
-        assert not begun.query(), "it did not wait for what its stream was doing"
+        torch.cuda._sleep(100_000_000)
+        found, done = results(name, given), torch.cuda.Event()
+        done.record(stream)
+        assert not done.query(), "it did not wait for what its stream was doing"
     torch.cuda.current_stream().wait_stream(stream)
     assert same(found, truth)
 
@@ -171,32 +176,26 @@ def test_a_kept_call_runs_on_the_current_stream(name):
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_graph_holds_first_and_kept_calls(name, warm):
-    call = CALLS[name]
-    truth = call(3)  # compiled
+    others = arguments(name, 3)
+    truth = results(name, others)  # compiled
     if not warm:
         forget()
-    given = {x: y.clone() for x, y in zip("qkv", inputs_of(name, 1), strict=True)}
-    graph = torch.cuda.CUDAGraph()
+    given, graph = arguments(name, 1), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = call(1, **given)
-    for x, y in zip("qkv", inputs_of(name, 3), strict=True):
-        given[x].copy_(y)
+        found = results(name, given)
+    for x in "qkv":
+        given[x].copy_(others[x])
     graph.replay()
     assert same(found, truth)
-    assert same(call(3), truth), "what was kept in a capture serves outside of it"
-
-
-def inputs_of(name: str, seed: int) -> list[torch.Tensor]:
-    shape = {"flash": (2, 300, 4, 128), "dense": (600, 4, 128), "bsa": (1200, 4, 128), "paged": (300, 4, 128)}[name]
-    return [drawn(*shape, seed=seed + at) for at in range(3)]
+    assert same(results(name, others), truth), "what was kept in a capture serves outside of it"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="of two cards")
 def test_a_kept_call_follows_its_tensors_card():
-    truth = of_flash(3)
-    given = {name: drawn(2, 300, 4, 128, seed=3 + at).to("cuda:1") for at, name in enumerate("qkv")}
+    here = arguments("flash", 3)
+    there = {name: x.to("cuda:1") for name, x in here.items()}
+    truth = results("flash", here)
     for current in (0, 1, 0, 1):
         with torch.cuda.device(current):
-            found = flash_attention(**given)
-            assert torch.equal(found[0].to("cuda:0"), truth[0])
-            assert torch.equal(of_flash(3)[0], truth[0])
+            assert torch.equal(results("flash", there)[0].to("cuda:0"), truth[0])
+            assert torch.equal(results("flash", here)[0], truth[0])
