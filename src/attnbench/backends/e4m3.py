@@ -1,4 +1,4 @@
-"""q, k and v in e4m3 with one scale for each sequence and head, made by torch: for libraries that leave it to their callers."""
+"""q, k and v in e4m3, one scale for each sequence and head, made by torch: for libraries that leave it to their callers."""
 
 from __future__ import annotations
 
