@@ -219,6 +219,8 @@ def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
     layout = "[sequences, rows, heads, dims], or packed [rows, heads, dims] with cu_seqlens_q"
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise _wrong(name, type(x).__name__, "is no tensor", layout)
         if x.dim() != dims:
             raise _wrong(f"{name}.shape", tuple(x.shape), "does not fit", layout)
         if x.dtype not in DTYPES:
