@@ -129,10 +129,15 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         patch.setattr(torch.Tensor, "new_empty", lambda x, *shape, **given: card.hold(new_empty(x, *shape, **given)))
         patch.setattr(kept, "current_device", lambda: -1)
         patch.setattr(kept, "current_stream", lambda device: STREAM)
-        for name in ("flash.api.check_device", "hstu.dense.api.check_device", "hstu.bsa.api.check_device"):
-            patch.setattr(f"attnbench.kernels.{name}", lambda q, *, compiled: None)
+        for name in ("flash.calls", "hstu.dense.calls", "hstu.bsa.inputs"):
+            patch.setattr(f"attnbench.kernels.{name}.check_device", lambda q, *, compiled: None)
         patch.setattr("attnbench.kernels.hstu.paged.api._check_device", lambda who, x: None)
-        for name in ("flash.api._calls", "hstu.dense.api._calls", "hstu.bsa.api._calls", "hstu.paged.api._attentions"):
+        for name in (
+            "flash.calls.CALLS",
+            "hstu.dense.calls.CALLS",
+            "hstu.bsa.calls.CALLS",
+            "hstu.paged.api._attentions",
+        ):
             patch.setattr(f"attnbench.kernels.{name}", kept.Kept())
         patch.setattr("attnbench.kernels.hstu.paged.api._appends", kept.Kept())
         yield card

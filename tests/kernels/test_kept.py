@@ -20,10 +20,10 @@ pytest.importorskip("triton")
 from triton import knobs
 
 from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
-from attnbench.kernels.flash import api as flash
-from attnbench.kernels.hstu.bsa import api as bsa
+from attnbench.kernels.flash import calls as flash
+from attnbench.kernels.hstu.bsa import calls as bsa
 from attnbench.kernels.hstu.bsa.plan import BsaConfig
-from attnbench.kernels.hstu.dense import api as dense
+from attnbench.kernels.hstu.dense import calls as dense
 from attnbench.kernels.hstu.dense.api import ForwardConfig
 from attnbench.kernels.hstu.paged import api as paged
 from attnbench.kernels.hstu.paged.api import PagedConfig, Step, hstu_paged_append, hstu_paged_attention
@@ -210,9 +210,9 @@ def launches_of(card: Card, function: Callable[..., Any], given: dict[str, Any])
 
 def forget() -> None:
     for module, names in (
-        (flash, ["_calls"]),
-        (dense, ["_calls"]),
-        (bsa, ["_calls"]),
+        (flash, ["CALLS"]),
+        (dense, ["CALLS"]),
+        (bsa, ["CALLS"]),
         (paged, ["_attentions", "_appends"]),
     ):
         for name in names:
@@ -347,7 +347,7 @@ def test_no_more_is_kept_than_said(monkeypatch):
             flash_attention(
                 rows(1, length, 1, 16), rows(1, length, 1, 16), rows(1, length, 1, 16), forward="m16n16w4s1"
             )
-            assert len(flash._calls) <= 8
+            assert len(flash.CALLS) <= 8
         truth = launches_of(card, flash_attention, flash_given())
         assert launches_of(card, flash_attention, flash_given()) == truth
 
@@ -419,7 +419,7 @@ def test_what_cannot_be_repeated_says_why(monkeypatch):
         monkeypatch.setattr(card, "compiled", with_scratch)
         for _ in range(3):
             flash_attention(**flash_given())
-        (call,) = flash._calls._calls.values()
+        (call,) = flash.CALLS._calls.values()
         assert call.forward.plan is None
         assert call.forward.fault == "the kernel needs memory of Triton's"
         assert card.through_triton == 3

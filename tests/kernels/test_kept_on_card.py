@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
-from attnbench.kernels.flash import api as flash
-from attnbench.kernels.hstu.bsa import api as bsa
-from attnbench.kernels.hstu.dense import api as dense
+from attnbench.kernels.flash import calls as flash
+from attnbench.kernels.hstu.bsa import calls as bsa
+from attnbench.kernels.hstu.dense import calls as dense
 from attnbench.kernels.hstu.paged import api as paged
 from attnbench.kernels.hstu.paged.api import Step, hstu_paged_attention
 from attnbench.kernels.shared.kept import Kept, Launches
 
 pytestmark = pytest.mark.gpu
-KEPT = {"flash": flash._calls, "dense": dense._calls, "bsa": bsa._calls, "paged": paged._attentions}
+KEPT = {"flash": flash.CALLS, "dense": dense.CALLS, "bsa": bsa.CALLS, "paged": paged._attentions}
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.bfloat16, offset: int = 0) -> torch.Tensor:

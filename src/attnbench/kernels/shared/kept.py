@@ -64,8 +64,10 @@ def facts_of(*tensors: Tensor | None) -> Hashable:
 
     Of something else than tensors, what is never met again: it has to be checked each time.
     """
+    facts: list[Any] = []
     try:
-        facts = [None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15) for x in tensors]
+        for x in tensors:
+            facts.append(None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15))
     except (AttributeError, TypeError):
         return object()
     return (*facts, *switches())
@@ -209,8 +211,8 @@ class Plan:
 
 
 def current_device() -> int:
-    """Of CUDA, by number."""
-    return torch.cuda.current_device()
+    """Of CUDA, by number; a tensor is on some card, so that CUDA has been set up."""
+    return torch._C._cuda_getDevice()
 
 
 def current_stream(device: int) -> int:

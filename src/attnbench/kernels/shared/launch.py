@@ -55,15 +55,13 @@ class _TensorMap:
         self.make, self.known = make, dict[int, Any]()
 
     def at(self, address: int) -> Any:
-        """The map of a tensor at this address."""
-        found = self.known.get(address)
-        if found is None:
-            described = copy(self.descriptor)
-            described.base = _Address(address)
-            found = self.make(described)[0]
-            if len(self.known) >= MOST_MAPS:
-                self.known.clear()
-            self.known[address] = found
+        """The map of a tensor at this address, which is made and `known` then."""
+        described = copy(self.descriptor)
+        described.base = _Address(address)
+        found = self.make(described)[0]
+        if len(self.known) >= MOST_MAPS:
+            self.known.clear()
+        self.known[address] = found
         return found
 
 
@@ -98,7 +96,7 @@ class Repeat:
         self.after: tuple[Any, ...] = (compiled.function, *flags, *between)
         self.arguments: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
-        self.maps: list[tuple[int, int, Callable[[int], Any]]] = []
+        self.maps: list[tuple[int, int, _TensorMap]] = []
         makers = iter(_makers(compiled))
         for value in values:
             at = len(self.arguments)
@@ -106,7 +104,7 @@ class Repeat:
                 self.pointers.append((at, number(value)))
                 self.arguments.append(None)
             elif hasattr(value, "block_shape"):
-                self.maps.append((at, number(value.base), _TensorMap(value, next(makers)).at))
+                self.maps.append((at, number(value.base), _TensorMap(value, next(makers))))
                 self.arguments += (None, *value.shape, *value.strides)
             elif value is None or isinstance(value, bool | int | float | str) or _is_numbers(value):
                 self.arguments.append(value)
@@ -118,8 +116,9 @@ class Repeat:
         arguments = self.arguments.copy()
         for at, number in self.pointers:
             arguments[at] = addresses[number]
-        for at, number, map_at in self.maps:
-            arguments[at] = map_at(addresses[number])
+        for at, number, tensor_map in self.maps:
+            address = addresses[number]
+            arguments[at] = tensor_map.known.get(address) or tensor_map.at(address)
         if self.nested:
             self.launch(*self.before, stream, *self.after, arguments)
         else:
