@@ -17,6 +17,8 @@ from attnbench.store.replicates import by_backend, case_of, is_replicated, verdi
 
 BEST, SAME, UNCLEAR = "*", "=", "?"
 MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not told apart from it"}
+OFTEN = 2
+"Rows out of memory that are no longer one row's own affair."
 RIGHT = "ok"
 "What a place of a check says where every output was right."
 
@@ -104,7 +106,18 @@ def summary(run: Run, view: View | None = None) -> Summary:
         matrices.append(_matrix(run, title, block.conditions, records, rows, shared))
         notes += block.notes
         reading += block.reading
-    return Summary(matrices, lost_of(run.records), _sentence(standings), notes, reading, break_even(run.records))
+    return Summary(matrices, lost_of(run.records), _sentence(standings), notes, reading,
+                   [*break_even(run.records), *_out_of_memory(run.records)])  # fmt: skip
+
+
+def _out_of_memory(records: Sequence[Record]) -> list[str]:
+    """What to do where it happened again and again; each row has its own reason."""
+    full = sum(record.status is Status.OOM for record in records)
+    return (
+        [f"{full} of {len(records)} rows ran out of device memory: a smaller --batch, --seqlen or --nheads"]
+        if full >= OFTEN
+        else []
+    )
 
 
 def _matrix(
