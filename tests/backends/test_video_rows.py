@@ -161,7 +161,37 @@ def test_a_generation_tells_its_times_calls_and_distances():
     assert all(0 < other[f"attention_rel_l1_layer_{layer}"] < 1e-5 for layer in (0, 1))
     nothing = case(generations=0)
     with resolve("video", nothing).session(nothing, inputs(nothing)) as launch:
-        assert launch.whole is None
+        assert set(launch.whole()) == {"attention_rel_l1_layer_0", "attention_rel_l1_layer_1"}
+
+
+@pytest.mark.parametrize("changed", "qkv")
+def test_an_attention_that_remembers_answers_by_a_part_of_its_inputs_is_found(changed):
+    one, answers = case(generations=0), {}
+
+    def attend(q, k, v):
+        seen = {"q": (k, v, q[0]), "k": (q, v, k[0]), "v": (q, k, v[0])}[changed]
+        return answers.setdefault(tuple(x.numpy().tobytes() for x in seen), plain(q, k, v))
+
+    with pytest.raises(
+        AttnbenchError, match=f"mine: attention=its answer of before was given although {changed} has changed"
+    ):
+        session_with(attend, one, inputs(one)).whole()
+
+
+def test_the_attention_by_itself_gets_the_middle_layers_own_operands():
+    one, given = case(), []
+
+    def attend(q, k, v):
+        given.append((q, k, v))
+        return plain(q, k, v)
+
+    launch = session_with(attend, one, inputs(one)).launch()
+    launch.phases["attention alone"]()
+    assert len(given) == one.config.layers + 1
+    for mine, layers in zip(given[-1], given[one.config.layers // 2], strict=True):
+        assert torch.equal(mine, layers)
+    launch.phases["attention alone"]()
+    assert len(given) == one.config.layers + 2
 
 
 # ── names ──────────────────────────────────────────────────────────────────────────────────────────
@@ -315,7 +345,7 @@ def test_a_backend_without_a_function_is_fed_by_copies_which_are_counted(monkeyp
         outcome = examine(launch, group, variant="step", budget=backend.budget(one))
         assert outcome.ok, outcome.reason
         assert launch.counters["copies"] == 4 * 2
-        assert list(launch.phases) == ["attention", "copies"]
+        assert list(launch.phases) == ["attention", "attention alone", "copies"]
         launch.phases["copies"].call()
         assert launch.phases["copies"].reported_ms() > 0
         assert any("4 copies a call" in note for note in launch.notes)

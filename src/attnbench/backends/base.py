@@ -130,6 +130,8 @@ class Launch:
     "take what marks a range by its name, and mark the parts of every later call: for profilers"
     whole: Callable[[], Mapping[str, float]] | None = None
     "carried out once after all samples, such as a generation of many steps: further counters for the record"
+    at_length: Callable[[], Any] | None = None
+    "one of those alone, such as one generation, without warm-up and without what is worked out of it: for profilers"
     executed_flops: int | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
     "for the record, by name: what one call serves and holds, such as requests, tokens, tokens found cached"

@@ -9,7 +9,7 @@ projections: nothing is transposed before the function is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -60,16 +60,19 @@ class Spans:
 
     def __init__(self) -> None:
         self.on = False
+        self.mark: Callable[[str], AbstractContextManager[Any]] = _unmarked
+        "opens a profiler's range of that name around each part"
         self._found: list[tuple[str, Any, Any]] = []
 
     @contextmanager
     def span(self, name: str, device: torch.device) -> Iterator[None]:
         """Record what the block queues on the device."""
-        if not self.on:
+        with self.mark(name):
+            if not self.on:
+                yield
+                return
+            before = _now(device)
             yield
-            return
-        before = _now(device)
-        yield
         self._found.append((name, before, _now(device)))
 
     @contextmanager
@@ -92,6 +95,10 @@ class Spans:
                 after.synchronize()
                 total += before.elapsed_time(after)
         return total
+
+
+def _unmarked(name: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _now(device: torch.device) -> Any:
@@ -137,8 +144,9 @@ class Exchanged:
         self.calls, self.layer = self.calls + 1, layer + 1
         given = None if self.look is None else (q.clone(), k.clone(), v.clone())
         if self.is_dense and self.dense is not None:
-            out = self.dense(q, k, v)
-        elif self.timed and self.spans.on:
+            with self.spans.span("attention", q.device):
+                out = self.dense(q, k, v)
+        elif self.timed:
             with self.spans.span("attention", q.device):
                 out = self.attend(q, k, v)
         else:
