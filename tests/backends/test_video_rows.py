@@ -261,6 +261,47 @@ def test_a_sparse_row_computes_its_map_in_every_layer(values):
         assert "matches a block map that is not read" in outcome.reason
 
 
+BLOCKS = {"block": "64x64", "height": 64, "width": 96, "frames": 17}
+"A video whose attention has three blocks of rows."
+
+
+@pytest.mark.parametrize("selector", ["sparse-eager[cdf0.5]", "sparse-eager[topk0.4]"])
+def test_a_predictor_inside_the_model_is_held_against_the_maps_that_it_used(selector):
+    one = case(**BLOCKS)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    (name,) = select([selector], workload="video")
+    backend = resolve(name, one)
+    backend.check(one, CPU)
+    terms = {"variant": backend.variant_of(one), "budget": backend.budget(one)}
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert outcome.ok, outcome.reason
+        maps = launch.outputs()["block_map"]
+        assert maps.shape == (2, 2, 4, 3, 3)
+        assert outcome.counters["density"] == pytest.approx(density_of(maps, one), rel=1e-6)
+        assert 0.2 < outcome.counters["density"] < 1
+        assert any("the maps that it used in its layers" in note for note in outcome.notes)
+
+
+def density_of(maps, one):
+    """Share of the pairs, counted."""
+    rows, keys = (torch.arange(one.tokens) // size for size in one.sparse.block_shape)
+    return maps[:, :, :, rows][..., keys].double().mean().item()
+
+
+def test_a_predictor_that_says_other_maps_than_it_used_is_found(monkeypatch):
+    from attnbench.backends.video_attention import Copied
+
+    one = case(**BLOCKS)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve("video[sparse-eager:cdf0.5]", one)
+    honest = Copied.chosen
+    monkeypatch.setattr(Copied, "chosen", lambda self: honest(self).roll(1, -1))
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, variant="chosen-step", budget=backend.budget(one))
+    assert "attention: wrong values" in outcome.reason
+
+
 def test_a_map_that_does_not_go_with_the_tokens_is_refused_and_dense_rows_are_not():
     one = case(density=0.3)  # less than one block of this many tokens
     with pytest.raises(Unsupported, match=r"sparse: density=0.3 leaves less than one of the 1 blocks of a row"):

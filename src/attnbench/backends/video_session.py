@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import InPlace, Launch
 from attnbench.backends.compiled import with_own_code
+from attnbench.backends.sparse import MAP
 from attnbench.backends.video_attention import COPIES, Copied
 from attnbench.errors import AttnbenchError, WorkerError, refusal
 
@@ -58,9 +59,12 @@ class VideoSession:
         Raises:
             WorkerError: there was none.
         """
+        import torch
+
         if self.found is None or self.attention.rows is None:
             raise WorkerError("launch: outputs were asked for before forward")
-        return {"out": self.found[0], "latents": self.found[1], "attention": self.attention.rows}
+        found = {"out": self.found[0], "latents": self.found[1], "attention": self.attention.rows}
+        return found | ({MAP: torch.stack(self.attention.maps)} if self.attention.chosen else {})
 
     def load(self, inputs: VideoInputs) -> None:
         """Take other noise and embeddings."""

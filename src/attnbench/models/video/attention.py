@@ -117,7 +117,13 @@ class Exchanged:
     """
 
     def __init__(
-        self, attend: Attend, spans: Spans | None = None, *, timed: bool = True, dense: Attend | None = None
+        self,
+        attend: Attend,
+        spans: Spans | None = None,
+        *,
+        timed: bool = True,
+        dense: Attend | None = None,
+        chosen: Callable[[], Tensor] | None = None,
     ) -> None:
         """Call `attend`.
 
@@ -126,8 +132,12 @@ class Exchanged:
             spans: shared with it where it records spans of its own; `timed` is then False.
             timed: record each call as a span.
             dense: what is called in its place while `is_dense`, for first steps that are not sparse.
+            chosen: the block map that the last call predicted, bool [B, H, rows, columns], where it predicts one.
         """
         self.attend, self.spans, self.timed, self.dense = attend, spans or Spans(), timed, dense
+        self.chosen = chosen
+        self.maps: list[Tensor] = []
+        "of the layers that were called last, one each"
         self.is_dense = False
         self.calls = 0
         self.layer = 0
@@ -151,6 +161,8 @@ class Exchanged:
                 out = self.attend(q, k, v)
         else:
             out = self.attend(q, k, v)
+        if self.chosen is not None and not self.is_dense:
+            self.maps[layer:] = [self.chosen()]
         _check_output(out, q, v)
         if layer == 0:
             if out.shape[1] not in self._index:
