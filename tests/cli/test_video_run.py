@@ -99,6 +99,8 @@ def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
         (["--height", "40"], "video: height=40 cannot be used: 16 does not divide it; a multiple of 16"),
         (["--frames", "10"], "video: frames=10 is not of the form 4k + 1"),
         (["--steps", "0"], "--steps=0 cannot be used; a whole number from 1"),
+        (["--dense-steps", "2"], "video: dense-steps=2 changes nothing: no row has a block map; 0, or a row of `sparse`"),
+        (["--dense-steps", "4"], "video: dense-steps=4 leaves none of 4 steps sparse; at most 3"),
         (["--guidance", "much"], "--guidance=much cannot be used; a finite number from 0"),
         (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),
         (["--model", "sora"], "--model=sora cannot be used; one of cogvideox-2b"),
@@ -112,6 +114,12 @@ def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(wor
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_model_of_full_size_on_a_cpu_is_estimated_in_words(capsys):
+    assert main(["run", "video", "--device", "cpu", "--model", "wan-1.3b", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "time  more than a month: a case of this size is not for this device; a smaller case, or a GPU\n" in said
 
 
 def test_a_folder_without_weights_ends_in_records_with_the_reason(tmp_path, capsys):

@@ -12,7 +12,7 @@ import importlib.util
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -212,6 +212,17 @@ class Backend(ABC, Generic[CaseT, InputsT]):
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
+        """
+
+    def check_together(self, case: CaseT, workloads: Set[str]) -> None:
+        """Of a backend that carries others: refuse a case that asks for what none of its rows does.
+
+        Args:
+            case: of the group.
+            workloads: of the backends inside its rows.
+
+        Raises:
+            UsageError: naming the field.
         """
 
     def budget(self, case: CaseT) -> Budget:

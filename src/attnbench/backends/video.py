@@ -8,7 +8,7 @@ name the attention is torch's choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -123,6 +123,16 @@ class Video(Backend["VideoCase", "VideoInputs"]):
                     f"at most {fits}" if fits else "a smaller height and width",
                 )
             )
+
+    def check_together(self, case: VideoCase, workloads: Set[str]) -> None:
+        """Refuse dense first steps where all steps of all rows are dense.
+
+        Raises:
+            UsageError: naming the field.
+        """
+        if case.dense_steps and "sparse" not in workloads:
+            wrong = "changes nothing: no row has a block map"
+            raise UsageError(refusal(self.name, "dense-steps", case.dense_steps, wrong, "0, or a row of `sparse`"))
 
     def budget(self, case: VideoCase) -> Budget:
         """That of the backend for a layer's attention."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from attnbench.workloads.video.inputs import VideoInputs
 
+WARM_UP_STEPS = 10
+"Of a generation before those that are measured, as in seed 003."
 KEPT_ROWS = 64
 "That of `models.video.attention`, which imports torch; a test holds the two against each other."
 
@@ -108,6 +110,10 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         yield "a causal mask, which a video has not", evaluator(inputs, dtype=torch.float32, attend=causal)()
         if variant == SPARSE:
             yield "a block map that is not read", evaluator(inputs, dtype=torch.float32, attend=plain)()
+
+    def calls_after(self, case: VideoCase) -> int:
+        """Steps of whole generations; the decoder is not counted."""
+        return case.generations * case.steps + case.warm_ups * min(WARM_UP_STEPS, case.steps)
 
     def shrink(self, case: VideoCase, factor: float) -> VideoCase | None:
         """Fewer frames; None where there is one."""

@@ -16,12 +16,12 @@ from torch import Tensor
 from attnbench.errors import AttnbenchError, refusal
 from attnbench.models.video.attention import Attend, Exchanged
 from attnbench.models.video.denoise import Denoiser, Generation
+from attnbench.workloads.video import WARM_UP_STEPS
 from attnbench.workloads.video.capture import captured, wanted
 from attnbench.workloads.video.case import VideoCase
 from attnbench.workloads.video.frames import as_frames, psnr, ssim
 from attnbench.workloads.video.inputs import VideoInputs
 
-WARM_UP_STEPS = 10
 ROWS = 64
 "Rows of the attention, drawn of all heads and both predictions, that are computed again in fp64."
 MIB = 2**20
