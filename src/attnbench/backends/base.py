@@ -12,7 +12,7 @@ import importlib.util
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -130,6 +130,8 @@ class Launch:
     "take what marks a range by its name, and mark the parts of every later call: for profilers"
     whole: Callable[[], Mapping[str, float]] | None = None
     "carried out once after all samples, such as a generation of many steps: further counters for the record"
+    found_out: Callable[[], Sequence[str]] = tuple
+    "further notes, known once `whole` was carried out"
     at_length: Callable[[], Any] | None = None
     "one of those alone, such as one generation, without warm-up and without what is worked out of it: for profilers"
     executed_flops: int | None = None

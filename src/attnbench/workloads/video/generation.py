@@ -37,6 +37,7 @@ class Generated:
     calls: int = 0
     "of the attention, in the last generation"
     further: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def counters(self) -> dict[str, float]:
         """For the record."""
@@ -83,6 +84,8 @@ def generate_all(
         _check_finite(who, kept)
     if case.generations:
         found.further = _distances(inputs, kept, one.frames, who)
+        if (other := inputs.kept.dense_of) != who:
+            found.notes = (f"latents are compared with those of {other}",)
     found.further |= attention_errors(case, inputs, denoiser, attention, who=who)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
         found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
