@@ -105,6 +105,11 @@ def _add_capture(parser: Parser) -> None:
         "--warmup", dest="warm_launches", metavar="N", help=(f"launches before the window (default: {WARMUP})")
     )
     group.add_argument(
+        "--whole",
+        action="store_true",
+        help="of video: a whole generation, in the range Inference, in place of single steps",
+    )
+    group.add_argument(
         "--clock-control",
         metavar="NAME",
         default="none",
@@ -169,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
         options(args),
         launches=_number(args.launches, "--launches", 1),
         warmup=WARMUP if args.warm_launches is None else int(args.warm_launches),
+        whole=args.whole,
     )
     taken = capturing.everything(plan, rules) if args.tool == "all" else capturing.one_tool(plan, rules)
     if taken is None:

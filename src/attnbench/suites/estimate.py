@@ -51,6 +51,8 @@ BUSY = 0.3
 TRIAL, TRIALS = 64, 300
 """Rows of the matrices multiplied to see how fast a core is, and how often.  They are too small for threads, which on a
 busy machine wait for each other, and so quick that some are not interrupted."""
+MONTH_S = 30 * 86400.0
+"""Longer than this is said in words: nobody waits for it."""
 MOST_SLOWED = 8.0
 """However many others there are, the scheduler gives a new process its turns."""
 
@@ -72,6 +74,8 @@ class Estimate:
         return self.start_s + sum(self.groups.values())
 
     def __str__(self) -> str:
+        if self.seconds > MONTH_S:
+            return "more than a month: a case of this size is not for this device; a smaller case, or a GPU"
         return f"about {_words(self.seconds)}: {self.basis}"
 
 
@@ -123,7 +127,10 @@ def _group(
     if not settings.measure or not runnable:
         return seconds
     sampling = _sampling(settings, round_s, kind)
-    return seconds + sampling + INSPECTION_CALLS * round_s * max(1.0, sampling)
+    # One a second, between two rounds.
+    inspections = max(1.0, min(sampling, sampling / round_s))
+    after = workload.calls_after(workload.case(group.case))
+    return seconds + sampling + (INSPECTION_CALLS * inspections + after) * round_s
 
 
 def _sampling(settings: Settings, round_s: float, kind: str) -> float:
@@ -174,4 +181,6 @@ def _words(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.2g} h"
+    return f"{seconds / 86400:.0f} days"
