@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.machine.device import Device
-from attnbench.machine.devices import resolve
+from attnbench.machine.devices import count_gpus, why_no_gpu
 
 ALL = "all"
 ACCEPTED = "all, or numbers of GPUs as torch counts them, such as 0,2"
@@ -23,19 +23,16 @@ def chosen_gpus(who: str, text: str) -> tuple[Device, ...]:
         UsageError: it is written wrong, or names a GPU twice.
         Unavailable: torch does not see one of them; the message says why.
     """
-    if text == ALL:
-        return tuple(Device("cuda", index) for index in range(_count()))
-    words = [word.strip() for word in text.split(",")]
+    words = [word.strip() for word in text.split(",")] if text != ALL else []
     for place, word in enumerate(words):
         if not re.fullmatch(r"[0-9]{1,3}", word):
             raise UsageError(refusal(who, "--gpus", text, f"names no GPU by {word or 'nothing'}", ACCEPTED))
         if int(word) in map(int, words[:place]):
             raise UsageError(refusal(who, "--gpus", text, f"names GPU {int(word)} twice", "each once"))
-    return tuple(resolve(f"cuda:{int(word)}") for word in words)
-
-
-def _count() -> int:
-    resolve("cuda")  # says why there is none
-    import torch
-
-    return int(torch.cuda.device_count())
+    there = count_gpus()
+    if not there:
+        raise Unavailable(refusal(who, "--gpus", text, "is for GPUs, and there is none", why_no_gpu(), "--device cpu"))
+    if missing := [word for word in words if int(word) >= there]:
+        wrong = f"names GPU {int(missing[0])}, which is not there"
+        raise Unavailable(refusal(who, "--gpus", text, wrong, f"0 to {there - 1}, as torch counts them"))
+    return tuple(Device("cuda", int(word)) for word in words or range(there))
