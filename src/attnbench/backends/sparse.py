@@ -304,9 +304,7 @@ class Following:
     """A kernel as a function that predicts its map in every call."""
 
     def __init__(
-        self,
-        predict: Callable[[Tensor, Tensor], Tensor],
-        attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+        self, predict: Callable[[Tensor, Tensor], Tensor], attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     ) -> None:
         """Take ``blocks = predict(q, k)`` of q and k [B, H, S, D], and ``out = attend(q, k, v, blocks)`` of [B, S, H, D]."""
         self.predict, self.attend = predict, attend
