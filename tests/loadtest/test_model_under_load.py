@@ -311,3 +311,15 @@ def test_what_is_quicker_is_measured_with_the_steps_of_the_load() -> None:
     cache = make_pool(asked, make_model(asked), make_users(asked))
     assert cache is not None
     assert cache.counts.steps == 0
+
+
+def test_a_collection_under_load_passes_over_what_is_there_already():
+    import gc
+
+    from attnbench.loadtest.run import old_objects_left_alone
+
+    before = gc.get_freeze_count()
+    with old_objects_left_alone():
+        assert gc.get_freeze_count() > before + 10_000
+        assert gc.isenabled()
+    assert gc.get_freeze_count() <= before
