@@ -235,12 +235,14 @@ def old_objects_left_alone() -> Iterator[None]:
 
     Beside torch a full collection takes a tenth of a second, in which nothing is answered.
     """
+    already = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not already:  # what others have frozen stays so
+            gc.unfreeze()
 
 
 @dataclass(frozen=True, slots=True)
