@@ -36,6 +36,8 @@ class Quantised:
     "fp32 [G, rows / 128, 4]: of the keys n of a tile with the same (n % 8) // 2"
     v_scale: Tensor
     "fp32 [B, G, C]: of a channel"
+    counter: Tensor
+    "int32 [1]: of the Hopper kernel's tile scheduler, 0 between launches"
     parts: Tensor
     "fp32 [chunks, 2, B G, C]: sums of K and largest |V|, of a chunk of rows each"
 
@@ -70,6 +72,7 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
         q_shift=empty(heads, rows_q),
         k_scale=empty(heads_kv, rows_k // TILE.value, 4),
         v_scale=empty(batch, heads_kv, columns),
+        counter=empty(1, dtype=torch.int32),
         parts=empty(chunks, 2, pairs, columns),
     )
 
@@ -129,6 +132,7 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         made.q_shift,
         made.k_scale,
         made.v_scale,
+        made.counter,
         problem.cu_seqlens_q,
         problem.cu_seqlens_k,
         problem.max_seqlen_q,

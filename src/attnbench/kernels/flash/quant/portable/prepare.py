@@ -159,6 +159,7 @@ def quantise(
     q_shift_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    counter_ptr,
     cu_q_ptr,
     cu_k_ptr,
     seqlen_q,
@@ -190,6 +191,8 @@ def quantise(
     program = tl.program_id(0)
     at = tl.arange(0, TILE)
     columns = tl.arange(0, COLUMNS)
+    if program == 0:
+        tl.store(counter_ptr, 0)
     if program < k_programs:
         pair = program // tiles_k
         first = (program - pair * tiles_k) * TILE
