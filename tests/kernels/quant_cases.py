@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from attnbench.workloads.attention.kinds import fill
+
 LOG2_E = 1.4426950408889634
 PEAK = 8.807354922057604
 TILE = 128
@@ -49,19 +51,16 @@ def inputs_of(
     seed: int = 0,
     device: str = "cpu",
 ) -> Inputs:
-    """Values drawn on the CPU: normal, with outliers, or with a large mean of each channel of K and a mean of V."""
+    """Values drawn on the CPU, of a kind of the workload."""
     seqlen_k = seqlen if seqlen_k is None else seqlen_k
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    q = normal(batch, seqlen, heads, dim)
-    k, v = (normal(batch, seqlen_k, heads_kv or heads, dim) for _ in "kv")
-    if kind == "outliers":
-        q, k, v = (x + 10 * normal(*x.shape) * (torch.rand(x.shape, generator=generator) < 1e-3) for x in (q, k, v))
-    if kind == "bias":
-        k, v = k + 8 * normal(1, 1, 1, dim), v + 0.5
+    shapes = {
+        "q": (batch, seqlen, heads),
+        "k": (batch, seqlen_k, heads_kv or heads),
+        "v": (batch, seqlen_k, heads_kv or heads),
+    }
+    q, k, v = (fill(kind, name, torch.empty(*shape, dim), generator) for name, shape in shapes.items())
     q, k, v = (x.to(dtype).to(device) for x in (q, k, v))
     return Inputs(q=q, k=k, v=v, causal=causal)
 

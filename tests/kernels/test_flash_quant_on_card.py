@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.kernels.flash.quant.api import flash_quant_attention
-from attnbench.kernels.flash.quant.config import Shape, default_config
+from attnbench.kernels.flash.quant.config import QuantConfig, Shape, default_config
 
 from .quant_cases import distance, held, inputs_of, packed_of, recipe_of, truth_of
 
@@ -48,42 +48,35 @@ def test_the_default_is_the_recipe_at_every_length(dim, causal):
 def test_portable_forms_are_the_recipe(dim):
     for short, causal in product(PORTABLE[dim], (False, True)):
         inputs = inputs_of(1000, 1100, heads=2, dim=dim, causal=causal, device="cuda")
-        held(inputs, *attend(inputs, short))
+        held(inputs, *attend(inputs, short), tile=QuantConfig.parse(short).block_n)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_sequences(causal):
     lengths = [(1, 129), (130, 3), (0, 5), (1063, 64), (7, 0), (700, 1900)]
     inputs = packed_of(lengths, heads=4, heads_kv=2, dim=128, causal=causal, device="cuda")
-    held(inputs, *attend(inputs))
+    held(inputs, *attend(inputs), tile=tile_of(128))
 
 
+@pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(
-    ("kind", "dim", "most"),
-    [
-        ("normal", 64, 0.042),
-        ("normal", 128, 0.040),
-        ("outliers", 64, 0.043),
-        ("outliers", 128, 0.043),
-        ("bias", 64, 0.004),
-        ("bias", 128, 0.004),
-    ],
+    ("kind", "most"), [("normal", (0.042, 0.040)), ("outliers", 0.043), ("channel-bias", 0.004), ("video", 0.010)]
 )
-def test_the_error_at_4096_rows(kind, dim, most):
-    inputs = inputs_of(512, 4096, heads=2, dim=dim, kind=kind, device="cuda")
+def test_the_error_at_4096_rows(kind, most, dim):
+    inputs = inputs_of(4096, heads=1, dim=dim, kind=kind, device="cuda")
     out, _ = attend(inputs)
-    want, right = recipe_of(inputs)[0], truth_of(inputs)[0]
+    want, right = recipe_of(inputs, tile=tile_of(dim))[0], truth_of(inputs)[0]
     found, least = distance(out, right), distance(want, right)
     print(f"{kind} {dim}: {found:.5f}, recipe {least:.5f}")
-    assert found <= most
-    assert found <= 1.1 * least + 0.002
+    assert found <= (most[dim == 128] if isinstance(most, tuple) else most)
+    assert found <= 1.1 * least + 0.001  # of the output's own rounding
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_bits_are_the_same_in_every_call_and_in_a_graph(dim):
     inputs = inputs_of(3000, 3100, heads=8, heads_kv=4, dim=dim, causal=True, device="cuda")
     first, lse = attend(inputs)
-    held(inputs, first, lse)
+    held(inputs, first, lse, tile=tile_of(dim))
     differ = sum((attend(inputs)[0] != first).any().int() for _ in range(50))
     assert differ.item() == 0
     graph = torch.cuda.CUDAGraph()

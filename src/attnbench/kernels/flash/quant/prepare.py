@@ -11,6 +11,8 @@ from attnbench.kernels.flash.problem import Problem, strides_of
 from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE, quantise, smooth
 
 LOG2_E = 1.4426950408889634
+WARPS = 8
+"Of a program that quantises."
 LEAST_CHUNK, MOST_CHUNKS, PROGRAMS = 256, 32, 2048
 "Rows of a program of the statistics at least, programs of a head at most, and of all heads about."
 
@@ -117,7 +119,7 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
     # A head without keys has a tile too: it is what writes the scales of its channels.
     tiles_q, tiles_k = -(-problem.max_seqlen_q // TILE.value), max(1, -(-problem.max_seqlen_k // TILE.value))
     k_programs = batch * heads_kv * tiles_k
-    programs = k_programs + batch * heads * tiles_q
+    programs = 2 * k_programs + batch * heads * tiles_q
     if programs == 0:
         return
     quantise[(programs,)](
@@ -153,5 +155,6 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         DIM=dim,
         COLUMNS=columns_of(dim),
         PACKED=problem.packed,
-        num_warps=8,
+        CHUNKS=MOST_CHUNKS,
+        num_warps=WARPS,
     )
