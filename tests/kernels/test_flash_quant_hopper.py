@@ -14,7 +14,7 @@ from attnbench.kernels.flash.quant.hopper import forward as hopper_forward
 from .hopper_machine import machine_runs
 from .quant_cases import held, inputs_of, packed_of, quantised
 
-THREE, TWO = "m192n128w12s2-ws", "m128n128w8s2-ws"
+THREE, TWO, BESIDE = "m192n128w12s2-ws", "m128n128w8s2-ws", "m128n128w8s2-ws-beside"
 CASES = {
     "one-query": ({"seqlen": 1, "seqlen_k": 129, "causal": True}, TWO),
     "63": ({"seqlen": 63, "causal": True}, THREE),
@@ -25,6 +25,8 @@ CASES = {
     "grouped": ({"seqlen": 200, "heads": 4, "heads_kv": 2, "batch": 2, "causal": True}, TWO),
     "no-keys": ({"seqlen": 70, "seqlen_k": 0}, THREE),
     "96-dims-fp16": ({"seqlen": 140, "seqlen_k": 300, "dim": 96, "dtype": torch.float16}, THREE),
+    "beside-1000": ({"seqlen": 1000, "causal": True}, BESIDE),
+    "beside-129": ({"seqlen": 129, "seqlen_k": 140, "dim": 128, "heads": 2}, BESIDE),
     "40-dims": ({"seqlen": 70, "seqlen_k": 150, "dim": 40}, THREE),
 }
 LENGTHS = [(1, 129), (130, 3), (0, 5), (263, 64), (7, 0), (128, 300)]

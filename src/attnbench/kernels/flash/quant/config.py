@@ -41,6 +41,14 @@ class QuantConfig(LaunchConfig):
     order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
     "plain: the portable kernel; ws: the Hopper kernel, a producer warp that loads for warpgroups of 64 rows each"
 
+    products: Annotated[str, Spelled("-{}", ("apart", "beside"))] = "apart"
+    "apart: one product of a warpgroup at a time; beside: the next scores beside the product with this tile's values (ws)"
+
+    def __post_init__(self) -> None:
+        LaunchConfig.__post_init__(self)
+        if self.order == "plain" and self.products != "apart":
+            raise ValueError("order=plain has no beside; without, or order=ws")
+
     @property
     def groups(self) -> int:
         """Warpgroups of 64 rows each (ws)."""
@@ -124,8 +132,10 @@ def fault(config: QuantConfig, shape: Shape) -> tuple[str, str] | None:
 def space(shape: Shape) -> list[QuantConfig]:
     """Every valid configuration for a shape, in one order."""
     there = (
-        QuantConfig(block_m=m, block_n=n, warps=warps, stages=stages, order=order)
-        for order, m, n, warps, stages in product(("ws", "plain"), (64, 128, 192), (64, 128), (4, 8, 12), (2, 3, 4))
+        QuantConfig(block_m=m, block_n=n, warps=warps, stages=stages, order=order, products=products)
+        for (order, products), m, n, warps, stages in product(
+            (("ws", "apart"), ("ws", "beside"), ("plain", "apart")), (64, 128, 192), (64, 128), (4, 8, 12), (2, 3, 4)
+        )
     )
     return [config for config in there if fault(config, shape) is None]
 

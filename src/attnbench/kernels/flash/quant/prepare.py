@@ -11,7 +11,7 @@ from attnbench.kernels.flash.problem import Problem, strides_of
 from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE, quantise, smooth
 
 LOG2_E = 1.4426950408889634
-WARPS = 8
+WARPS = 4
 "Of a program that quantises."
 LEAST_CHUNK, MOST_CHUNKS, PROGRAMS = 256, 32, 2048
 "Rows of a program of the statistics at least, programs of a head at most, and of all heads about."

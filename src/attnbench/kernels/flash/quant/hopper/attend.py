@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from attnbench.kernels.flash.hopper.tiles import Mask, hide, sums_of
-from attnbench.kernels.flash.quant.hopper.tiles import PEAK, fold, operand_of, read_work
+from attnbench.kernels.flash.quant.hopper.tiles import PEAK, fold, highest, lowered, operand_of, read_work
 from attnbench.kernels.shared.hopper import (
     ROWS,
     Argument,
@@ -48,6 +48,8 @@ class Consumer:
     PACKED: gl.constexpr
     BLOCK_N: gl.constexpr
     COLUMNS: gl.constexpr
+    BESIDE: gl.constexpr
+    "whether the scores of a tile are issued beside the product with the values of the one before"
 
 
 @gluon.jit
@@ -60,6 +62,15 @@ def unseen_tiles(row, work, mask, BLOCK_N: gl.constexpr):
         high = gl.minimum(gl.maximum(last + (work.keys - work.queries + 1), 0), work.keys)
     seen = gl.minimum((high + BLOCK_N - 1) // BLOCK_N, work.end)
     return gl.where(row < work.queries, work.end - seen, work.end)
+
+
+@gluon.jit
+@no_type_check
+def hide_keys(scores, tile, consumer, done, WARPGROUP: gl.constexpr):
+    """Scores of a tile of the work item's keys with those at -∞ that a row does not see."""
+    work = read_work(consumer.queue, done)
+    row = work.first + WARPGROUP * ROWS
+    return hide(scores, row, tile * consumer.BLOCK_N, work.keys, work.keys - work.queries, consumer.mask)
 
 
 @gluon.jit
@@ -91,9 +102,7 @@ def through_keys(q, acc, row_max, sums, row_scale, consumer, count, done, end, W
         k_ring.release(count)
         scores = scores.to(gl.float32)
         if tile >= split:
-            work = read_work(consumer.queue, done)
-            row = work.first + WARPGROUP * ROWS
-            scores = hide(scores, row, tile * BLOCK_N, work.keys, work.keys - work.queries, consumer.mask)
+            scores = hide_keys(scores, tile, consumer, done, WARPGROUP)
         weights, factor, row_max, sums = fold(scores, row_max, sums, row_scale, key_scale)
         weights = operand_of(weights, SIZE, WEIGHTS)
         v_ring.wait(count)
@@ -103,6 +112,86 @@ def through_keys(q, acc, row_max, sums, row_scale, consumer, count, done, end, W
         acc = acc * gl.convert_layout(factor, OF_OUT)[:, None] + part
         count += 1
     return acc, row_max, sums, count
+
+
+@gluon.jit
+@no_type_check
+def scores_of(q, ring, count):
+    """Issue the scores of the count-th tile of keys, which has been waited for."""
+    keys = ring.tile(count)
+    KEYS: gl.constexpr = keys.shape[0]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 32])
+    none = gl.zeros([ROWS, KEYS], gl.int32, SCORES)
+    return warpgroup_mma(q, keys.permute([1, 0]), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+@no_type_check
+def part_of(operand, ring, count, OUT: gl.constexpr):
+    """Issue the product of weights and the count-th tile of values, which is waited for."""
+    ring.wait(count)
+    values = ring.tile(count)
+    COLUMNS: gl.constexpr = values.shape[0]
+    none = gl.zeros([ROWS, COLUMNS], gl.float32, OUT)
+    return warpgroup_mma(operand, values.permute([1, 0]), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+@no_type_check
+def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP: gl.constexpr):
+    """As `through_keys`, with the next scores issued beside the product with a tile's values, whose sum is taken while
+    the maximum of these scores is.
+
+    What crosses turns of the loop is scores: of weights, which are bytes, each turn would be taken apart and put
+    together again.
+    """
+    OUT: gl.constexpr = acc.type.layout
+    OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
+    k_ring = consumer.rings.k
+    v_ring = consumer.rings.v
+    work = read_work(consumer.queue, done)
+    split = work.split
+    place = (work.head // consumer.repeats * consumer.rows_k + work.k_place) // consumer.BLOCK_N
+    scales = consumer.k_scale_ptr + gl.cast(place, gl.int64) * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))
+    key_scale = gl.load(scales + (end - 1) * 4)
+    k_ring.wait(count)
+    scores = warpgroup_mma_wait(0, [scores_of(q, k_ring, count)])
+    k_ring.release(count)
+    numbers = scores.to(gl.float32)
+    if end > split:
+        numbers = hide_keys(numbers, end - 1, consumer, done, WARPGROUP)
+    scale = row_scale[:, None] * key_scale[None, :]
+    pivot, factor, row_max = highest(numbers, row_max, scale)
+    if end > 1:
+        k_ring.wait(count + 1)
+    for index in range(1, end):
+        tile = end - 1 - index
+        key_scale = gl.load(scales + tile * 4)
+        weights, sums = lowered(numbers, scale, pivot, sums, factor)
+        operand = operand_of(weights, (ROWS, consumer.BLOCK_N), gl.DotOperandLayout(0, OUT, 4))
+        scores = scores_of(q, k_ring, count + 1)
+        part = part_of(operand, v_ring, count, OUT)
+        scores = warpgroup_mma_wait(1, [scores])
+        k_ring.release(count + 1)
+        numbers = scores.to(gl.float32)
+        if tile >= split:
+            numbers = hide_keys(numbers, tile, consumer, done, WARPGROUP)
+        before = factor
+        scale = row_scale[:, None] * key_scale[None, :]
+        pivot, factor, row_max = highest(numbers, row_max, scale)
+        # As in `flash.hopper.attend`: between what runs beside a product and the wait for it.
+        if tile > 0:
+            k_ring.wait(count + 2)
+        part = warpgroup_mma_wait(0, [part])
+        v_ring.release(count)
+        acc = acc * gl.convert_layout(before, OF_OUT)[:, None] + part
+        count += 1
+    weights, sums = lowered(numbers, scale, pivot, sums, factor)
+    operand = operand_of(weights, (ROWS, consumer.BLOCK_N), gl.DotOperandLayout(0, OUT, 4))
+    part = warpgroup_mma_wait(0, [part_of(operand, v_ring, count, OUT)])
+    v_ring.release(count)
+    acc = acc * gl.convert_layout(factor, OF_OUT)[:, None] + part
+    return acc, row_max, sums, count + 1
 
 
 @gluon.jit
@@ -127,9 +216,14 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     end -= unseen
     q = q_ring.take(done)
     if end > 0:
-        acc, row_max, sums, count = through_keys(
-            q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP
-        )
+        if consumer.BESIDE:
+            acc, row_max, sums, count = through_keys_beside(
+                q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP
+            )
+        else:
+            acc, row_max, sums, count = through_keys(
+                q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP
+            )
     q_ring.release(done)
     epilogue(consumer, acc, row_max, sums, done, WARPGROUP)
     consumer.queue.release(done)

@@ -81,6 +81,7 @@ def flash_quant_hopper_forward(
     STAGES: gl.constexpr,
     ROOM: gl.constexpr,
     GROUPS: gl.constexpr,
+    BESIDE: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
@@ -115,6 +116,7 @@ def flash_quant_hopper_forward(
         PACKED,
         BLOCK_N,
         COLUMNS,
+        BESIDE,
     )
     if GROUPS == 2:
         gl.warp_specialize(
@@ -174,6 +176,7 @@ def launch_hopper_forward(
         STAGES=config.stages,
         ROOM=QUERY_TILES,
         GROUPS=config.groups,
+        BESIDE=config.products == "beside",
         REGISTERS=config.registers,
         num_warps=4,
     )

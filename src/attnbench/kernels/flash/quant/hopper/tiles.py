@@ -146,16 +146,30 @@ def fold(scores, row_max, sums, row_scale, key_scale):
         row_scale: [rows].
         key_scale: [4], of the keys that each of these threads holds.
     """
-    parts = fours(scores)
-    OF_FOURS: gl.constexpr = sums.type.layout
     scale = row_scale[:, None] * key_scale[None, :]
-    new_max = gl.maximum(row_max, gl.max(largest_of(parts, OF_FOURS) * scale, 1))
+    pivot, factor, row_max = highest(scores, row_max, scale)
+    weights, sums = lowered(scores, scale, pivot, sums, factor)
+    return weights, factor, row_max, sums
+
+
+@gluon.jit
+@no_type_check
+def highest(scores, row_max, scale):
+    """What is taken off a tile's scores, the factor of what came before, and the new maximum; scale [rows, 4]."""
+    OF_FOURS: gl.constexpr = scale.type.layout
+    new_max = gl.maximum(row_max, gl.max(largest_of(fours(scores), OF_FOURS) * scale, 1))
     # A row that has seen no key yet has no maximum to take off.
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max)
-    factor = gl.exp2(row_max - pivot)
+    return pivot, gl.exp2(row_max - pivot), new_max
+
+
+@gluon.jit
+@no_type_check
+def lowered(scores, scale, pivot, sums, factor):
+    """Weights of a tile, in fours, and the sums with them."""
+    parts = fours(scores)
     weights = gl.exp2(spread(scale, parts) * parts - spread((pivot - PEAK)[:, None] + 0.0 * scale, parts))
-    sums = sums * factor[:, None] + gl.sum(gl.sum(weights, 3), 1)
-    return weights, factor, new_max, sums
+    return weights, sums * factor[:, None] + gl.sum(gl.sum(weights, 3), 1)
 
 
 @gluon.jit
