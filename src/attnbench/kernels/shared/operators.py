@@ -101,8 +101,9 @@ class Operator:
         excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
         def autocast(*arguments: Any) -> Any:
+            given = cast(*arguments[:count])  # before the key is excluded, which is how autocast is off
             with torch._C._ExcludeDispatchKeyGuard(excluded):
-                return self(*cast(*arguments[:count]), *arguments[count:])
+                return self(*given, *arguments[count:])
 
         return autocast
 
