@@ -164,6 +164,22 @@ def test_modes_and_transforms_meet_the_operator(apis):
         assert flash(q, q, q)[0].device.type == "cpu"
 
 
+def test_derivatives_that_there_are_not_are_refused(apis):
+    flash, q = apis["flash"].flash_attention, torch.randn(1, 20, 2, 16)
+
+    def attend(q):
+        return flash(q, q, q)[0].sum()
+
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(attend, (q,), (q,))
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(attend)(q)
+    with torch.autograd.forward_ad.dual_level():
+        attend(q)
+        with pytest.raises(Exception, match="jvp"):
+            attend(torch.autograd.forward_ad.make_dual(q, q))
+
+
 def test_an_eager_call_meets_no_operator(apis, monkeypatch):
     monkeypatch.setattr(apis["flash"], "FORWARD", None)
     q = torch.randn(1, 20, 2, 16, requires_grad=True)
