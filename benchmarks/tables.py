@@ -748,6 +748,21 @@ def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock:
     )
 
 
+def call_cost(say: Say, path: Path, earlier: Path) -> str:
+    """Host time of a warm eager call, now and before calls were kept."""
+    import call_cost_rows
+
+    data, before = (json.loads(one.read_text("utf-8")) for one in (path, earlier))
+    words = ("call", "median", "tenth to ninetieth percentile", "before calls were kept", "bar", "met")
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], call_cost_rows.rows(data, before)),
+            "",
+            where(data["environment"], say),
+        ]
+    )
+
+
 def hstu_paged(say: Say, path: Path) -> str:
     """The paged HSTU kernel and split keys: time of a layer in a graph, rate, and speed over the contiguous kernel."""
     data = json.loads(path.read_text("utf-8"))
@@ -883,6 +898,7 @@ TABLES = {
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
+    "call-cost-h200": Table(("call-cost-h200.json", "call-cost-before-h200.json"), call_cost),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),
