@@ -236,7 +236,7 @@ def test_a_trace_of_torchs_flash(read):
 def test_a_trace_of_eager_attention(read):
     found = read("torch-2.11-eager.trace.json")
     assert [(row.short, row.category, row.calls) for row in found.kernels] == [
-        ("softmax_warp_forward", "other", 2),
+        ("softmax_warp_forward", "reduction", 2),
         ("nvjet_sm90_tst_64x24_64x16_1x4_h_bz_NNT", "matmul", 2),
         ("nvjet_sm90_tst_128x64_64x8_1x2_h_bz_TNT", "matmul", 2),
         ("MulFunctor", "elementwise", 2),
@@ -249,7 +249,7 @@ def test_a_trace_of_eager_attention(read):
     }
     table = {row[0]: row[1:] for row in tables.categories([found]).rows}
     assert table["matmul"] == pytest.approx((0.012607, 100 * 0.012607 / 0.574561))
-    assert table["other"] == pytest.approx((0.007327, 100 * 0.007327 / 0.574561))
+    assert table["reduction"] == pytest.approx((0.007327, 100 * 0.007327 / 0.574561))
     assert table["elementwise"] == pytest.approx((0.003488, 100 * 0.003488 / 0.574561))
     assert table["idle"] == pytest.approx((0.574561 - 0.023422, 100 * (1 - 0.023422 / 0.574561)))
 

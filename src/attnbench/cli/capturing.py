@@ -45,6 +45,7 @@ class Plan:
     launches: int | None
     "None is the tool's own number"
     warmup: int
+    whole: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -67,7 +68,8 @@ class Plan:
             input=settings.input,
             seed=settings.seed,
             warmup=self.warmup,
-            launches=self.launches or LAUNCHES[tool],
+            launches=self.launches or (1 if self.whole else LAUNCHES[tool]),
+            whole=self.whole,
             marks="torch" if tool == "torch" else "nvtx",
         )
 

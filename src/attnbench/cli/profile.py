@@ -64,6 +64,7 @@ def add_arguments(parser: Parser) -> None:
     )
     flags.add_backends(parser, baseline=False)
     _add_output(parser)
+    parser.set_defaults(gpus=None)
     parser.example(
         "attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
         "attnbench profile ncu --set full --kernel flash",
@@ -103,6 +104,11 @@ def _add_capture(parser: Parser) -> None:
     )
     group.add_argument(
         "--warmup", dest="warm_launches", metavar="N", help=(f"launches before the window (default: {WARMUP})")
+    )
+    group.add_argument(
+        "--whole",
+        action="store_true",
+        help="of video: a whole generation, in the range Inference, in place of single steps",
     )
     group.add_argument(
         "--clock-control",
@@ -169,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
         options(args),
         launches=_number(args.launches, "--launches", 1),
         warmup=WARMUP if args.warm_launches is None else int(args.warm_launches),
+        whole=args.whole,
     )
     taken = capturing.everything(plan, rules) if args.tool == "all" else capturing.one_tool(plan, rules)
     if taken is None:
