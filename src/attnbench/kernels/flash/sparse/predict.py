@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.sparse.portable.predict import pool_blocks, select_blocks
 
-LARGEST_WIDTH = 16384
+LARGEST_WIDTH = 8192
 "Columns of a map: a row lies in the registers of one program."
 
 
@@ -138,6 +138,6 @@ def select(
                 BY_NUMBER=by_number,
                 GATED=gated,
                 WIDTH=width,
-                num_warps=max(1, width // 1024),
+                num_warps=1 if width <= 512 else width // 256,
             )
     return found
