@@ -106,7 +106,7 @@ class ByNumpy(Cheating):
 
 
 class Future(Cheating):
-    """A call only submits; whoever asks for the outputs waits."""
+    """A call only submits, in place of a call that nobody asked for; whoever asks for the outputs waits."""
 
     name = "future"
 
@@ -114,6 +114,8 @@ class Future(Cheating):
         self.pool = ThreadPoolExecutor(1)
 
     def forward(self):
+        if self.out is not None:
+            self.out.cancel()
         self.out = self.pool.submit(self.work)
 
     def outputs(self):

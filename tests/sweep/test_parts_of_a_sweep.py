@@ -79,12 +79,7 @@ def test_what_a_backend_was_seen_to_raise_alone_starts_no_process_in_a_later_gro
 
 class Listener:
     def __init__(self):
-        self.environments, self.activities, self.records = [], [], []
-
-    def environment_index(self, environment):
-        if environment is not None and environment not in self.environments:
-            self.environments.append(environment)
-        return len(self.environments) - 1 if self.environments else None
+        self.activities, self.records = [], []
 
     def on_activity(self, text, group=None, backend=None):
         self.activities.append((text, backend))

@@ -12,7 +12,7 @@ import importlib.util
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -130,6 +130,10 @@ class Launch:
     "take what marks a range by its name, and mark the parts of every later call: for profilers"
     whole: Callable[[], Mapping[str, float]] | None = None
     "carried out once after all samples, such as a generation of many steps: further counters for the record"
+    found_out: Callable[[], Sequence[str]] = tuple
+    "further notes, known once `whole` was carried out"
+    at_length: Callable[[], Any] | None = None
+    "one of those alone, such as one generation, without warm-up and without what is worked out of it: for profilers"
     executed_flops: int | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
     "for the record, by name: what one call serves and holds, such as requests, tokens, tokens found cached"
@@ -210,6 +214,17 @@ class Backend(ABC, Generic[CaseT, InputsT]):
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
+        """
+
+    def check_together(self, case: CaseT, workloads: Set[str]) -> None:
+        """Of a backend that carries others: refuse a case that asks for what none of its rows does.
+
+        Args:
+            case: of the group.
+            workloads: of the backends inside its rows.
+
+        Raises:
+            UsageError: naming the field.
         """
 
     def budget(self, case: CaseT) -> Budget:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch
 from attnbench.backends.our_triton import OurTriton
-from attnbench.backends.sparse import SparseBackend, SparseLimits
+from attnbench.backends.sparse import Following, SparseBackend, SparseLimits
 from attnbench.workloads.sparse.case import SparseCase
 
 if TYPE_CHECKING:
@@ -47,37 +47,32 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         return Shape(dim=case.headdim, block_q=rows, block_k=keys, capability=capability)
 
     def attend(self, case: SparseCase, device: device) -> Attention | None:
-        """As of `Backend`; the lists of the map are made in the first call, and with a predictor there is none."""
-        if self.predictor is not None:
-            return None
+        """As of `Backend`; the lists of a given map are made in the first call, those of a predicted one in each."""
         import torch
 
         from attnbench.kernels.flash.sparse import api
         from attnbench.workloads.sparse.patterns import block_map
 
-        blocks = torch.from_numpy(block_map(case).copy()).to(device)
         made: list[tuple[api.BlockLists, Any, Any]] = []
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Tensor) -> Tensor:
             with torch.cuda.device_of(q):  # Triton launches on the current device
-                if not made:
+                if not made or self.predictor is not None:
                     problem = api.sparse_problem_of(
                         q, k, v, block=case.block_shape, causal=case.causal, scale=case.scale
                     )
                     config = api.config_for(self.own or None, q, k, v, problem)
-                    made.append(
-                        (
-                            api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal, config=config),
-                            problem,
-                            config,
-                        )
-                    )
+                    lists = api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal, config=config)
+                    made[:] = [(lists, problem, config)]
                 out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
                 lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=q.device)
                 api.launch_sparse(q, k, v, out, lse, *made[0])
             return out
 
-        return attend
+        if self.predictor is not None:
+            return Following(self.predictor.on(case, device), attend)
+        given = torch.from_numpy(block_map(case).copy()).to(device)
+        return lambda q, k, v: attend(q, k, v, given)
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:

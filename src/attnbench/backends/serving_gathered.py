@@ -14,6 +14,7 @@ from attnbench.backends.base import Backend, Budget, Config, Launch, Machine
 from attnbench.backends.registry import all_backends
 from attnbench.backends.serving import NO_CACHE, ServingBackend
 from attnbench.errors import AttnbenchError, Unsupported, refusal
+from attnbench.workloads.hstu_serving.case import POOL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +66,12 @@ class ServingGathered(ServingBackend):
             Unsupported: naming the field, its value and what is accepted.
         """
         super().check(case, machine)
+        if case.cache == POOL:
+            raise Unsupported(
+                refusal(
+                    self.name, "cache", case.cache, "has users of different lengths in a step", "one shape in a step"
+                )
+            )
         inner = self.inner
         if machine.device not in inner.devices:
             raise Unsupported(

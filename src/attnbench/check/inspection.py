@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from attnbench.check.examine import HELD_CYCLES, Examination, Wrong, check_form
+from attnbench.check.examine import Examination, Wrong, check_form
 from attnbench.check.poison import poison_outputs
 from attnbench.check.products import products
 from attnbench.check.reference import References
@@ -47,6 +47,8 @@ SLOWER = {"cpu": 1.5, "cuda": 1.25}
 """Times an ordinary sample that a call on new data may take; honest kernels of an H200 took 0.93 to 1.03."""
 COPIES = 10.0
 """Times a plain copy of the tensors concerned that `reload`, `reset` and `outputs` may take: layouts differ."""
+AHEAD_CYCLES = 10_000_000
+"""How long a GPU's stream is held, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
 SHARE = 0.5
 """Share of a sample on new data that they may take in any case, and that outputs may come late."""
 BACKWARD = 0.2
@@ -71,7 +73,7 @@ class _Look:
     first: float = 0.0
     "of outputs right after the call; `untimed` has that of a second time"
     whole: float = 0.0
-    "on a CPU, from where the call could begin until its outputs were there, less what they take a second time"
+    "from where the call could begin until its outputs were there, less what they take a second time"
     copies: float = 0.0
     "of all inputs and outputs"
 
@@ -232,7 +234,9 @@ class Inspection:
             with products() as names:
                 call()
             found[name] = names
-        call = launch.call("fwd" if self.mode == "fwd" else "fwd-bwd")
+        if self.mode == "bwd":
+            launch.forward()
+        call = launch.call(self.mode)
         if self.cuda:
             self._queued(call, look)
         else:
@@ -250,20 +254,23 @@ class Inspection:
         """On a GPU: what does the stream get to do after the call has returned, until its outputs are there?
 
         The stream is held meanwhile, so that only what is queued counts, not how long the host takes: a thread
-        that launches kernels after the call has returned puts them behind its end.
+        that launches kernels after the call has returned puts them behind its end.  Where that thread is quick, or
+        this one is held up, they come before the end is recorded; they are part of the whole in any case.
         """
         import torch
 
-        ends = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
         self._synchronise()
-        torch.cuda._sleep(HELD_CYCLES)
+        torch.cuda._sleep(AHEAD_CYCLES)
+        marks[0].record()
         call()
-        ends[0].record()
-        for end in ends[1:]:
+        marks[1].record()
+        for mark in marks[2:]:
             self.launch.outputs()
-            end.record()
+            mark.record()
         self._synchronise()
-        look.first, look.untimed["outputs"] = (float(a.elapsed_time(b)) for a, b in pairwise(ends))
+        inside, look.first, look.untimed["outputs"] = (float(a.elapsed_time(b)) for a, b in pairwise(marks))
+        look.whole = inside + look.first - look.untimed["outputs"]
 
     def _suspicion(self) -> _Suspicion | None:
         """What the looks so far agree on."""
@@ -279,6 +286,7 @@ class Inspection:
             yield _Rule(
                 [look.first - SHARE * call - slack for look in looks], [look.untimed["outputs"] for look in looks], late
             )
+            yield _Rule([(look.whole - slack) / SLOWER[kind] for look in looks], new, late)
         if "forward" in looks[0].untimed:
             forward = [look.untimed["forward"] for look in looks]
             yield _Rule(

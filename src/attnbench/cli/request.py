@@ -11,6 +11,7 @@ from typing import Any
 
 from attnbench.backends.checkouts import name_checkouts
 from attnbench.cli.flags import AXIS, FIRST, backend_words, selector_words
+from attnbench.cli.stations import planned_device
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.suites.load import load_suite
@@ -43,7 +44,6 @@ def make_run(
         AttnbenchError: anything in the request that cannot be.
     """
     from attnbench.formats.layouts import check_layout
-    from attnbench.machine.devices import resolve
     from attnbench.store.runfile import new_id, now
     from attnbench.sweep.settings import check_settings
 
@@ -52,7 +52,7 @@ def make_run(
     settings = _settings(args, who)
     asked_axes = axis_words(args, who)
     load_suite(suite, "cpu")  # its mistakes are told before torch is imported, which takes seconds
-    device = resolve(settings.pop("device", "auto"))
+    device = planned_device(args, who, settings.pop("device", None))
     found = load_suite(suite, device.kind)
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
     found = with_axes(
@@ -174,6 +174,6 @@ def _command(
     for flag, values in (("--backends", chosen), ("--skip", args.skip or [])):
         words += [flag, ",".join(values)] if values else []
     settings = [(one.flag, getattr(args, one.name, None)) for one in SETTINGS]
-    for flag, value in [("--baseline", args.baseline), *settings]:
+    for flag, value in [("--baseline", args.baseline), *settings, ("--gpus", args.gpus)]:
         words += [flag, value] if value is not None else []
     return shlex.join(words)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attnbench.profile import categories as kinds
+from attnbench.profile import reading
 from attnbench.profile.capture import CPU, Advice, Capture, KernelRow, split_range
 from attnbench.profile.counters import STALL, known, worst_stall
 from attnbench.profile.roofline import Point
@@ -74,7 +75,8 @@ def categories(captures: Sequence[Capture]) -> Table:
         columns += [[*times], [_percent(time, whole) for time in times]]
     rows = [(name, *(column[index] for column in columns)) for index, name in enumerate(names)]
     kept = [row for row in rows if any(isinstance(cell, float) for cell in row)]
-    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept), notes=_of_what(captures))
+    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept),
+                 notes=(*_of_what(captures), *reading.of_times(captures)))  # fmt: skip
 
 
 def _of_what(captures: Sequence[Capture]) -> tuple[str, ...]:
@@ -189,6 +191,7 @@ def counters(captures: Sequence[Capture]) -> Table:
             "occ. is the share of warps an SM could hold that it did, occ. max what "
             "registers and shared memory allow; tensor % is of the cycles in which the SM worked; warps "
             "wait for: the commonest reason, and how many wait for it at each instruction issued",
+            *reading.of_counters(captures),
         ),
     )
 
@@ -245,12 +248,20 @@ def roofline(points: Sequence[Point]) -> Table:
 LINK = re.compile(r"\s*\(https?://[^)\s]*\)|@url:([^@]*?):https?://[^@]*@")
 """A link in a remark, as ncu prints it and as its module gives it."""
 
+SENTENCE = re.compile(r"(?<=[^.\d])\.(?=\s|$)|(?<=\d)\.(?=\s[A-Z]|$)")
+"""The end of a sentence; a decimal point is none."""
+
 OF_ITSELF = re.compile(r"optional metrics? \S+ could not be found")
 """A remark on what ncu was not asked to collect, which is nothing to be done about a kernel."""
 
 
-def advice(captures: Sequence[Capture]) -> Table:
-    """What ncu's own rules say, what promises most first; of each rule on a kernel that which promises most."""
+def advice(captures: Sequence[Capture], *, whole: bool = False) -> Table:
+    """What ncu's own rules say, what promises most first; of each rule on a kernel that which promises most.
+
+    Args:
+        captures: of ncu.
+        whole: each remark as ncu has it, not its first sentence alone.
+    """
     remarks = [
         (row.backend or capture.name, row.short, (row.range, row.name), one)
         for capture in captures
@@ -259,20 +270,13 @@ def advice(captures: Sequence[Capture]) -> Table:
     ]
     remarks.sort(key=lambda item: item[-1].promise)
     first: dict[object, tuple[str, str, Advice]] = {}
-    for backend, kernel, whole, one in remarks:
+    for backend, kernel, launched, one in remarks:
         if not OF_ITSELF.search(one.text):
-            first.setdefault((backend, whole, one.rule), (backend, kernel, one))
+            first.setdefault((backend, launched, one.rule), (backend, kernel, one))
     found = list(first.values())
     words = {"global": "kernel", "local": "part"}
     rows = tuple(
-        (
-            backend,
-            kernel,
-            one.rule,
-            one.speedup_percent,
-            words.get(one.scope or ""),
-            LINK.sub(lambda link: link[1] or "", one.text),
-        )
+        (backend, kernel, one.rule, one.speedup_percent, words.get(one.scope or ""), _remark(one, whole))
         for backend, kernel, one in found[:MOST]
     )
     notes = [
@@ -281,13 +285,24 @@ def advice(captures: Sequence[Capture]) -> Table:
     ] * any(one.speedup_percent is not None for *_, one in found)
     left = len(remarks) - len(rows)
     notes += [f"{left} more in captures.json (--json): further remarks of these rules, and lesser ones"] * (left > 0)
+    notes += (
+        ["--verbose has all of what a rule says"]
+        * any(_remark(one, False) != _remark(one, True) for *_, one in found[:MOST])
+        * (not whole)
+    )
     return Table(
         title="advice of ncu",
         rows=rows,
-        heads=("backend", "kernel", "rule", "gain %", "of", "remark"),
+        heads=("backend", "kernel", "rule", "gain %", "of", "remark" if whole else "in short"),
         notes=tuple(notes),
         ranks=(0, 2, 1, 0, 3, 0),
     )
+
+
+def _remark(one: Advice, whole: bool) -> str:
+    """Without links; of several sentences the first, where not the whole is wanted."""
+    words = " ".join(LINK.sub(lambda link: link[1] or "", one.text).split())
+    return words if whole else SENTENCE.split(words, maxsplit=1)[0]
 
 
 # ── the table of seed 003 ──────────────────────────────────────────────────────────────────────────
@@ -354,13 +369,14 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 NAMES = ("all", "kernels", "categories", "counters", "seed-003")
 
 
-def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = ()) -> list[Table]:
+def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = (), *, whole: bool = False) -> list[Table]:
     """The tables of a name, those without rows left out.
 
     Args:
         name: one of `NAMES`; ``all`` is everything but seed 003's.
         captures: in the order of the columns.
         points: of the roofline.
+        whole: with all of what ncu's rules say.
     """
     counted = [capture for capture in captures if any(row.counters for row in capture.kernels)]
     timed = [capture for capture in captures if capture not in counted]
@@ -369,7 +385,7 @@ def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = ())
         one = seed_003(captures) if name == "seed-003" else categories(captures)
         return [dataclasses.replace(one, notes=(*_remarks(captures), *one.notes))] if one.rows else []
     if name in ("all", "counters"):
-        found += [counters(counted), roofline(points), advice(counted)]
+        found += [counters(counted), roofline(points), advice(counted, whole=whole)]
     if name in ("all", "kernels"):
         found += [kernels(capture) for capture in (timed if name == "all" else captures)]
     if name == "all":

@@ -15,7 +15,7 @@ from typing import Any
 
 from attnbench.backends.base import Launch, Machine
 from attnbench.backends.registry import is_shipped, resolve
-from attnbench.errors import Unavailable, Unsupported
+from attnbench.errors import Unavailable, Unsupported, refusal
 from attnbench.machine.device import Device
 from attnbench.measure.stage import synchronize
 from attnbench.profile.job import Answer, Job, read_job, write
@@ -85,6 +85,12 @@ def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, s
                 launch.reset()
             call()
         synchronize(Device.parse(job.device))
+        if job.whole and launch.at_length is None:
+            raise Unsupported(
+                refusal(
+                    name, "--whole", "yes", "has nothing that follows its launches", "a suite of the workload video"
+                )
+            )
         sessions.push(closing.pop_all())
     return launch
 
@@ -99,7 +105,7 @@ def _launch_all(job: Job, mode: str, launches: dict[str, Launch], trace: Path) -
                 if launch.reset:
                     launch.reset()
                 with mark(f"{name}/{job.case_id}"):
-                    call()
+                    (launch.at_length if job.whole and launch.at_length else call)()
             synchronize(Device.parse(job.device))
 
 

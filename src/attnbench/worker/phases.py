@@ -69,4 +69,5 @@ def carried_out_whole(entry: Entry, announce: Callable[[str], None], device: Dev
     announce("whole")
     found = counters(entry.builder.name, launch.whole())
     synchronize(device)
+    entry.builder.note(*launch.found_out())
     return found

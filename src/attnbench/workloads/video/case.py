@@ -80,6 +80,9 @@ class VideoCase:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise UsageError(refusal(WHO, name, value, "cannot be used", f"a whole number from {least} to {most}"))
+        if self.dense_steps >= self.steps:
+            wrong = f"leaves none of {self.steps} steps sparse"
+            raise UsageError(refusal(WHO, "dense-steps", self.dense_steps, wrong, f"at most {self.steps - 1}"))
         model.check_shape(self.frames, self.height, self.width)
         for name, accepted in (("dtype", ACCEPTED_DTYPES), ("compile", COMPILE)):
             if getattr(self, name) not in accepted:

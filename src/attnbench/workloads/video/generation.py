@@ -6,6 +6,7 @@ noise.  Another trajectory is not a worse one: two exact kernels part ways too, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import AttnbenchError, refusal
-from attnbench.models.video.attention import Exchanged
-from attnbench.models.video.denoise import Denoiser
+from attnbench.models.video.attention import Attend, Exchanged
+from attnbench.models.video.denoise import Denoiser, Generation
+from attnbench.workloads.video import WARM_UP_STEPS
 from attnbench.workloads.video.capture import captured, wanted
 from attnbench.workloads.video.case import VideoCase
 from attnbench.workloads.video.frames import as_frames, psnr, ssim
 from attnbench.workloads.video.inputs import VideoInputs
 
-WARM_UP_STEPS = 10
 ROWS = 64
 "Rows of the attention, drawn of all heads and both predictions, that are computed again in fp64."
 MIB = 2**20
@@ -36,10 +37,12 @@ class Generated:
     calls: int = 0
     "of the attention, in the last generation"
     further: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def counters(self) -> dict[str, float]:
         """For the record."""
-        count = len(self.total_s)
+        if not (count := len(self.total_s)):
+            return self.further
         return {
             "generations": count,
             "generation_s": sum(self.total_s) / count,
@@ -66,25 +69,44 @@ def generate_all(
             torch.cuda.reset_peak_memory_stats(device)
         kept: list[Tensor] = []
         before = attention.calls
-        one = denoiser.generate(
-            case.steps,
-            inputs.latents,
-            inputs.embeds,
-            before=partial(_dense, case, attention),
+        one = generated(
+            case,
+            inputs,
+            denoiser,
+            attention,
             after=lambda number, latents, kept=kept: kept.append(latents),  # type: ignore[misc]
         )
-        attention.is_dense = False
         found.calls = attention.calls - before
         found.total_s.append(one.total_s)
         found.decode_s.append(one.decode_s)
         if device.type == "cuda":
             found.peak_mb = torch.cuda.max_memory_allocated(device) / MIB
         _check_finite(who, kept)
-    found.further = _distances(inputs, kept, one.frames, who) | attention_errors(case, inputs, denoiser, attention)
+    if case.generations:
+        found.further = _distances(inputs, kept, one.frames, who)
+        if (other := inputs.kept.dense_of) != who:
+            found.notes = (f"latents are compared with those of {other}",)
+    found.further |= attention_errors(case, inputs, denoiser, attention, who=who)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
         found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
     denoiser.begin(case.steps)
     return found
+
+
+def generated(
+    case: VideoCase,
+    inputs: VideoInputs,
+    denoiser: Denoiser,
+    attention: Exchanged,
+    after: Callable[[int, Tensor], None] = lambda number, latents: None,
+) -> Generation:
+    """One generation, its first steps dense where the case says so."""
+    try:
+        return denoiser.generate(
+            case.steps, inputs.latents, inputs.embeds, before=partial(_dense, case, attention), after=after
+        )
+    finally:
+        attention.is_dense = False
 
 
 def _check_finite(who: str, kept: list[Tensor]) -> None:
@@ -127,15 +149,21 @@ def _distances(inputs: VideoInputs, kept: list[Tensor], video: Tensor | None, wh
 
 
 def attention_errors(
-    case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged
+    case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, *, who: str
 ) -> dict[str, float]:
-    """Relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer."""
+    """Relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer.
+
+    Raises:
+        AttnbenchError: a call answers from memory.
+    """
     layers = case.config.layers
     found: dict[str, float] = {}
 
     def look(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         if layer in (0, layers // 2, layers - 1):
             found[f"attention_rel_l1_layer_{layer}"] = rows_error(q, k, v, out)
+        if layer == 0:
+            check_follows(attention.attend, q, k, v, who=who)
 
     denoiser.begin(case.steps)
     attention.look = look
@@ -145,6 +173,32 @@ def attention_errors(
     finally:
         attention.look = None
     return found
+
+
+def check_follows(attend: Attend, q: Tensor, k: Tensor, v: Tensor, *, who: str) -> None:
+    """Call the attention with the last head of the last sequence of q, of k and of v negated in turn.
+
+    A step is taken again and again from the same latents, so an attention that knows its answers by a part of its
+    inputs would be quick and right.  Each change must be in the answer.
+
+    Raises:
+        AttnbenchError: an answer is the one of before.
+    """
+    before = attend(q, k, v).clone()
+    for index, name in enumerate("qkv"):
+        given = [q, k, v]
+        given[index] = changed = given[index].clone()
+        changed[-1, :, -1] *= -1
+        if changed.any() and torch.equal(attend(*given)[-1, :, -1], before[-1, :, -1]):
+            raise AttnbenchError(
+                refusal(
+                    who,
+                    "attention",
+                    "its answer of before",
+                    f"was given although {name} has changed",
+                    "an attention that computes what it is given",
+                )
+            )
 
 
 def rows_error(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> float:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from attnbench.models.video.attention import Attend, plain
+from attnbench.workloads.sparse.case import SparseCase
 from attnbench.workloads.sparse.patterns import block_map
 from attnbench.workloads.video.inputs import VideoInputs
 
-DENSE, SPARSE = "step", "sparse-step"
+DENSE, SPARSE, CHOSEN = "step", "sparse-step", "chosen-step"
 "Variants: what every layer computes."
 
 
@@ -24,7 +26,7 @@ def evaluate(inputs: VideoInputs, *, dtype: torch.dtype, variant: str = DENSE) -
     Args:
         inputs: of the case.
         dtype: to compute in; other than the case's, of copies of the weights.
-        variant: dense, or with the case's block map in all layers.
+        variant: dense, or with the case's block map in all layers; of chosen maps the oracle's own are all blocks.
 
     Returns:
         out [1 or 2, …] and latents [1, …], as `Denoiser.step` has them, and attention, rows of the first layer's, as of
@@ -52,16 +54,26 @@ def evaluator(inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend) -> Cal
 
 def right_attention(variant: str, inputs: VideoInputs) -> Attend:
     """What every layer is to compute."""
-    if variant == DENSE:
+    if variant in (DENSE, CHOSEN):
         return plain
     case = inputs.case.sparse
-    blocks = torch.from_numpy(block_map(case).copy()).to(inputs.latents.device)
-    rows_of, keys_of = (torch.arange(case.seqlen, device=blocks.device) // size for size in case.block_shape)
+    return with_maps(case, [torch.from_numpy(block_map(case).copy()).to(inputs.latents.device)])
 
-    def seen(start: int, stop: int) -> Tensor:
-        return blocks[:, :, rows_of[start:stop]][:, :, :, keys_of]
 
-    return lambda q, k, v: plain(q, k, v, seen=seen)
+def with_maps(case: SparseCase, maps: Sequence[Tensor]) -> Attend:
+    """What layers compute that are called in turn, with a block map each, bool [B, H, rows, columns]."""
+    turns = itertools.cycle(maps)
+    rows_of, keys_of = (torch.arange(case.seqlen, device=maps[0].device) // size for size in case.block_shape)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        blocks = next(turns)
+
+        def seen(start: int, stop: int) -> Tensor:
+            return blocks[:, :, rows_of[start:stop]][:, :, :, keys_of]
+
+        return plain(q, k, v, seen=seen)
+
+    return attend
 
 
 def nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
