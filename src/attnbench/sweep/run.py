@@ -109,15 +109,18 @@ class Execution(AbstractContextManager["Execution"]):
 
     def __enter__(self) -> Execution:
         there: list[Station] = []
+        lost: StationLost | None = None
         try:
-            for station in self._asked:
+            # By name: two runs that wait for each other's GPUs would wait for ever.
+            for station in sorted(self._asked, key=lambda one: one.name):
                 try:
                     station.open(partial(self._hear, station.name))
                     there.append(station)
                 except StationLost as error:
+                    lost = error
                     self._handle(station.name, Lost(error))
-                    if station is self._asked[-1] and not there:
-                        raise
+            if lost is not None and not there:
+                raise lost
         except BaseException:
             self._close()
             raise
