@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
     )
     flags.add_backends(parser, baseline=False)
     _add_output(parser)
-    parser.set_defaults(gpus=None)
+    parser.set_defaults(gpus=None, shard=None, engine=None, address=None)
     parser.example(
         "attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
         "attnbench profile ncu --set full --kernel flash",
