@@ -99,7 +99,10 @@ def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
         (["--height", "40"], "video: height=40 cannot be used: 16 does not divide it; a multiple of 16"),
         (["--frames", "10"], "video: frames=10 is not of the form 4k + 1"),
         (["--steps", "0"], "--steps=0 cannot be used; a whole number from 1"),
-        (["--dense-steps", "2"], "video: dense-steps=2 changes nothing: no row has a block map; 0, or a row of `sparse`"),
+        (
+            ["--dense-steps", "2"],
+            "video: dense-steps=2 changes nothing: no row has a block map; 0, or a row of `sparse`",
+        ),
         (["--dense-steps", "4"], "video: dense-steps=4 leaves none of 4 steps sparse; at most 3"),
         (["--guidance", "much"], "--guidance=much cannot be used; a finite number from 0"),
         (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),

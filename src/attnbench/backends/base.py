@@ -13,7 +13,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from types import MappingProxyType
@@ -107,6 +107,15 @@ class InPlace:
     "the whole"
     reported_ms: Callable[[], float]
     "what the phase took in the last call; may synchronise"
+
+
+class Preparing:
+    """A kernel as a function (`Backend.attend`) whose call prepares operands first: predicts a map, quantises.
+
+    It does so in ``with self.preparing():``, so that who calls it can time that part, and a profiler name it.
+    """
+
+    preparing: Callable[[], AbstractContextManager[Any]] = staticmethod(nullcontext)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -57,7 +57,6 @@ class Chosen:
                 if short is not None and one not in wild and not isinstance(self.known[name], Described):
                     _check_config(self.known[name], short, cases)
 
-
     def check_together(self, case: Case, names: Sequence[str]) -> None:
         """Refuse a case that asks for what none of its rows does.
 

@@ -44,9 +44,7 @@ class ChosenMaps:
         """The step of a model with these maps."""
         return evaluator(inputs, dtype=dtype, attend=_attend(case, chosen))()
 
-    def expected_errors(
-        self, case: VideoCase, inputs: VideoInputs, chosen: Tensor, *, draw: Draw
-    ) -> dict[str, Tensor]:
+    def expected_errors(self, case: VideoCase, inputs: VideoInputs, chosen: Tensor, *, draw: Draw) -> dict[str, Tensor]:
         """Errors of an honest evaluation of that step."""
         return expected_errors_of(inputs, _attend(case, chosen))
 
