@@ -137,8 +137,9 @@ class Launch:
     "quantise, plan, predict, kernel …: parts that are also timed, apart or in place"
     marked: Callable[[Callable[[str], AbstractContextManager[Any]]], None] | None = None
     "take what marks a range by its name, and mark the parts of every later call: for profilers"
-    whole: Callable[[], Mapping[str, float]] | None = None
-    "carried out once after all samples, such as a generation of many steps: further counters for the record"
+    whole: Callable[[], Mapping[str, float | None]] | None = None
+    """Carried out once after all samples, such as a generation of many steps: further counters for the record, None
+    where a note of `found_out` says why."""
     found_out: Callable[[], Sequence[str]] = tuple
     "further notes, known once `whole` was carried out"
     at_length: Callable[[], Any] | None = None

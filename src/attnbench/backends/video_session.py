@@ -163,7 +163,7 @@ class VideoSession:
 
         return generated(self.case, self.inputs, self.denoiser, self.attention).latents
 
-    def whole(self) -> dict[str, float]:
+    def whole(self) -> dict[str, float | None]:
         """Generations as the case asks for them: their times, memory, calls, and how far their latents are.
 
         Raises:
