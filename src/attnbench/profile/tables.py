@@ -7,7 +7,7 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.profile import categories as kinds
 from attnbench.profile import reading
@@ -16,6 +16,8 @@ from attnbench.profile.counters import STALL, known, worst_stall
 from attnbench.profile.roofline import Point
 from attnbench.profile.table import Cell, Table
 
+MOST_OTHER = 1.0
+"""Per cent of the time of kernels that may be in no category."""
 MOST = 20
 """Kernels of a table on a terminal; the CSV has all."""
 
@@ -75,8 +77,22 @@ def categories(captures: Sequence[Capture]) -> Table:
         columns += [[*times], [_percent(time, whole) for time in times]]
     rows = [(name, *(column[index] for column in columns)) for index, name in enumerate(names)]
     kept = [row for row in rows if any(isinstance(cell, float) for cell in row)]
-    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept),
-                 notes=(*_of_what(captures), *reading.of_times(captures)))  # fmt: skip
+    notes = (*_of_what(captures), *reading.of_times(captures), *_coverage(captures))
+    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept), notes=notes)
+
+
+def _coverage(captures: Sequence[Capture]) -> Iterator[str]:
+    """How much of the kernels' time no rule knows, where that is more than a hundredth."""
+    for capture in captures:
+        other = _percent(_category_ms(capture, kinds.OTHER), capture.kernel_ms)
+        if other is not None and other > MOST_OTHER:
+            yield f"{capture.name}: {other:.1f} % of the time of kernels is in no category; --categories has further rules"
+
+
+def by_category(capture: Capture) -> dict[str, float]:
+    """ms of each category that a capture has, in the order of the tables; idle is among them where it is known."""
+    times = {name: _category_ms(capture, name) for name in _category_names([capture])}
+    return {name: ms for name, ms in times.items() if ms}
 
 
 def _of_what(captures: Sequence[Capture]) -> tuple[str, ...]:
