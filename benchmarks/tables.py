@@ -748,6 +748,21 @@ def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock:
     )
 
 
+def call_cost(say: Say, path: Path, earlier: Path) -> str:
+    """Host time of a warm eager call, now and before calls were kept."""
+    import call_cost_rows
+
+    data, before = (json.loads(one.read_text("utf-8")) for one in (path, earlier))
+    words = ("call", "median", "tenth to ninetieth percentile", "before calls were kept", "bar", "met")
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], call_cost_rows.rows(data, before)),
+            "",
+            where(data["environment"], say),
+        ]
+    )
+
+
 def hstu_paged(say: Say, path: Path) -> str:
     """The paged HSTU kernel and split keys: time of a layer in a graph, rate, and speed over the contiguous kernel."""
     data = json.loads(path.read_text("utf-8"))
@@ -826,6 +841,20 @@ def sparse_peers(say: Say, path: Path) -> str:
     return "\n".join([markdown([say(word) for word in words], rows), "", where(to_dict(run.environments[0]), say)])
 
 
+def suite(say: Say, path: Path) -> str:
+    """A run of a suite: its command, its matrices, who is fastest, what is missing."""
+    import suite_tables
+
+    from attnbench.record import to_dict
+    from attnbench.store.runfile import read
+
+    lines = [f"`{suite_tables.command(path)}`"]
+    for title, head, rows in suite_tables.parts(path):
+        lines += ["", f"{title}:", "", markdown(head, rows)]
+    lines += ["", *suite_tables.sentences(path), where(to_dict(read(path).environments[0]), say)]
+    return "\n".join(lines)
+
+
 def loads(say: Say, *paths: Path) -> str:
     """Latency over rate of models under load."""
     import load_tables
@@ -845,6 +874,18 @@ def generators(say: Say, path: Path) -> str:
     return markdown([say(word) for word in load_tables.GENERATOR_HEAD], load_tables.generator_rows(path))
 
 
+SUITES = (
+    "hstu-bsa",
+    "flash-sweep",
+    "minimal",
+    "compare",
+    "scenarios",
+    "sustained",
+    "timers",
+    "replicates",
+    "hstu-meta",
+)
+"""Runs of whole suites on a card, and of what else a run can be asked for."""
 LOADS = ("load-dlrm-v3-offline-h200.json", "load-dlrm-v3-server-h200.json", "load-bench-h200.json")
 TABLES = {
     "backends": Table((), backends),
@@ -881,6 +922,8 @@ TABLES = {
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
+    "call-cost-h200": Table(("call-cost-h200.json", "call-cost-before-h200.json"), call_cost),
+    **{f"suite-{name}-h200": Table((f"suite-{name}-h200.json",), suite) for name in SUITES},
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),

@@ -127,6 +127,7 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         # What is made stays, so that no two of them have one address.
         new_empty = torch.Tensor.new_empty
         patch.setattr(torch.Tensor, "new_empty", lambda x, *shape, **given: card.hold(new_empty(x, *shape, **given)))
+        patch.setattr(kept, "is_on_card", lambda x: True)
         patch.setattr(kept, "current_device", lambda: -1)
         patch.setattr(kept, "current_stream", lambda device: STREAM)
         for name in ("flash.calls", "hstu.dense.calls", "hstu.bsa.inputs"):
