@@ -93,6 +93,15 @@ def test_on_listed_cases_a_flag_selects_and_sets_what_they_leave_open(asked, ids
     assert list(expand(suite(axes={}, cases=LISTED), ATTENTION, asked)) == ids
 
 
+def test_a_density_of_the_suite_gives_way_to_lengths_and_one_that_is_asked_for_does_not():
+    found, sparse = load_suite("sparse", "cpu"), load_workload("sparse")
+    densities = [case.density for case in expand(found, sparse, {"seqlen": (127,), "causal": (False,)}).values()]
+    assert densities == [0.5, 1.0]  # of 0.25, 0.5 and 1: two blocks a row
+    assert [case.density for case in expand(found, sparse, {"seqlen": (1,), "causal": (True,)}).values()] == [1.0]
+    with pytest.raises(UsageError, match=r"density=0.25 leaves less than one of the 2 blocks of a row; at least 0.5"):
+        expand(found, sparse, {"seqlen": (127,), "density": (0.25,)})
+
+
 def test_axes_of_a_verb_replace_axes_and_leave_what_cases_state():
     modes = {"mode": ("fwd", "fwd-bwd")}
     crossed = expand(with_axes(suite(axes={"seqlen": (63,), "mode": ("bwd",)}), modes), ATTENTION, {})

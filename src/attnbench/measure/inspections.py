@@ -20,6 +20,9 @@ from attnbench.measure.timer import Timer, choose
 
 EVERY_S = 1.0
 """Mean time of sampling between two inspections of a group; every group has one at least."""
+TIMES = 5.0
+"""Mean time of sampling between two inspections is at least so many times what the last one took: a whole model's
+calls take long."""
 LEAD_S = 0.003
 """Head start of the host before each sample of an inspection: it prepares inside the queue."""
 LONG_MS = 50.0
@@ -69,9 +72,10 @@ class Inspections:
         started = time.perf_counter()
         for index, samples in enumerate(samples_ms):
             self._inspect(index, samples)
-        self.spent_s += time.perf_counter() - started
+        took_s = time.perf_counter() - started
+        self.spent_s += took_s
         self._done = True
-        self._due_s = sampled_s() + self._entropy.expovariate(1 / EVERY_S)
+        self._due_s = sampled_s() + self._entropy.expovariate(1 / max(EVERY_S, TIMES * took_s))
 
     def _inspect(self, index: int, samples_ms: Sequence[float]) -> None:
         subject = self.subjects[index]

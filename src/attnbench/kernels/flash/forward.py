@@ -9,6 +9,7 @@ from attnbench.kernels.flash.config.space import ahead_fault
 from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of, processors
+from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import group_of
 
 
@@ -52,7 +53,9 @@ def launch_forward(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
     programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
-    flash_forward[(programs,)](
+    launch(
+        flash_forward,
+        (programs,),
         q,
         k,
         v,
