@@ -91,7 +91,7 @@ def e4m3_of(inputs: Any, case: AttentionCase) -> Callable[[], Any]:
     return lambda: attend(q, k, v, softmax_scale=case.scale, causal=case.causal)
 
 
-def measure(sweep: Sweep, forms: Sequence[str], seconds: float, device: Device) -> dict[str, Any]:
+def measure(sweep: Sweep, forms: Sequence[str], peers: Sequence[str], seconds: float, device: Device) -> dict[str, Any]:
     """Sample a group; its rows with all samples."""
     import torch
 
@@ -107,7 +107,7 @@ def measure(sweep: Sweep, forms: Sequence[str], seconds: float, device: Device) 
                 if callable(call) and (number == 0 or what in ("op", "kernel")):
                     rows.append({"what": what, "config": short})
                     calls.append(call)
-        for name in PEERS:
+        for name in peers:
             backend = resolve(name, case)
             try:
                 backend.probe()
@@ -179,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--forms", default="", help="comma list of configurations; those that a shape has not are left out"
     )
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma list of backends")
     parser.add_argument("--seconds", type=float, default=2.0, help="sampling time of a group, at most")
     args = parser.parse_args(arguments)
     wanted = [{int(one) for one in text.split(",") if one} for text in (args.only, args.dims)]
@@ -187,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {"environment": to_dict(environment(device)), "seconds": args.seconds, "groups": []}
     for sweep in SWEEPS:
         if all(not some or value in some for some, value in zip(wanted, (sweep.seqlen, sweep.headdim), strict=True)):
-            group = measure(sweep, forms, args.seconds, device)
+            group = measure(sweep, forms, [one for one in args.peers.split(",") if one], args.seconds, device)
             result["groups"].append(group)
             print("\n".join(lines_of(group)), flush=True)
             args.out.write_text(json.dumps(result))
