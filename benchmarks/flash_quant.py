@@ -69,6 +69,11 @@ class Sweep:
         )
 
     @property
+    def flops(self) -> int:
+        """Useful ones."""
+        return work(self.case).flops
+
+    @property
     def default(self) -> str:
         """Name of the tuned default of an H200."""
         return default_config(Shape(dim=self.headdim)).short
@@ -76,7 +81,7 @@ class Sweep:
 
 SWEEPS = tuple(
     Sweep(seqlen=seqlen, headdim=dim, causal=causal)
-    for seqlen in (1024, 4096, 16384, 32768)
+    for seqlen in (4096, 16384, 32768, 1024)
     for dim in (128, 64)
     for causal in (False, True)
 )
@@ -145,10 +150,20 @@ def faster(group: Mapping[str, Any], row: Mapping[str, Any], names: Sequence[str
     return paired_ratio(theirs, own).ratio, best["what"]
 
 
+def sweep_of(group: Mapping[str, Any]) -> Sweep:
+    """What a measured group was to be."""
+    return Sweep(**{name: group[name] for name in Sweep.__dataclass_fields__})
+
+
+def prepared_bytes(sweep: Sweep) -> int:
+    """What the preparation reads and writes at least: K and V twice, Q once, and all three in 8 bits."""
+    return 13 * sweep.case.batch * sweep.seqlen * sweep.heads * sweep.headdim
+
+
 def lines_of(group: Mapping[str, Any]) -> list[str]:
     """A group as text."""
-    sweep = Sweep(**{name: group[name] for name in Sweep.__dataclass_fields__})
-    flops = work(sweep.case).flops
+    sweep = sweep_of(group)
+    flops = sweep.flops
     lines = [f"{sweep.seqlen} rows, dim {sweep.headdim}, {'causal' if sweep.causal else 'full'}"]
     for row in group["rows"]:
         ms = statistics.median(row["samples_ms"])
