@@ -150,6 +150,7 @@ def test_models_share_the_cache_and_nothing_else(path: Path) -> None:
 KERNELS = {
     "shared": set(),
     "flash": {"shared"},
+    "flash.quant": {"shared", "flash"},
     "flash.sparse": {"shared", "flash"},
     "hstu": {"shared"},
     "hstu.dense": {"shared", "hstu"},

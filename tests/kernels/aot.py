@@ -47,6 +47,8 @@ OLDEST = ROOT / ".venv" / "triton-3.6"
 NO_OLDEST = "Triton 3.6 is not there; `make test` installs it"
 TENSOR_CORE = ("HGMMA", "HMMA", "UTCHMMA", "IGMMA", "QGMMA", "UTCQMMA")
 """SASS of a matrix product: warpgroup (sm_90), warp (sm_80), tensor memory (sm_100), and the 8-bit ones."""
+WARPGROUP = ("HGMMA", "IGMMA", "QGMMA")
+"""Those of a warpgroup: of 16 bits, of int8 and of 8-bit floats."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Compiled:
     @property
     def serialized(self) -> bool:
         """Whether each warpgroup product (sm_90) waits for the one before: several times slower, and no error."""
-        return 1 < self.sass.get("HGMMA", 0) <= self.waits
+        return 1 < sum(self.sass.get(name, 0) for name in WARPGROUP) <= self.waits
 
 
 @contextmanager
@@ -181,6 +183,7 @@ _SPELLED = {
     "int8": "i8",
     "int16": "i16",
     "bool": "i1",
+    "float8_e4m3fn": "fp8e4nv",
 }
 
 
@@ -436,6 +439,9 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
         "FSEL",
         "HFMA2",
         "F2FP",
+        "I2FP",
+        "PRMT",
+        "SEL",
         "FMNMX",
         "SHFL",
         "MOV",
@@ -479,7 +485,7 @@ def _beside(code: Code) -> Iterator[str]:
     in_flight = False
     for turn in range(2):  # the first shows what is in flight when a turn of the loop begins
         for _, name, rest in code:
-            if name == "HGMMA":
+            if name in WARPGROUP:
                 in_flight = True
             elif name == "WARPGROUP.DEPBAR":
                 in_flight = not rest.rstrip().endswith("0x0")

@@ -133,6 +133,7 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         for name in ("flash.calls", "hstu.dense.calls", "hstu.bsa.inputs"):
             patch.setattr(f"attnbench.kernels.{name}.check_device", lambda q, *, compiled: None)
         patch.setattr("attnbench.kernels.hstu.paged.api._check_device", lambda who, x: None)
+        patch.setattr("attnbench.kernels.hstu.layer.api._check_device", lambda who, name, x: None)
         for name in (
             "flash.calls.CALLS",
             "hstu.dense.calls.CALLS",
@@ -141,4 +142,5 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         ):
             patch.setattr(f"attnbench.kernels.{name}", kept.Kept())
         patch.setattr("attnbench.kernels.hstu.paged.api._appends", kept.Kept())
+        patch.setattr("attnbench.kernels.hstu.layer.api._calls", kept.Kept())
         yield card

@@ -51,6 +51,8 @@ BUSY = 0.3
 TRIAL, TRIALS = 64, 300
 """Rows of the matrices multiplied to see how fast a core is, and how often.  They are too small for threads, which on a
 busy machine wait for each other, and so quick that some are not interrupted."""
+MONTH_S = 30 * 86400.0
+"""Longer than this is said in words: nobody waits for it."""
 MOST_SLOWED = 8.0
 """However many others there are, the scheduler gives a new process its turns."""
 
@@ -65,22 +67,28 @@ class Estimate:
     "starting workers"
     basis: str
     "what it stands on"
+    stations: int = 1
+    "how many groups are measured at a time"
 
     @property
     def seconds(self) -> float:
         """Of all that is left."""
-        return self.start_s + sum(self.groups.values())
+        whole, longest = sum(self.groups.values()), max(self.groups.values(), default=0.0)
+        return self.start_s + max(longest, whole / self.stations)
 
     def __str__(self) -> str:
+        if self.seconds > MONTH_S:
+            return "more than a month: a case of this size is not for this device; a smaller case, or a GPU"
         return f"about {_words(self.seconds)}: {self.basis}"
 
 
-def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
+def estimate(run: Run, *, files: Sequence[str] = (), stations: int = 1) -> Estimate:
     """Estimate what is left of a run's plan.
 
     Args:
         run: with its plan and settings; groups that `records` already covers are not counted.
         files: paths of --backends files.
+        stations: how many groups are measured at a time.
 
     Raises:
         UsageError: the run names no device.
@@ -102,7 +110,7 @@ def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
         groups[group.group] = _group(run.settings, group, runnable, kind, compiled)
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
-    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run))
+    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), stations)
 
 
 def _group(
@@ -123,7 +131,10 @@ def _group(
     if not settings.measure or not runnable:
         return seconds
     sampling = _sampling(settings, round_s, kind)
-    return seconds + sampling + INSPECTION_CALLS * round_s * max(1.0, sampling)
+    # One a second, between two rounds.
+    inspections = max(1.0, min(sampling, sampling / round_s))
+    after = workload.calls_after(workload.case(group.case))
+    return seconds + sampling + (INSPECTION_CALLS * inspections + after) * round_s
 
 
 def _sampling(settings: Settings, round_s: float, kind: str) -> float:
@@ -174,4 +185,6 @@ def _words(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.2g} h"
+    return f"{seconds / 86400:.0f} days"

@@ -69,6 +69,8 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
     cases = expand(suite, workload, request.axes)
     chosen.check(cases)
     backends = {case_id: names for case_id, case in cases.items() if (names := chosen.names(case))}
+    for case_id, names in backends.items():
+        chosen.check_together(cases[case_id], names)
     if not backends:
         wrong = "leaves nothing of what is asked for"
         raise NothingToRun(refusal(suite.who, "--skip", ",".join(request.skip), wrong, "less of it"))

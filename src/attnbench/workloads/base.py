@@ -282,6 +282,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
         except UsageError:  # the default does not go with the other values
             return False
 
+    def calls_after(self, case: CaseT) -> int:
+        """Launches' worth of work that follow a row's samples, such as whole generations."""
+        return 0
+
     def shrink(self, case: CaseT, factor: float) -> CaseT | None:
         """A smaller case that takes about `factor` of the memory, for the advice of an oom record."""
         return None
