@@ -161,7 +161,7 @@ def test_every_configuration_for_hopper_that_is_offered_can_be_launched(dim, mon
     from attnbench.kernels.hstu.dense.api import configs_of
     from attnbench.kernels.hstu.dense.configs import hopper_columns_fault, hopper_fault
 
-    monkeypatch.setattr("attnbench.kernels.hstu.dense.api._capability", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.hstu.dense.calls._capability", lambda x: (9, 0))
     x = torch.empty(1, 1, dim, dtype=torch.bfloat16, device="meta")
     shape = {"capability": (9, 0), "item_bytes": 2, "attn_dim": dim, "linear_dim": dim}
     for mode in ("fwd", "bwd"):
@@ -177,7 +177,7 @@ def test_every_configuration_for_hopper_that_is_offered_can_be_launched(dim, mon
 def test_every_configuration_of_ours_is_another_launch(mode, monkeypatch):
     from attnbench.kernels.hstu.dense.api import configs_of
 
-    monkeypatch.setattr("attnbench.kernels.hstu.dense.api._capability", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.hstu.dense.calls._capability", lambda x: (9, 0))
     case, x = case_of(mode=mode), torch.empty(1, 1, 128, dtype=torch.bfloat16, device="meta")
     configs = list(all_backends()["hstu-triton"].configs(case))
     cuts = [configs_of(x, x, x, 1024, config.values) for config in configs]

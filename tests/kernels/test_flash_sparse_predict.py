@@ -57,7 +57,7 @@ def test_the_map_is_that_of_torch(kernels, monkeypatch, name, text):
 
 def chosen(kernels, scores, **options):
     lengths = scores.shape[2] * 64, scores.shape[3] * 64
-    return kernels.select(scores[None, None] if scores.dim() == 2 else scores, lengths, (64, 64), **options)
+    return kernels.select(scores, lengths, kernels.Rule(block=(64, 64), scale=1.0, **options))
 
 
 @pytest.mark.parametrize("by_number", [False, True])
@@ -91,5 +91,5 @@ def test_rows_of_nothing_known_are_kept_whole(kernels, by_number):
 
 
 def test_more_columns_than_a_program_holds_are_refused(kernels):
-    with pytest.raises(ValueError, match="select: columns=16385 are too many; at most 16384"):
-        kernels.select(torch.zeros(1, 1, 1, 16385), (64, 64), (64, 64), share=0.5, by_number=True)
+    with pytest.raises(ValueError, match="select: columns=8193 are too many; at most 8192"):
+        chosen(kernels, torch.zeros(1, 1, 1, 8193), share=0.5, by_number=True)

@@ -41,11 +41,12 @@ class Fa3FwdFp8(DenseBackend):
     def budget(self, case: AttentionCase) -> Budget:
         """Q, K, V and P with 3 bits of mantissa.
 
-        Emulated against fp64 on normal values at 128 to 4096 rows: relative L1 0.044 to 0.057, the largest error 0.71 of
-        the output's root mean square, or 0.12 of a single value in causal rows with few keys.  Of outliers one scale a
-        head leaves little: single elements are off by many times the root mean square, and the record says so.
+        Emulated against fp64 on normal values at 128 to 4096 rows: relative L1 0.044 to 0.057.  The largest error was
+        1.15 of the output's root mean square among 33 million elements on an H200, and in causal rows with few keys
+        0.15 of a single value.  Of outliers one scale a head leaves little: single elements are off by many times the
+        root mean square, and the record says so.
         """
-        return Budget(relative=max(1.2, 0.2 * one_value(case)), rel_l1=0.07, head_rel_l1=0.09)
+        return Budget(relative=max(2.0, 0.25 * one_value(case)), rel_l1=0.07, head_rel_l1=0.09)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
         """As of `Backend`."""

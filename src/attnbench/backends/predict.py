@@ -73,27 +73,21 @@ class Predictor:
         return lambda q, k: self._map(case, q, k, possible, forced)
 
     def _by_kernels(self, case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
-        """The same by our kernels: means and selection are a launch each."""
-        from attnbench.kernels.flash.sparse.predict import pool, select
+        """The same by our kernels."""
+        from attnbench.kernels.flash.sparse.predict import Rule, predict_blocks, select
 
-        pooled = None
-        if self.rule == "anti":
-            scores = _antidiagonals(case, q, _repeated(case, k))
-        else:
-            parts = PARTS if self.rule == "sub" else 1
-            sizes = case.block_shape[0] // parts, case.block_shape[1] // parts
-            pooled = pool(q, k, sizes, scale=case.scale, alike=self.gate > 0)
-            scores = pooled.scores() if parts == 1 else _joined(case, pooled.scores())
-        return select(
-            scores,
-            (case.seqlen, case.seqlen_k),
-            case.block_shape,
+        rule = Rule(
+            block=case.block_shape,
             share=self.share,
             by_number=self.rule == "topk",
-            causal=case.causal,
-            pooled=pooled,
+            scale=case.scale,
+            parts=PARTS if self.rule == "sub" else 1,
             gate=self.gate,
+            causal=case.causal,
         )
+        if self.rule != "anti":
+            return predict_blocks(q, k, rule)
+        return select(_antidiagonals(case, q, _repeated(case, k)), (case.seqlen, case.seqlen_k), rule)
 
     def _map(self, case: SparseCase, q: Tensor, k: Tensor, possible: Tensor, forced: Tensor) -> Tensor:
         k = _repeated(case, k)

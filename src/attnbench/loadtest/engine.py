@@ -95,7 +95,13 @@ class Scored:
 
 
 def make_cache(
-    model: HstuRanking, *, pages: int, page_size: int, host_pages: int, reload: bool | Choice = True
+    model: HstuRanking,
+    *,
+    pages: int,
+    page_size: int,
+    host_pages: int,
+    offload_chunk: int = 1,
+    reload: bool | Choice = True,
 ) -> PagedCache:
     """A cache of a model, arguments as of `PagedCache`, or one line where memory is exhausted.
 
@@ -103,7 +109,9 @@ def make_cache(
         UsageError: it cannot be had.
     """
     try:
-        return model.make_cache(pages=pages, page_size=page_size, host_pages=host_pages, reload=reload)
+        return model.make_cache(
+            pages=pages, page_size=page_size, host_pages=host_pages, offload_chunk=offload_chunk, reload=reload
+        )
     except (RuntimeError, MemoryError) as error:
         words = " ".join(str(error).split())[:120]
         raise UsageError(

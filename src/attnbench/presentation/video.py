@@ -104,6 +104,7 @@ def _latents(title: str, rows: Sequence[Record]) -> list[Block]:
         Column("cosine", "cosine at the end", 4),
         Column("psnr", "PSNR dB", 3),
         Column("ssim", "SSIM", 3),
+        Column("lpips", "LPIPS", 3),
     ]
     lines = [
         Line(
@@ -113,6 +114,7 @@ def _latents(title: str, rows: Sequence[Record]) -> list[Block]:
                 "cosine": _cosine(record.counters.get(f"{COSINE}{steps[-1]}")),
                 "psnr": figures.plain(record.counters.get("frames_psnr_db")),
                 "ssim": figures.plain(record.counters.get("frames_ssim")),
+                "lpips": figures.plain(record.counters.get("frames_lpips")),
                 **{
                     key: f"{record.counters[key]:.1e}"
                     for step in shown

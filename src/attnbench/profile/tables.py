@@ -6,18 +6,18 @@ import csv
 import dataclasses
 import io
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.profile import categories as kinds
 from attnbench.profile import reading
-from attnbench.profile.capture import CPU, Advice, Capture, KernelRow, split_range
+from attnbench.profile.advice import advice
+from attnbench.profile.capture import CPU, Capture, KernelRow, split_range
 from attnbench.profile.counters import STALL, known, worst_stall
 from attnbench.profile.roofline import Point
-from attnbench.profile.table import Cell, Table
+from attnbench.profile.table import MOST, Cell, Table
 
-MOST = 20
-"""Kernels of a table on a terminal; the CSV has all."""
+MOST_OTHER = 1.0
+"""Per cent of the time of kernels that may be in no category."""
 
 
 def kernels(capture: Capture) -> Table:
@@ -75,8 +75,22 @@ def categories(captures: Sequence[Capture]) -> Table:
         columns += [[*times], [_percent(time, whole) for time in times]]
     rows = [(name, *(column[index] for column in columns)) for index, name in enumerate(names)]
     kept = [row for row in rows if any(isinstance(cell, float) for cell in row)]
-    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept),
-                 notes=(*_of_what(captures), *reading.of_times(captures)))  # fmt: skip
+    notes = (*_of_what(captures), *reading.of_times(captures), *_coverage(captures))
+    return Table(title="time by category", heads=tuple(heads), rows=tuple(kept), notes=notes)
+
+
+def _coverage(captures: Sequence[Capture]) -> Iterator[str]:
+    """How much of the kernels' time no rule knows, where that is more than a hundredth."""
+    for capture in captures:
+        other = _percent(_category_ms(capture, kinds.OTHER), capture.kernel_ms)
+        if other is not None and other > MOST_OTHER:
+            yield f"{capture.name}: {other:.1f} % of the time of kernels is in no category; --categories has further rules"
+
+
+def by_category(capture: Capture) -> dict[str, float]:
+    """ms of each category that a capture has, in the order of the tables; idle is among them where it is known."""
+    times = {name: _category_ms(capture, name) for name in _category_names([capture])}
+    return {name: ms for name, ms in times.items() if ms}
 
 
 def _of_what(captures: Sequence[Capture]) -> tuple[str, ...]:
@@ -243,66 +257,6 @@ def roofline(points: Sequence[Point]) -> Table:
             "are the data sheet's",
         ),
     )
-
-
-LINK = re.compile(r"\s*\(https?://[^)\s]*\)|@url:([^@]*?):https?://[^@]*@")
-"""A link in a remark, as ncu prints it and as its module gives it."""
-
-SENTENCE = re.compile(r"(?<=[^.\d])\.(?=\s|$)|(?<=\d)\.(?=\s[A-Z]|$)")
-"""The end of a sentence; a decimal point is none."""
-
-OF_ITSELF = re.compile(r"optional metrics? \S+ could not be found")
-"""A remark on what ncu was not asked to collect, which is nothing to be done about a kernel."""
-
-
-def advice(captures: Sequence[Capture], *, whole: bool = False) -> Table:
-    """What ncu's own rules say, what promises most first; of each rule on a kernel that which promises most.
-
-    Args:
-        captures: of ncu.
-        whole: each remark as ncu has it, not its first sentence alone.
-    """
-    remarks = [
-        (row.backend or capture.name, row.short, (row.range, row.name), one)
-        for capture in captures
-        for row in capture.kernels
-        for one in row.advice
-    ]
-    remarks.sort(key=lambda item: item[-1].promise)
-    first: dict[object, tuple[str, str, Advice]] = {}
-    for backend, kernel, launched, one in remarks:
-        if not OF_ITSELF.search(one.text):
-            first.setdefault((backend, launched, one.rule), (backend, kernel, one))
-    found = list(first.values())
-    words = {"global": "kernel", "local": "part"}
-    rows = tuple(
-        (backend, kernel, one.rule, one.speedup_percent, words.get(one.scope or ""), _remark(one, whole))
-        for backend, kernel, one in found[:MOST]
-    )
-    notes = [
-        "gain is what the rule itself estimates, of the kernel's time or of the part the rule looks at alone; "
-        "gains of several rules do not add up"
-    ] * any(one.speedup_percent is not None for *_, one in found)
-    left = len(remarks) - len(rows)
-    notes += [f"{left} more in captures.json (--json): further remarks of these rules, and lesser ones"] * (left > 0)
-    notes += (
-        ["--verbose has all of what a rule says"]
-        * any(_remark(one, False) != _remark(one, True) for *_, one in found[:MOST])
-        * (not whole)
-    )
-    return Table(
-        title="advice of ncu",
-        rows=rows,
-        heads=("backend", "kernel", "rule", "gain %", "of", "remark" if whole else "in short"),
-        notes=tuple(notes),
-        ranks=(0, 2, 1, 0, 3, 0),
-    )
-
-
-def _remark(one: Advice, whole: bool) -> str:
-    """Without links; of several sentences the first, where not the whole is wanted."""
-    words = " ".join(LINK.sub(lambda link: link[1] or "", one.text).split())
-    return words if whole else SENTENCE.split(words, maxsplit=1)[0]
 
 
 # ── the table of seed 003 ──────────────────────────────────────────────────────────────────────────

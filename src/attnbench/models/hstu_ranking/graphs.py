@@ -27,6 +27,9 @@ from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.staging import Sizes, Staging
 from attnbench.models.paged_cache import CacheStep, PagedCache
 
+Lengths = tuple[tuple[int, ...], ...]
+"Cached, new and candidates of each user; of a bucket that serves many, none."
+
 
 @dataclass(slots=True)
 class _Bucket:
@@ -45,6 +48,7 @@ class StepGraphs:
         cache: PagedCache | None = None,
         attention: str | AttentionMaker = "paged",
         capture: bool | None = None,
+        exact: bool = False,
         most: int = 64,
     ) -> None:
         """No graph yet.
@@ -54,15 +58,16 @@ class StepGraphs:
             cache: of the steps; None: nothing is cached.
             attention: one that takes all lengths from the table on the device.
             capture: make graphs; None: on a card.
+            exact: a graph serves steps of the same lengths alone: for an attention that takes them from the host.
             most: buckets to keep, those used last.
 
         Raises:
             UsageError: the attention takes lengths from the host; a graph would repeat those of its first step.
         """
-        self.model, self.cache, self.attention, self.most = model, cache, attention, most
+        self.model, self.cache, self.attention, self.exact, self.most = model, cache, attention, exact, most
         self.capture = model.device.type == "cuda" if capture is None else capture
         fitting = CAPTURED if self.capture else PADDED
-        if isinstance(attention, str) and attention not in fitting:
+        if isinstance(attention, str) and attention not in fitting and not exact:
             raise UsageError(
                 refusal(
                     WHO,
@@ -72,14 +77,14 @@ class StepGraphs:
                     " or ".join(fitting),
                 )
             )
-        self._buckets: OrderedDict[Sizes, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[Sizes, Lengths], _Bucket] = OrderedDict()
         self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self.captured = 0
 
     @property
     def sizes(self) -> list[Sizes]:
         """Sizes of the buckets there are, the one used last at the end."""
-        return list(self._buckets)
+        return [sizes for sizes, _ in self._buckets]
 
     @torch.no_grad()
     def __call__(self, requests: Sequence[Request]) -> Tensor:
@@ -109,7 +114,10 @@ class StepGraphs:
 
     def _run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         sizes = Sizes.of(step)
-        bucket = self._bucket(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE))
+        if self.exact:
+            bucket = self._bucket(sizes, (tuple(step.cached), tuple(step.new), tuple(step.targets)))
+        else:
+            bucket = self._bucket(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE))
         bucket.staging.fill(requests, histories, step)
         if not self.capture:
             bucket.out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
@@ -120,13 +128,14 @@ class StepGraphs:
         assert bucket.out is not None
         return bucket.out[: sizes.candidates]
 
-    def _bucket(self, sizes: Sizes) -> _Bucket:
-        found = self._buckets.get(sizes)
+    def _bucket(self, sizes: Sizes, lengths: Lengths = ()) -> _Bucket:
+        key = sizes, lengths
+        found = self._buckets.get(key)
         if found is None:
             while len(self._buckets) >= self.most:
                 self._buckets.popitem(last=False)
-            found = self._buckets[sizes] = _Bucket(Staging(self.model.config, sizes, self.model.device))
-        self._buckets.move_to_end(sizes)
+            found = self._buckets[key] = _Bucket(Staging(self.model.config, sizes, self.model.device))
+        self._buckets.move_to_end(key)
         return found
 
     def _capture(self, bucket: _Bucket, step: CacheStep) -> None:

@@ -11,6 +11,8 @@ from attnbench.kernels.flash.problem import Problem, strides_of
 from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE, quantise, smooth
 
 LOG2_E = 1.4426950408889634
+WARPS = 4
+"Of a program that quantises."
 LEAST_CHUNK, MOST_CHUNKS, PROGRAMS = 256, 32, 2048
 "Rows of a program of the statistics at least, programs of a head at most, and of all heads about."
 
@@ -36,6 +38,8 @@ class Quantised:
     "fp32 [G, rows / 128, 4]: of the keys n of a tile with the same (n % 8) // 2"
     v_scale: Tensor
     "fp32 [B, G, C]: of a channel"
+    counter: Tensor
+    "int32 [1]: of the Hopper kernel's tile scheduler, 0 between launches"
     parts: Tensor
     "fp32 [chunks, 2, B G, C]: sums of K and largest |V|, of a chunk of rows each"
 
@@ -70,6 +74,7 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
         q_shift=empty(heads, rows_q),
         k_scale=empty(heads_kv, rows_k // TILE.value, 4),
         v_scale=empty(batch, heads_kv, columns),
+        counter=empty(1, dtype=torch.int32),
         parts=empty(chunks, 2, pairs, columns),
     )
 
@@ -114,7 +119,7 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
     # A head without keys has a tile too: it is what writes the scales of its channels.
     tiles_q, tiles_k = -(-problem.max_seqlen_q // TILE.value), max(1, -(-problem.max_seqlen_k // TILE.value))
     k_programs = batch * heads_kv * tiles_k
-    programs = k_programs + batch * heads * tiles_q
+    programs = 2 * k_programs + batch * heads * tiles_q
     if programs == 0:
         return
     quantise[(programs,)](
@@ -129,6 +134,7 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         made.q_shift,
         made.k_scale,
         made.v_scale,
+        made.counter,
         problem.cu_seqlens_q,
         problem.cu_seqlens_k,
         problem.max_seqlen_q,
@@ -149,5 +155,6 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         DIM=dim,
         COLUMNS=columns_of(dim),
         PACKED=problem.packed,
-        num_warps=8,
+        CHUNKS=MOST_CHUNKS,
+        num_warps=WARPS,
     )

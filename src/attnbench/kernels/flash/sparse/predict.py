@@ -1,7 +1,4 @@
-"""Guess from q and k which blocks matter: means of blocks, and the selection of a row's largest scores.
-
-Two launches; nothing waits for the device.  What makes scores of the means is the caller's: a product, or more.
-"""
+"""Guess from q and k which blocks matter: three launches, kept and repeated; nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -12,132 +9,176 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.sparse.portable.predict import pool_blocks, select_blocks
+from attnbench.kernels.flash.sparse.portable.predict import multiply_means, pool_blocks, select_blocks
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, facts_of, launch
 
-LARGEST_WIDTH = 16384
+LARGEST_WIDTH = 8192
 "Columns of a map: a row lies in the registers of one program."
+ROWS = 128
+"Of queries or keys that a program pools, if blocks are no larger."
+TILE = 64
+CHUNK = 32
+"Dims of a step of a tile's product."
+
+_calls: Kept[Launches] = Kept()
 
 
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """Blocks of queries and of keys as `pool` sums them up, fp32."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """How a map is guessed."""
 
-    q_mean: Tensor
-    "[B, H, blocks of queries, D], times the scale"
-    k_mean: Tensor
-    "[B, G, blocks of keys, D]"
-    q_alike: Tensor | None
-    "[B, H, blocks of queries]: mean cosine of all pairs of rows of a block"
-    k_alike: Tensor | None
-    "[B, G, blocks of keys]"
+    block: tuple[int, int]
+    "queries and keys of a block"
+    share: float
+    "of the visible blocks of a row, or of their softmax; each row keeps one at least"
+    by_number: bool
+    "which of the two"
+    scale: float
+    "of the products of means"
+    parts: int = 1
+    "a block's score is log Σ exp of the products of the means of so many parts of its queries and of its keys"
+    gate: float = 0.0
+    "rows and columns of blocks whose rows are less alike than this are kept whole; 0 is none"
+    causal: bool = False
+    "blocks that no query of a row sees are not kept, those on the diagonal are"
 
-    def scores(self) -> Tensor:
-        """Products of the means, [B, H, blocks of queries, blocks of keys]."""
-        q, k = self.q_mean, self.k_mean
-        grouped = q.view(*k.shape[:2], -1, q.shape[-1]) @ k.mT
-        return grouped.view(*q.shape[:-1], k.shape[2])
 
-
-def pool(q: Tensor, k: Tensor, sizes: tuple[int, int], *, scale: float, alike: bool = False) -> Pooled:
-    """Means of blocks in one launch.
+def predict_blocks(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
+    """The map of the largest scores: bool [B, H, ceil(Sq / bq), ceil(Sk / bk)].
 
     Args:
         q: [B, H, Sq, D], last dim contiguous.
         k: [B, G, Sk, D], the same.
-        sizes: rows of a block of queries and of keys, powers of two.
-        scale: what the means of queries are multiplied by.
-        alike: besides, how alike the rows of a block are.
-    """
-    (batch, heads, seqlen_q, dim), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
-    rows, columns = -(-seqlen_q // sizes[0]), -(-seqlen_k // sizes[1])
-    empty = partial(torch.empty, dtype=torch.float32, device=q.device)
-    found = Pooled(
-        empty(batch, heads, rows, dim),
-        empty(batch, heads_kv, columns, dim),
-        empty(batch, heads, rows) if alike else None,
-        empty(batch, heads_kv, columns) if alike else None,
-    )
-    of_queries, of_keys = batch * heads * rows, batch * heads_kv * columns
-    if of_queries + of_keys:
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            pool_blocks[(of_queries + of_keys,)](
-                q,
-                k,
-                found.q_mean,
-                found.k_mean,
-                found.q_alike,
-                found.k_alike,
-                heads,
-                heads_kv,
-                seqlen_q,
-                seqlen_k,
-                of_queries,
-                *q.stride()[:3],
-                *k.stride()[:3],
-                scale,
-                dim,
-                SIZE_Q=sizes[0],
-                SIZE_K=sizes[1],
-                WIDTH=max(16, triton.next_power_of_2(dim)),
-                ALIKE=alike,
-                num_warps=4,
-            )
-    return found
-
-
-def select(
-    scores: Tensor,
-    lengths: tuple[int, int],
-    block: tuple[int, int],
-    *,
-    share: float,
-    by_number: bool,
-    causal: bool = False,
-    pooled: Pooled | None = None,
-    gate: float = 0.0,
-) -> Tensor:
-    """The map of the largest scores of each row, in one launch: bool [B, H, rows, columns].
-
-    Args:
-        scores: [B, H, blocks of queries, blocks of keys]; NaN and +∞ say nothing, and their blocks are kept.
-        lengths: queries and keys of a sequence.
-        block: queries and keys of a block.
-        share: of the visible blocks of a row, or of their softmax; each row keeps one at least.
-        by_number: which of the two.
-        causal: blocks that no query of a row sees are not kept, those on the diagonal are.
-        pooled: with a gate, how alike the rows of the blocks are.
-        gate: rows and columns of blocks less alike than this are kept whole; 0 is none.
+        rule: with a gate of one part alone.
 
     Raises:
         ValueError: more columns than a program holds.
     """
+    key = rule, facts_of(q, k)
+    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, rule)))
+    (found,) = launches(q, k)
+    assert found is not None
+    return found
+
+
+def _run(rule: Rule, q: Tensor, k: Tensor) -> Results:
+    (batch, heads, seqlen_q, dim), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    (size_q, size_k), (rows, columns) = (size // rule.parts for size in rule.block), _blocks(q, k, rule.block)
+    parts_q, parts_k = _blocks(q, k, (size_q, size_k))
+    q_mean, k_mean = (
+        empty((batch, each, parts, dim), q, torch.float32) for each, parts in ((heads, parts_q), (heads_kv, parts_k))
+    )
+    alike: tuple[Tensor | None, Tensor | None] = (None, None)
+    if rule.gate:
+        alike = empty((batch, heads, rows), q, torch.float32), empty((batch, heads_kv, columns), q, torch.float32)
+    scores = empty((batch, heads, rows, columns), q, torch.float32)
+    width = max(16, triton.next_power_of_2(dim))
+    group_q, group_k = (max(1, ROWS // size) for size in (size_q, size_k))
+    of_queries = batch * heads * -(-parts_q // group_q)
+    of_keys = batch * heads_kv * -(-parts_k // group_k)
+    if scores.numel():
+        launch(
+            pool_blocks,
+            (of_queries + of_keys,),
+            q,
+            k,
+            q_mean,
+            k_mean,
+            *alike,
+            heads,
+            heads_kv,
+            seqlen_q,
+            seqlen_k,
+            of_queries,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            rule.scale,
+            dim,
+            SIZE_Q=size_q,
+            SIZE_K=size_k,
+            GROUP_Q=group_q,
+            GROUP_K=group_k,
+            WIDTH=width,
+            ALIKE=rule.gate > 0,
+            num_warps=8,
+        )
+        launch(
+            multiply_means,
+            (batch * heads * -(-parts_q // TILE) * -(-parts_k // TILE),),
+            q_mean,
+            k_mean,
+            scores,
+            heads,
+            heads_kv,
+            parts_q,
+            parts_k,
+            rows,
+            columns,
+            dim,
+            PARTS=rule.parts,
+            TILE=TILE,
+            WIDTH=width,
+            CHUNK=min(width, CHUNK),
+            num_warps=4,
+        )
+    return (_selected(rule, scores, heads_kv, (seqlen_q, seqlen_k), alike),)
+
+
+def select(scores: Tensor, lengths: tuple[int, int], rule: Rule) -> Tensor:
+    """The map of the largest of scores that somebody else made, [B, H, blocks of queries, blocks of keys].
+
+    Args:
+        scores: NaN and +∞ say nothing, and their blocks are kept.
+        lengths: queries and keys of a sequence.
+        rule: without a gate.
+
+    Raises:
+        ValueError: more columns than a program holds.
+    """
+    scores = scores.float().contiguous()
+    key = rule, lengths, facts_of(scores)
+
+    def run(given: Tensor) -> Results:
+        return (_selected(rule, given, given.shape[1], lengths, (None, None)),)
+
+    (found,) = (_calls.get(key) or _calls.keep(key, Launches(run)))(scores)
+    assert found is not None
+    return found
+
+
+def _selected(
+    rule: Rule, scores: Tensor, heads_kv: int, lengths: tuple[int, int], alike: tuple[Tensor | None, Tensor | None]
+) -> Tensor:
     batch, heads, rows, columns = scores.shape
     if columns > LARGEST_WIDTH:
         raise ValueError(f"select: columns={columns} are too many; at most {LARGEST_WIDTH}")
-    scores = scores.float().contiguous()
-    found = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
-    gated = pooled is not None and gate > 0
+    found = empty(tuple(scores.shape), scores, torch.bool)
+    width = max(32, triton.next_power_of_2(columns))
     if found.numel():
-        width = max(32, triton.next_power_of_2(columns))
-        with torch.cuda.device_of(scores):
-            select_blocks[(batch * heads * rows,)](
-                scores,
-                pooled.q_alike if gated and pooled else None,
-                pooled.k_alike if gated and pooled else None,
-                found.view(torch.uint8),
-                heads,
-                pooled.k_mean.shape[1] if pooled else heads,
-                rows,
-                columns,
-                *lengths,
-                share,
-                gate,
-                BLOCK_Q=block[0],
-                BLOCK_K=block[1],
-                CAUSAL=causal,
-                BY_NUMBER=by_number,
-                GATED=gated,
-                WIDTH=width,
-                num_warps=max(1, width // 1024),
-            )
+        launch(
+            select_blocks,
+            (batch * heads * rows,),
+            scores,
+            *alike,
+            found.view(torch.uint8),
+            heads,
+            heads_kv,
+            rows,
+            columns,
+            *lengths,
+            rule.share,
+            rule.gate,
+            BLOCK_Q=rule.block[0],
+            BLOCK_K=rule.block[1],
+            CAUSAL=rule.causal,
+            BY_NUMBER=rule.by_number,
+            GATED=rule.gate > 0,
+            WIDTH=width,
+            num_warps=1 if width <= 512 else width // 256,
+        )
     return found
+
+
+def _blocks(q: Tensor, k: Tensor, sizes: tuple[int, int]) -> tuple[int, int]:
+    """How many blocks of these sizes the queries and the keys have."""
+    return -(-q.shape[2] // sizes[0]), -(-k.shape[2] // sizes[1])

@@ -50,7 +50,9 @@ def test_tables_of_times_of_several_gpus_have_a_column_that_says_which():
     text = io.StringIO()
     render_run(run, Console(file=text, width=120))
     assert re.search(r"case +GPU +", text.getvalue())
+    assert text.getvalue().count("NVIDIA H200") == 1, "two of one model are one line"
     assert "| case | GPU |" in markdown(run).decode()
+    assert markdown(run).decode().count("NVIDIA H200") == 1
 
 
 def test_a_run_on_one_gpu_says_nothing_of_it():
