@@ -18,7 +18,9 @@ pytestmark = pytest.mark.gpu
 pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
 
 WORKLOAD = load_workload("video")
-OURS = ("flash-triton",)
+OURS = ("flash-triton", "flash-sparse")
+MAP = {"height": 128, "width": 128, "block": "64x64", "density": 0.5}
+"A video whose attention has several blocks, for a sparse row."
 
 
 def case(**values):
@@ -31,13 +33,15 @@ def inputs(one, seed=1):
 
 @pytest.mark.parametrize("name", ["sdpa", "sdpa-flash", *OURS])
 def test_a_step_and_a_generation_are_right_on_a_card(name):
-    one = case()
+    one = case(**MAP)
     group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
     backend = resolve(f"video[{name}]", one)
     with backend.session(one, group.first.inputs) as launch:
-        outcome = examine(launch, group, variant="step", budget=backend.budget(one))
+        outcome = examine(launch, group, variant=backend.variant_of(one), budget=backend.budget(one))
         assert outcome.ok, outcome.reason
         found = launch.whole()
+        latents = [launch.at_length() for _ in range(2)]
+    assert torch.equal(*latents)
     assert found["attention_calls"] == 2 * 3
     assert found["generation_peak_mb"] > 0
 
@@ -64,7 +68,7 @@ def kernels(name, one, found):
 
 @pytest.mark.parametrize("name", OURS)
 def test_no_backend_of_ours_adds_a_copy_or_an_addition_to_those_of_sdpa(name):
-    one = case()
+    one = case(**MAP)
     found = inputs(one)
     theirs, mine = kernels("sdpa", one, found), kernels(name, one, found)
     assert sum(theirs.values()) > 0
@@ -74,11 +78,11 @@ def test_no_backend_of_ours_adds_a_copy_or_an_addition_to_those_of_sdpa(name):
 
 @pytest.mark.parametrize("name", ["sdpa", *OURS])
 def test_a_compiled_step_is_right_and_has_no_graph_break(name):
-    one = case(compile="default")
+    one = case(compile="default", **MAP)
     group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
     backend = resolve(f"video[{name}]", one)
     with backend.session(one, group.first.inputs) as launch:
-        outcome = examine(launch, group, variant="step", budget=backend.budget(one))
+        outcome = examine(launch, group, variant=backend.variant_of(one), budget=backend.budget(one))
         assert outcome.ok, outcome.reason
         found = launch.whole()
     assert (found["graph_breaks"], found["recompiles"]) == (0, 0)

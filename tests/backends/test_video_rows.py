@@ -161,7 +161,37 @@ def test_a_generation_tells_its_times_calls_and_distances():
     assert all(0 < other[f"attention_rel_l1_layer_{layer}"] < 1e-5 for layer in (0, 1))
     nothing = case(generations=0)
     with resolve("video", nothing).session(nothing, inputs(nothing)) as launch:
-        assert launch.whole is None
+        assert set(launch.whole()) == {"attention_rel_l1_layer_0", "attention_rel_l1_layer_1"}
+
+
+@pytest.mark.parametrize("changed", "qkv")
+def test_an_attention_that_remembers_answers_by_a_part_of_its_inputs_is_found(changed):
+    one, answers = case(generations=0), {}
+
+    def attend(q, k, v):
+        seen = {"q": (k, v, q[0]), "k": (q, v, k[0]), "v": (q, k, v[0])}[changed]
+        return answers.setdefault(tuple(x.numpy().tobytes() for x in seen), plain(q, k, v))
+
+    with pytest.raises(
+        AttnbenchError, match=f"mine: attention=its answer of before was given although {changed} has changed"
+    ):
+        session_with(attend, one, inputs(one)).whole()
+
+
+def test_the_attention_by_itself_gets_the_middle_layers_own_operands():
+    one, given = case(), []
+
+    def attend(q, k, v):
+        given.append((q, k, v))
+        return plain(q, k, v)
+
+    launch = session_with(attend, one, inputs(one)).launch()
+    launch.phases["attention alone"]()
+    assert len(given) == one.config.layers + 1
+    for mine, layers in zip(given[-1], given[one.config.layers // 2], strict=True):
+        assert torch.equal(mine, layers)
+    launch.phases["attention alone"]()
+    assert len(given) == one.config.layers + 2
 
 
 # ── names ──────────────────────────────────────────────────────────────────────────────────────────
@@ -231,6 +261,47 @@ def test_a_sparse_row_computes_its_map_in_every_layer(values):
         assert "matches a block map that is not read" in outcome.reason
 
 
+BLOCKS = {"block": "64x64", "height": 64, "width": 96, "frames": 17}
+"A video whose attention has three blocks of rows."
+
+
+@pytest.mark.parametrize("selector", ["sparse-eager[cdf0.5]", "sparse-eager[topk0.4]"])
+def test_a_predictor_inside_the_model_is_held_against_the_maps_that_it_used(selector):
+    one = case(**BLOCKS)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    (name,) = select([selector], workload="video")
+    backend = resolve(name, one)
+    backend.check(one, CPU)
+    terms = {"variant": backend.variant_of(one), "budget": backend.budget(one)}
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert outcome.ok, outcome.reason
+        maps = launch.outputs()["block_map"]
+        assert maps.shape == (2, 2, 4, 3, 3)
+        assert outcome.counters["density"] == pytest.approx(density_of(maps, one), rel=1e-6)
+        assert 0.2 < outcome.counters["density"] < 1
+        assert any("the maps that it used in its layers" in note for note in outcome.notes)
+
+
+def density_of(maps, one):
+    """Share of the pairs, counted."""
+    rows, keys = (torch.arange(one.tokens) // size for size in one.sparse.block_shape)
+    return maps[:, :, :, rows][..., keys].double().mean().item()
+
+
+def test_a_predictor_that_says_other_maps_than_it_used_is_found(monkeypatch):
+    from attnbench.backends.video_attention import Copied
+
+    one = case(**BLOCKS)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve("video[sparse-eager:cdf0.5]", one)
+    honest = Copied.chosen
+    monkeypatch.setattr(Copied, "chosen", lambda self: honest(self).roll(1, -1))
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, variant="chosen-step", budget=backend.budget(one))
+    assert "attention: wrong values" in outcome.reason
+
+
 def test_a_map_that_does_not_go_with_the_tokens_is_refused_and_dense_rows_are_not():
     one = case(density=0.3)  # less than one block of this many tokens
     with pytest.raises(Unsupported, match=r"sparse: density=0.3 leaves less than one of the 1 blocks of a row"):
@@ -250,6 +321,13 @@ def test_a_map_that_does_not_go_with_the_tokens_is_refused_and_dense_rows_are_no
             {"model": "cogvideox-2b", "dtype": "fp16"},
             H200,
             "dtype=fp16 is not supported; one of bf16",
+        ),
+        ("video[sta]", {"model": "cogvideox-2b", "dtype": "bf16"}, H200, "headdim=64 is not supported; one of 128"),
+        (
+            "video[sparge_fp8]",
+            {"model": "cogvideox-2b", "dtype": "bf16"},
+            H200,
+            "block=128x128 is not the block of this card's kernel; 64x128",
         ),
         ("video[sdpa-flash]", {"model": "cogvideox-2b"}, H200, "dtype=fp32 is not supported"),
         (
@@ -315,7 +393,7 @@ def test_a_backend_without_a_function_is_fed_by_copies_which_are_counted(monkeyp
         outcome = examine(launch, group, variant="step", budget=backend.budget(one))
         assert outcome.ok, outcome.reason
         assert launch.counters["copies"] == 4 * 2
-        assert list(launch.phases) == ["attention", "copies"]
+        assert list(launch.phases) == ["attention", "attention alone", "copies"]
         launch.phases["copies"].call()
         assert launch.phases["copies"].reported_ms() > 0
         assert any("4 copies a call" in note for note in launch.notes)

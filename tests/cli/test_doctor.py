@@ -167,6 +167,7 @@ def test_a_card_that_torch_cannot_use_is_still_shown(nvml, backends, wide, capsy
     """Clocks now and at most, what holds them back, persistence, others, tuning commands; nothing is run."""
     monkeypatch.setenv("PATH", f"{fake_card.FAKES / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("FAKE_SMI_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setattr("attnbench.machine.advice.OLDEST", {"torch": (99, 0)})
     assert doctor.run(parsed()) == 0
     text = capsys.readouterr().out
     words = " ".join(text.split())
@@ -185,6 +186,7 @@ def test_a_card_that_torch_cannot_use_is_still_shown(nvml, backends, wide, capsy
         "sudo nvidia-smi -pm 1 # ",
         "sudo nvidia-smi -lgc 1980,1980 # ",
         "sudo nvidia-smi -rgc # ",
+        "To bring up to date (for you to do; nothing here does it) pip install -U torch # ",
     ):
         assert wanted in words
     assert not (tmp_path / "calls").exists()

@@ -99,6 +99,11 @@ def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
         (["--height", "40"], "video: height=40 cannot be used: 16 does not divide it; a multiple of 16"),
         (["--frames", "10"], "video: frames=10 is not of the form 4k + 1"),
         (["--steps", "0"], "--steps=0 cannot be used; a whole number from 1"),
+        (
+            ["--dense-steps", "2"],
+            "video: dense-steps=2 changes nothing: no row has a block map; 0, or a row of `sparse`",
+        ),
+        (["--dense-steps", "4"], "video: dense-steps=4 leaves none of 4 steps sparse; at most 3"),
         (["--guidance", "much"], "--guidance=much cannot be used; a finite number from 0"),
         (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),
         (["--model", "sora"], "--model=sora cannot be used; one of cogvideox-2b"),
@@ -112,6 +117,43 @@ def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(wor
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+BROKEN = """
+import torch
+
+def attention(q, k, v, scale):
+    calls.append(None)
+    if len(calls) > 60:
+        raise RuntimeError("out of order")
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+
+calls = []
+"""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_whose_latents_the_others_are_compared_with_is_said(broken, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mine.py"
+    file.write_text(BROKEN if broken else BROKEN.replace("60", "10**9"))
+    path = tmp_path / "run.json"
+    words = ["--backends", "./mine.py,eager,sdpa", "--baseline", "mine", "--iterations", "1", "--no-save"]
+    main(["run", "video", *SMALL, *words, "--json", str(path)])
+    records = {one["backend"]: one for one in json.loads(path.read_text())["records"]}
+    assert (records["video[mine]"]["status"] == "failed") == broken
+    reference = "eager" if broken else "mine"
+    for name in {"eager", "sdpa", "mine"} - ({"mine"} if broken else set()):
+        note = f"latents are compared with those of {reference}"
+        assert (note in records[f"video[{name}]"]["notes"]) == (name != reference), name
+        assert ("latents_rel_l1_1" in records[f"video[{name}]"]["counters"]) == (name != reference), name
+
+
+def test_a_model_of_full_size_on_a_cpu_is_estimated_in_words(capsys):
+    assert main(["run", "video", "--device", "cpu", "--model", "wan-1.3b", "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert " time more than a month: a case of this size is not for this device; a smaller case, or a GPU " in said
 
 
 def test_a_folder_without_weights_ends_in_records_with_the_reason(tmp_path, capsys):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 
 import pytest
 from made_up_captures import CAPTURES
+from rich.console import Console
 
-from attnbench.profile import counters, ncu_csv, sources, tables
+from attnbench.profile import counters, ncu_csv, reading, seed_003, sources, tables
 from attnbench.profile.capture import dumps
 from attnbench.profile.roofline import points
 from attnbench.record import Work
+from attnbench.report.profile import render_profile_table
 
 OURS = sorted([*CAPTURES.glob("ncu-*"), *CAPTURES.glob("torch-*")])
 CASE = "b1-s512-h4-d64-bf16-fwd"
@@ -141,7 +144,7 @@ def test_advice_is_that_of_each_kernel(with_advice):
 
 
 def test_the_table_of_advice_says_a_thing_once_and_prints_no_link(with_advice):
-    table = tables.advice([with_advice])
+    table = tables.advice([with_advice], whole=True)
     assert [(kernel.endswith("combine_kernel"), rule) for _, kernel, rule, *_ in table.rows] == [
         (False, "LaunchConfiguration"),
         (False, "WorkloadImbalance"),
@@ -162,6 +165,50 @@ def test_the_table_of_advice_says_a_thing_once_and_prints_no_link(with_advice):
     assert "See the Hardware Model description" in text
     assert table.notes[-1].startswith("8 more in captures.json")
     assert "https://docs.nvidia.com" in dumps((with_advice,))
+
+
+def test_the_table_of_advice_has_a_sentence_a_rule_where_not_all_is_wanted(with_advice):
+    short, whole = tables.advice([with_advice]), tables.advice([with_advice], whole=True)
+    assert [row[:-1] for row in short.rows] == [row[:-1] for row in whole.rows]
+    texts = [row[-1] for row in short.rows]
+    assert all(long.startswith(text) and ". " not in text for text, (*_, long) in zip(texts, whole.rows, strict=True))
+    assert texts[0].endswith("which is less than the GPU's 132 multiprocessors")
+    assert texts[5].endswith("are below the hardware maximum of 16")
+    assert texts[8].endswith("resulting in only 0.2 full waves across all SMs")  # a decimal point ends nothing
+    assert "--verbose has all of what a rule says" in short.notes
+    assert not any("--verbose" in note for note in whole.notes)
+    console = Console(width=100, file=io.StringIO())
+    render_profile_table(
+        console, short.title, short.heads, short.texts(), numbers=short.numbers(), ranks=short.ranks, notes=()
+    )
+    lines = console.file.getvalue().strip().splitlines()
+    assert len(lines) == 2 + len(short.rows) + any("for want of room" in line for line in lines)
+
+
+def test_what_the_counters_mean_is_said_of_the_longest_kernel(with_advice):
+    (said,) = reading.of_counters([with_advice])
+    assert said.startswith(
+        "sdpa-flash: flash_fwd_splitkv_kernel uses 8 % of the SMs' throughput and 3 % of the memory's"
+    )
+    assert said in tables.counters([with_advice]).notes
+    row = with_advice.kernels[0]
+    for found, words in (
+        ({"sm_percent": 93.0, "dram_percent": 10.0}, "93 % of the SMs' throughput: good (over 90 %)"),
+        ({"sm_percent": 20.0, "dram_percent": 84.0}, "84 % of the memory's bandwidth: good (over 80 %)"),
+    ):
+        one = dataclasses.replace(with_advice, kernels=(dataclasses.replace(row, counters=found),))
+        assert reading.of_counters([one]) == [f"sdpa-flash: flash_fwd_splitkv_kernel uses {words}"]
+
+
+@pytest.mark.parametrize(
+    ("busy", "words"), [(9.5, "95 % of the window: good"), (8.0, None), (5.0, "50 % of the window: poor")]
+)
+def test_a_busy_gpu_is_said_of_a_window(with_advice, busy, words):
+    timed = dataclasses.replace(with_advice, tool="torch", device="a card", window_ms=10.0, busy_ms=busy)
+    found = reading.of_times([timed])
+    assert len(found) == (words is not None)
+    assert all(words in one and one in tables.categories([timed]).notes for one in found)
+    assert reading.of_times([dataclasses.replace(timed, device="CPU")]) == []
 
 
 # ── torch.profiler ─────────────────────────────────────────────────────────────────────────────────
@@ -189,7 +236,7 @@ def test_a_trace_of_torchs_flash(read):
 def test_a_trace_of_eager_attention(read):
     found = read("torch-2.11-eager.trace.json")
     assert [(row.short, row.category, row.calls) for row in found.kernels] == [
-        ("softmax_warp_forward", "other", 2),
+        ("softmax_warp_forward", "reduction", 2),
         ("nvjet_sm90_tst_64x24_64x16_1x4_h_bz_NNT", "matmul", 2),
         ("nvjet_sm90_tst_128x64_64x8_1x2_h_bz_TNT", "matmul", 2),
         ("MulFunctor", "elementwise", 2),
@@ -202,7 +249,7 @@ def test_a_trace_of_eager_attention(read):
     }
     table = {row[0]: row[1:] for row in tables.categories([found]).rows}
     assert table["matmul"] == pytest.approx((0.012607, 100 * 0.012607 / 0.574561))
-    assert table["other"] == pytest.approx((0.007327, 100 * 0.007327 / 0.574561))
+    assert table["reduction"] == pytest.approx((0.007327, 100 * 0.007327 / 0.574561))
     assert table["elementwise"] == pytest.approx((0.003488, 100 * 0.003488 / 0.574561))
     assert table["idle"] == pytest.approx((0.574561 - 0.023422, 100 * (1 - 0.023422 / 0.574561)))
 
@@ -224,3 +271,26 @@ def test_what_we_took_names_no_folder_and_no_host(path):
         assert {line.split('","')[3] for line in text.splitlines()[2:]} == {"127.0.0.1"}
     if path.suffix == ".json":
         assert "hostname" not in json.dumps(json.loads(text)).casefold()
+
+
+# ── a whole video model ────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_kernel_of_a_generation_has_a_category_and_attention_is_called_in_every_layer(rules):
+    (found,) = sources.read(CAPTURES / "video-sdpa-h200.json", rules)
+    times = tables.by_category(found)
+    assert 100 * times.get("other", 0.0) / found.kernel_ms < 1
+    assert times["attention"] == pytest.approx(340.3, abs=0.1)
+    assert "attention preparation" not in times
+    (in_place,) = [row for row in found.ranges if row.name == "attention"]
+    assert in_place.calls == 30
+    assert sum(row.calls for row in found.kernels if row.category == "attention") == 30
+    assert dict(seed_003.table([found]).rows) == {
+        "Attn (%)": "9.19%",
+        "Attn (s)": "0.34s",
+        "direct_copy_kernel_cuda (times)": "10,743",
+        "direct_copy_kernel_cuda (ms)": "227.1ms",
+        "CUDAFunctor_add (times)": "10,207",
+        "CUDAFunctor_add (ms)": "490.6ms",
+        "Total (s)": "4.22s",
+    }

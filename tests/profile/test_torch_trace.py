@@ -59,7 +59,7 @@ def test_operators_of_a_cpu_stand_for_their_time_once(tmp_path, rules):
     rows = {row.short: (row.category, row.calls, row.total_ms) for row in capture.kernels}
     assert rows == {
         "bmm": ("matmul", 1, pytest.approx(0.09)),
-        "expand": ("other", 1, pytest.approx(0.002)),
+        "expand": ("view", 1, pytest.approx(0.002)),
         "_scaled_dot_product_flash_attention_for_cpu": ("attention", 1, pytest.approx(0.1)),
         "add": ("elementwise add", 1, pytest.approx(0.05)),
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch
 from attnbench.backends.our_triton import OurTriton
-from attnbench.backends.sparse import SparseBackend, SparseLimits
+from attnbench.backends.sparse import Following, SparseBackend, SparseLimits
 from attnbench.workloads.sparse.case import SparseCase
 
 if TYPE_CHECKING:
@@ -47,37 +47,37 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         return Shape(dim=case.headdim, block_q=rows, block_k=keys, capability=capability)
 
     def attend(self, case: SparseCase, device: device) -> Attention | None:
-        """As of `Backend`; the lists of the map are made in the first call, and with a predictor there is none."""
-        if self.predictor is not None:
-            return None
+        """As of `Backend`; the lists of a given map are made in the first call, those of a predicted one in each."""
         import torch
 
         from attnbench.kernels.flash.sparse import api
         from attnbench.workloads.sparse.patterns import block_map
 
-        blocks = torch.from_numpy(block_map(case).copy()).to(device)
-        made: list[tuple[api.BlockLists, Any, Any]] = []
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def convert(blocks: Tensor, q: Tensor, k: Tensor) -> Any:
             with torch.cuda.device_of(q):  # Triton launches on the current device
-                if not made:
-                    problem = api.sparse_problem_of(
-                        q, k, v, block=case.block_shape, causal=case.causal, scale=case.scale
-                    )
-                    config = api.config_for(self.own or None, q, k, v, problem)
-                    made.append(
-                        (
-                            api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal, config=config),
-                            problem,
-                            config,
-                        )
-                    )
+                problem = api.sparse_problem_of(q, k, k, block=case.block_shape, causal=case.causal, scale=case.scale)
+                config = api.config_for(self.own or None, q, k, k, problem)
+                lists = api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal, config=config)
+                return lists, problem, config
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, made: Any) -> Tensor:
+            with torch.cuda.device_of(q):
                 out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
                 lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=q.device)
-                api.launch_sparse(q, k, v, out, lse, *made[0])
+                api.launch_sparse(q, k, v, out, lse, *made)
             return out
 
-        return attend
+        if self.predictor is not None:
+            return Following(self.predictor.on(case, device), convert, attend)
+        blocks = torch.from_numpy(block_map(case).copy()).to(device)
+        made: list[Any] = []
+
+        def given(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if not made:
+                made.append(convert(blocks, q, k))
+            return attend(q, k, v, made[0])
+
+        return given
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
@@ -85,18 +85,18 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         import torch
 
         from attnbench.kernels.flash.sparse import api
+        from attnbench.kernels.flash.sparse.lists import lists_of
 
         given = inputs.q, inputs.k, inputs.v
         problem = api.sparse_problem_of(*given, block=case.block_shape, causal=case.causal, scale=case.scale)
         config = api.config_for(self.own or None, *given, problem)
+        share, unit = config.share(problem.block[0]), config.unit(problem.block[0])
         out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
         lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
         made: dict[str, api.BlockLists] = {}
 
         def convert(blocks: Tensor) -> None:
-            made["lists"] = api.make_lists(
-                blocks, inputs.q, inputs.k, block=case.block_shape, causal=case.causal, config=config
-            )
+            made["lists"] = lists_of(blocks, inputs.q, inputs.k, problem, share=share, unit=unit)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             api.launch_sparse(q, k, v, out, lse, made["lists"], problem, config)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import Backend, Check, Config, Launch, Machine, card_checks
+from attnbench.backends.base import Backend, Check, Config, Launch, Machine, Preparing, card_checks
 from attnbench.backends.differentiable import Attention, Operands
 from attnbench.backends.predict import FORM, NAMES, Predictor
-from attnbench.errors import Unsupported, refusal
+from attnbench.errors import Unsupported, WorkerError, refusal
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.sparse.case import BLOCKS, SparseCase
 from attnbench.workloads.sparse.patterns import block_map, visible_pairs
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from attnbench.workloads.sparse.inputs import SparseInputs
 
+MAP = "block_map"
+"Name of the output that a launch's own map is."
 HALF_DTYPES = ("fp16", "bf16")
 ALL_DTYPES = ACCEPTED_DTYPES
 
@@ -253,7 +255,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         phases = {"convert": partial(convert, native)} if convert else {}
         if self.rounds_up(case):
             used = resized(native, case, shape, case.block_shape)
-            options["choices"] = lambda: {"block_map": used.clone()}
+            options["choices"] = lambda: {MAP: used.clone()}
             notes = (f"map rounded up to blocks of {shape[0]}x{shape[1]}", *notes)
         elif self.variant == "given":
             share = density(case)
@@ -290,12 +292,49 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
 
         def chosen() -> dict[str, Tensor]:
             there = resized(made["map"], case, case.block_shape, native)
-            return {"block_map": resized(there, case, native, case.block_shape)}
+            return {MAP: resized(there, case, native, case.block_shape)}
 
         predict()
         phases = {"predict": predict, "convert": follow, "kernel": lambda: fn(operands.q, operands.k, operands.v)}
         notes = (f"map predicted: {self.config.short.rpartition('+')[2] if self.config else ''}", *notes)
         return operands.launch(attend, phases=phases, notes=notes, choices=chosen, **options)
+
+
+class Following(Preparing):
+    """A kernel as a function that predicts its map in every call."""
+
+    def __init__(
+        self,
+        predict: Callable[[Tensor, Tensor], Tensor],
+        convert: Callable[[Tensor, Tensor, Tensor], Any],
+        attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor],
+    ) -> None:
+        """Follow a predictor.
+
+        Args:
+            predict: ``blocks = predict(q, k)``, bool [B, H, rows, columns] of q and k [B, H, S, D].
+            convert: ``lists = convert(blocks, q, k)``, as the kernel reads a map, of q and k [B, S, H, D].
+            attend: ``out = attend(q, k, v, lists)``.
+        """
+        self.predict, self.convert, self.attend = predict, convert, attend
+        self.blocks: Tensor | None = None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As of `Backend.attend`."""
+        with self.preparing():
+            self.blocks = self.predict(q.transpose(1, 2), k.transpose(1, 2))
+            lists = self.convert(self.blocks, q, k)
+        return self.attend(q, k, v, lists)
+
+    def chosen(self) -> Tensor:
+        """The map of the last call, bool [B, H, rows, columns].
+
+        Raises:
+            WorkerError: there was none.
+        """
+        if self.blocks is None:
+            raise WorkerError("attention: its block map was asked for before a call")
+        return self.blocks
 
 
 class SparseOperands(Operands):

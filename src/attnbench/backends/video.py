@@ -8,7 +8,7 @@ name the attention is torch's choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     compiles = True
     carries = ("attention", "sparse")
     # Seed 003 calls FlashAttention 2 `fa`, and its copy in torch is what it measures by that.
-    aliases = {"fa": "sdpa-flash", "fa3": "fa3-fwd", "sparge_fp8": "sparge-fp8"}  # noqa: RUF012 (declared ClassVar)
+    aliases = {"fa": "sdpa-flash", "fa3": "fa3-fwd", "sparge_fp8": "sparge-fp8", "sta": "fastvideo-sta"}  # noqa: RUF012 (declared ClassVar)
 
     @property
     def inner(self) -> Backend:
@@ -104,16 +104,6 @@ class Video(Backend["VideoCase", "VideoInputs"]):
             )
         problem = problem_of(inner, case)
         inner.check(problem, machine)
-        if inner.workload == "sparse" and inner.variant_of(problem) == "chosen":
-            raise Unsupported(
-                refusal(
-                    inner.name,
-                    "block map",
-                    "chosen",
-                    "is made anew in every layer, which has no oracle here",
-                    "a row of the given map: without a predictor, without --widen",
-                )
-            )
         if machine.memory_bytes is not None and needed > machine.memory_bytes:
             fits = next(
                 (
@@ -134,6 +124,16 @@ class Video(Backend["VideoCase", "VideoInputs"]):
                 )
             )
 
+    def check_together(self, case: VideoCase, workloads: Set[str]) -> None:
+        """Refuse dense first steps where all steps of all rows are dense.
+
+        Raises:
+            UsageError: naming the field.
+        """
+        if case.dense_steps and "sparse" not in workloads:
+            wrong = "changes nothing: no row has a block map"
+            raise UsageError(refusal(self.name, "dense-steps", case.dense_steps, wrong, "0, or a row of `sparse`"))
+
     def budget(self, case: VideoCase) -> Budget:
         """That of the backend for a layer's attention."""
         return self.inner.budget(problem_of(self.inner, case))
@@ -144,7 +144,8 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         if inner.workload == "attention":
             return self.variant
         # Of the workload `sparse` there are also rows that compute all blocks.
-        return self.variant if inner.variant_of(problem_of(inner, case)) == "dense" else "sparse-step"
+        variants = {"dense": self.variant, "chosen": "chosen-step"}
+        return variants.get(inner.variant_of(problem_of(inner, case)), "sparse-step")
 
     @contextmanager
     def session(self, case: VideoCase, inputs: VideoInputs) -> Iterator[Launch]:
@@ -158,10 +159,10 @@ class Video(Backend["VideoCase", "VideoInputs"]):
             yield session.launch(self._kept(case))
 
     def _kept(self, case: VideoCase) -> dict[str, float]:
-        """Of a sparse row the share of the visible pairs that its map keeps."""
+        """Of a row with a given map the share of the visible pairs that it keeps."""
         from attnbench.workloads.sparse.work import density
 
-        if self.inner.workload == "attention":
+        if self.variant_of(case) != "sparse-step":
             return {}
         share = density(case.sparse)
         return {"density": share, "actual_sparsity": 1 - share}

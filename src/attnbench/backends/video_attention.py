@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Backend, Launch
+from attnbench.backends.base import Backend, Launch, Preparing
 from attnbench.backends.registry import all_backends
+from attnbench.backends.sparse import MAP, Following
 from attnbench.workloads.base import load_workload
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Copied:
 
     def __init__(self, launch: Launch, template: Any, spans: Spans) -> None:
         self.launch, self.template, self.spans = launch, template, spans
+        self.found: Mapping[str, Tensor] = {}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `models.video.attention.Attend`."""
@@ -34,7 +36,12 @@ class Copied:
         with span("attention", device):
             launch.forward()
         with span("copies", device):
-            return launch.outputs()["out"].clone()
+            self.found = launch.outputs()
+            return self.found["out"].clone()
+
+    def chosen(self) -> Tensor:
+        """The block map that the last call predicted."""
+        return self.found[MAP]
 
 
 @contextmanager
@@ -47,8 +54,13 @@ def attention_of(backend: Backend, problem: Any, device: device) -> Iterator[Exc
     dense = all_backends()["sdpa"].attend(problem.dense, device) if backend.workload == "sparse" else None
     function = backend.attend(problem, device)
     if function is not None:
-        yield Exchanged(function, spans, dense=dense)
+        if isinstance(function, Preparing):
+            function.preparing = lambda: spans.span("preparation", device)
+        chosen = function.chosen if isinstance(function, Following) else None
+        yield Exchanged(function, spans, dense=dense, chosen=chosen)
         return
     template = load_workload(backend.workload).inputs(problem, seed=0, kind="zeros", device=device)
     with backend.session(problem, template) as launch:
-        yield Exchanged(Copied(launch, template, spans), spans, timed=False, dense=dense)
+        copied = Copied(launch, template, spans)
+        chosen = copied.chosen if backend.workload == "sparse" and backend.variant_of(problem) == "chosen" else None
+        yield Exchanged(copied, spans, timed=False, dense=dense, chosen=chosen)

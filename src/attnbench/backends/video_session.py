@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import InPlace, Launch
+from attnbench.backends.base import InPlace, Launch, Preparing
 from attnbench.backends.compiled import with_own_code
+from attnbench.backends.sparse import MAP
 from attnbench.backends.video_attention import COPIES, Copied
 from attnbench.errors import AttnbenchError, WorkerError, refusal
 
@@ -32,6 +33,9 @@ class VideoSession:
         self.compiler = _Compiler() if compiled else None
         self.denoiser, _ = inputs.denoiser(attention, compiled=compiled)
         self.found: tuple[Tensor, Tensor] | None = None
+        self.said: tuple[str, ...] = ()
+        self.taken: tuple[Tensor, Tensor, Tensor] | None = None
+        "q, k and v of the middle layer, for the attention by itself"
 
     def forward(self) -> None:
         """One step; every layer must have called the attention.
@@ -56,9 +60,12 @@ class VideoSession:
         Raises:
             WorkerError: there was none.
         """
+        import torch
+
         if self.found is None or self.attention.rows is None:
             raise WorkerError("launch: outputs were asked for before forward")
-        return {"out": self.found[0], "latents": self.found[1], "attention": self.attention.rows}
+        found = {"out": self.found[0], "latents": self.found[1], "attention": self.attention.rows}
+        return found | ({MAP: torch.stack(self.attention.maps)} if self.attention.chosen else {})
 
     def load(self, inputs: VideoInputs) -> None:
         """Take other noise and embeddings."""
@@ -75,14 +82,23 @@ class VideoSession:
         notes = [weights] + [f"{copies} copies a call: this backend has no function for tensors of others"] * bool(
             copies
         )
+        phases: dict[str, Callable[[], Any] | InPlace]
+        phases = {"attention": self._phase("attention"), "attention alone": self.alone}
+        if isinstance(self.attention.attend, Preparing):
+            phases["preparation"] = self._phase("preparation")
+        if copies:
+            phases["copies"] = self._phase("copies")
         return Launch(
             forward=self.forward,
             outputs=self.outputs,
             reload=self.load,
             reset=self.reset,
             capturable=False,
-            phases={"attention": self._phase("attention")} | ({"copies": self._phase("copies")} if copies else {}),
-            whole=self.whole if self.case.generations else None,
+            phases=phases,
+            marked=self.marked,
+            whole=self.whole,
+            found_out=lambda: self.said,
+            at_length=self.generate,
             notes=tuple(notes),
             counters={
                 "denoising_steps": 1,
@@ -90,6 +106,7 @@ class VideoSession:
                 "tokens": self.case.tokens,
                 "predictions": self.case.batch,
                 "copies": copies * self.case.config.layers,
+                **({} if self.attention.chosen is None else {"maps_predicted": self.case.config.layers}),
                 **(counters or {}),
             },
         )
@@ -103,7 +120,51 @@ class VideoSession:
 
         return InPlace(call, lambda: spans.total_ms(name))
 
-    def whole(self) -> dict[str, float]:
+    def alone(self) -> None:
+        """One call of the attention by itself, on the middle layer's own q, k and v: the micro-benchmark of this shape.
+
+        They are taken from a step before the first call, which nobody times.
+        """
+        import torch
+
+        if self.taken is None:
+            self.taken = self._operands()
+        attend = self.attention.attend
+        with torch.no_grad():
+            if isinstance(attend, Copied):
+                attend.launch.forward()
+            else:
+                attend(*self.taken)
+
+    def _operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+
+        def look(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+            if layer == self.case.config.layers // 2:
+                found.append((q, k, v))
+
+        self.reset()
+        self.attention.look = look
+        try:
+            self.forward()
+        finally:
+            self.attention.look = None
+        self.reset()
+        if isinstance(self.attention.attend, Copied):
+            self.attention.attend(*found[0])
+        return found[0]
+
+    def marked(self, mark: Callable[[str], AbstractContextManager[Any]]) -> None:
+        """Have a profiler's range around each call of the attention, and around its copies."""
+        self.attention.spans.mark = mark
+
+    def generate(self) -> Tensor:
+        """One generation with the decoder, in the range `Inference`; its latents."""
+        from attnbench.workloads.video.generation import generated
+
+        return generated(self.case, self.inputs, self.denoiser, self.attention).latents
+
+    def whole(self) -> dict[str, float | None]:
         """Generations as the case asks for them: their times, memory, calls, and how far their latents are.
 
         Raises:
@@ -113,7 +174,9 @@ class VideoSession:
 
         with self._watched():
             found = generate_all(self.case, self.inputs, self.denoiser, self.attention, who=self.name)
-        _check_calls(self.name, found.calls, self.case.config.layers * self.case.steps)
+        if self.case.generations:
+            _check_calls(self.name, found.calls, self.case.config.layers * self.case.steps)
+        self.said = found.notes
         graphs = {} if self.compiler is None else self.compiler.counted()
         return {**found.counters(), **graphs}
 

@@ -81,6 +81,7 @@ class Report:
     profilers: list[Profiler]
     counters_for_all: bool | None
     tuning: list[Advice]
+    updates: list[Advice]
     max_jobs: int
     container: list[Finding]
     "what the container lets a measurement do; empty outside of one"
@@ -162,6 +163,11 @@ def examine(device: Device, output: Output) -> Report:
         profilers=tools.profilers(),
         counters_for_all=tools.counters_for_all(),
         tuning=advice.tuning(gpu) if gpu else [],
+        updates=advice.updates(
+            {"torch": environment.torch, "triton": environment.triton if gpu else None},
+            environment.cuda,
+            gpu.driver_cuda() if gpu else None,
+        ),
         max_jobs=advice.max_jobs(),
         container=_container(gpu, environment),
         backends=check_backends(device, output),
@@ -280,10 +286,11 @@ def _render(report: Report) -> Iterable[RenderableType]:
     if report.container:
         yield "\n[bold]Container[/]"
         yield _pairs((one.what, f"{one.found}; {one.todo}" if one.todo else one.found) for one in report.container)
-    if report.tuning:
-        yield "\n[bold]Tuning[/] (commands for you to run; nothing here runs them)"
-        width = max(len(item.command) for item in report.tuning)
-        yield from (f"  {_plain(item.command):<{width}}  [dim]# {item.why}[/]" for item in report.tuning)
+    for title, items in (("Tuning", report.tuning), ("To bring up to date", report.updates)):
+        if items:
+            yield f"\n[bold]{title}[/] (for you to do; nothing here does it)"
+            width = max(len(item.command) for item in items)
+            yield from (f"  {_plain(item.command):<{width}}  [dim]# {item.why}[/]" for item in items)
     yield f"\n[bold]Backends[/] on {report.device}"
     # Where there is no card, what needs one is no news.
     rows = [row for row in report.backends if report.gpu or row.state != "not here"]

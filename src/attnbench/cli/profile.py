@@ -106,6 +106,11 @@ def _add_capture(parser: Parser) -> None:
         "--warmup", dest="warm_launches", metavar="N", help=(f"launches before the window (default: {WARMUP})")
     )
     group.add_argument(
+        "--whole",
+        action="store_true",
+        help="of video: a whole generation, in the range Inference, in place of single steps",
+    )
+    group.add_argument(
         "--clock-control",
         metavar="NAME",
         default="none",
@@ -135,12 +140,19 @@ def _add_output(parser: Parser) -> None:
     group.add_argument("--force", action="store_true", help="write into a folder that is there, over its files")
     group.add_argument("--categories", metavar="FILE.toml", help="rules of kernel categories before the shipped ones")
     group.add_argument("--table", metavar="NAME", default="all", help=f"one of {', '.join(TABLES)} (default: all)")
+    group.add_argument("-v", "--verbose", action="store_true", help="all of what ncu's rules say, not one line of each")
     group.add_argument("--csv", metavar="PATH", help="every kernel with every counter (default: kernels.csv in DIR)")
     group.add_argument("--json", metavar="PATH", help="the captures (default: captures.json in DIR)")
     group.add_argument(
         "--into",
         metavar="RUN",
-        help=("put ncu's counters into the records of this run file: same case, same backend (default: none)"),
+        help=(
+            "put ncu's counters, or a launch's time by category, into the records of this run file: same case, same "
+            "backend (default: none)"
+        ),
+    )
+    group.add_argument(
+        "--plots", metavar="DIR", help="draw time by category, a stacked bar a capture, as PNG and SVG (default: none)"
     )
     group.add_argument("--dry-run", action="store_true", help="show the command lines, take nothing")
 
@@ -169,6 +181,7 @@ def run(args: argparse.Namespace) -> int:
         options(args),
         launches=_number(args.launches, "--launches", 1),
         warmup=WARMUP if args.warm_launches is None else int(args.warm_launches),
+        whole=args.whole,
     )
     taken = capturing.everything(plan, rules) if args.tool == "all" else capturing.one_tool(plan, rules)
     if taken is None:
@@ -203,6 +216,10 @@ def _check(args: argparse.Namespace) -> None:
     for path in (args.csv, args.json):
         if path not in (None, "-"):
             check_writable(path)
+    if args.plots is not None:
+        from attnbench.report.plots import check_plot_folder
+
+        check_plot_folder(WHO, args.plots)
     _number(args.launches, "--launches", 1)
     _number(args.warm_launches, "--warmup", 0)
     _seconds(args.timeout)
@@ -327,11 +344,13 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
     texts = {"csv": tables.to_csv(captures), "json": capture.dumps(tuple(captures))}
     if args.into is not None:
         _into(args, captures)
+    if args.plots is not None:
+        _plots(args, captures)
     for name, text in texts.items():
         if (path := getattr(args, name)) not in (None, "-"):
             write_text(path, text)
     output = Output(results_to_stderr="-" in (args.csv, args.json))
-    shown = tables.chosen(args.table, captures, points)
+    shown = tables.chosen(args.table, captures, points, whole=args.verbose)
     for table in shown:
         render_profile_table(
             output.console(),
@@ -351,6 +370,23 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
             Output().line(text.rstrip("\n"))
 
 
+def _plots(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
+    """Draw what the captures' time is made of."""
+    from attnbench.profile.tables import by_category
+    from attnbench.report.charts.base.stacks import stacks
+    from attnbench.report.plots import draw
+
+    bars = {capture.name: times for capture in captures if (times := by_category(capture))}
+    if not bars:
+        raise UsageError(
+            refusal(WHO, "--plots", args.plots, "would stay empty, no kernel was timed", "a capture with times")
+        )
+    whole = all(row.name != "Inference" for capture in captures for row in capture.ranges)
+    figure = stacks("categories", "Time by category of kernels", "capture" if whole else "generation", bars)
+    paths = draw([figure], args.plots)
+    Output().note(f"--plots: {', '.join(path.name for path in paths)}")
+
+
 def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
     """Put the counters into a run file's records."""
     from attnbench.cli.saved import find_run
@@ -365,7 +401,7 @@ def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
                 WHO,
                 "--into",
                 args.into,
-                "has no record of a case and backend that ncu captured",
+                "has no record of a case and backend that was captured, of launches",
                 "a run of the same cases",
             )
         )

@@ -20,6 +20,8 @@ Place = tuple[str, str]
 """A row: the case, and of several GPUs the one."""
 BEST, SAME, UNCLEAR = "*", "=", "?"
 MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not told apart from it"}
+OFTEN = 2
+"Rows out of memory that are no longer one row's own affair."
 RIGHT = "ok"
 "What a place of a check says where every output was right."
 
@@ -122,7 +124,17 @@ def summary(run: Run, view: View | None = None) -> Summary:
         _sentence(standings),
         notes,
         reading,
-        [*break_even(run.records), *spread_of_gpus(run)],
+        [*break_even(run.records), *_out_of_memory(run.records), *spread_of_gpus(run)],
+    )
+
+
+def _out_of_memory(records: Sequence[Record]) -> list[str]:
+    """What to do where it happened again and again; each row has its own reason."""
+    full = sum(record.status is Status.OOM for record in records)
+    return (
+        [f"{full} of {len(records)} rows ran out of device memory: a smaller --batch, --seqlen or --nheads"]
+        if full >= OFTEN
+        else []
     )
 
 

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import UsageError, refusal
+from attnbench.profile.capture import KernelRow
 
-ATTENTION, MATMUL, COPY, ADD = "attention", "matmul", "copy", "elementwise add"
-NORMALISATION, EMBEDDING, ELEMENTWISE = "normalisation", "embedding", "elementwise"
+ATTENTION, PREPARATION = "attention", "attention preparation"
+MATMUL, COPY, ADD = "matmul", "copy", "elementwise add"
+NORMALISATION, EMBEDDING, ELEMENTWISE, REDUCTION, VIEW = (
+    "normalisation",
+    "embedding",
+    "elementwise",
+    "reduction",
+    "view",
+)
 MEMORY_COPY, IDLE, OTHER = "memory copy", "idle", "other"
-ORDER = (ATTENTION, MATMUL, COPY, ADD, NORMALISATION, EMBEDDING, ELEMENTWISE, OTHER, MEMORY_COPY, IDLE)
+ORDER = (
+    *(ATTENTION, PREPARATION, MATMUL, COPY, ADD, NORMALISATION, EMBEDDING, ELEMENTWISE, REDUCTION, VIEW),
+    *(OTHER, MEMORY_COPY, IDLE),
+)
 """In tables; a user's own categories come before `other`."""
+IN_PLACE, BESIDE = "attention", ("copies", "preparation")
+"""Ranges that a model opens around each call of its attention, and around what a backend needs for it."""
+MOVES = (COPY, MEMORY_COPY)
 
 SHIPPED = Path(__file__).with_name("categories.toml")
 
@@ -37,6 +52,35 @@ class Categories:
     def of(self, name: str) -> str:
         """Category of a kernel; `other` where no rule matches."""
         return next((rule.category for rule in self.rules if rule.match.search(name)), OTHER)
+
+
+def by_range(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
+    """Rows sorted by where they were launched, where that says more than a name.
+
+    In a range `attention` is nothing but attention: a sort that picks blocks has no telling name.  Beside a kernel that
+    is attention by its own name all else there prepares it; where there is none (an attention of single operators),
+    copies do, and all else is the attention.  What is launched in a range `preparation` or `copies` prepares it as well.
+    """
+    rows = tuple(rows)
+    named = {_whose(row) for row in rows if row.category == ATTENTION and IN_PLACE in _ranges(row)}
+    return tuple(replace(row, category=_category(row, named=_whose(row) in named)) for row in rows)
+
+
+def _category(row: KernelRow, *, named: bool) -> str:
+    open_then = _ranges(row)
+    if set(BESIDE) & set(open_then):
+        return PREPARATION
+    if row.category in (ATTENTION, PREPARATION) or IN_PLACE not in open_then:
+        return row.category
+    return PREPARATION if named or row.category in MOVES else ATTENTION
+
+
+def _ranges(row: KernelRow) -> tuple[str | None, ...]:
+    return (*row.within, row.range)
+
+
+def _whose(row: KernelRow) -> tuple[object, ...]:
+    return row.backend, row.case, row.within[:1]
 
 
 def load(file: str | None = None) -> Categories:

@@ -32,6 +32,8 @@ class Job:
     "launches of each backend before the window"
     launches: int = 1
     "of each backend in the window"
+    whole: bool = False
+    "launch what follows the samples, such as a generation of a video, in place of single launches"
     marks: str
     "nvtx (ranges and the capture window of ncu and nsys), torch (torch.profiler in the process), none"
 

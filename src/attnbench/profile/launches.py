@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attnbench.profile.capture import Advice, KernelRow, split_range
-from attnbench.profile.categories import Categories
+from attnbench.profile.categories import Categories, by_range
 from attnbench.profile.counters import Metrics, counters, means
 from attnbench.profile.names import short_name
 from attnbench.profile.timeline import same
@@ -34,7 +34,7 @@ def kernel_rows(launches: Iterable[Profiled], rules: Categories) -> tuple[Kernel
     for launch in launches:
         groups[launch.ranges, launch.name].append(launch)
     rows = [_row(ranges, name, found, rules) for (ranges, name), found in groups.items()]
-    return tuple(sorted(rows, key=lambda row: -(row.total_ms or 0.0)))
+    return by_range(sorted(rows, key=lambda row: -(row.total_ms or 0.0)))
 
 
 def _row(ranges: tuple[str, ...], name: str, found: list[Profiled], rules: Categories) -> KernelRow:

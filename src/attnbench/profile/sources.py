@@ -11,7 +11,7 @@ from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
 from attnbench.machine.tools import find_program
 from attnbench.profile import capture, ncu_csv, ncu_rep, nsys_sqlite, nsys_text, torch_trace
 from attnbench.profile.capture import Capture
-from attnbench.profile.categories import Categories
+from attnbench.profile.categories import Categories, by_range
 from attnbench.profile.running import reason, run
 
 HEAD = 1 << 16
@@ -125,7 +125,7 @@ def _own(path: Path, rules: Categories) -> tuple[Capture, ...]:
         raise RunFileError(refusal("profile", "--from", path.name, "is not text in UTF-8", ACCEPTED)) from None
     return tuple(
         dataclasses.replace(
-            one, kernels=tuple(dataclasses.replace(row, category=rules.of(row.name)) for row in one.kernels)
+            one, kernels=by_range(dataclasses.replace(row, category=rules.of(row.name)) for row in one.kernels)
         )
         for one in capture.loads(text, path.name)
     )

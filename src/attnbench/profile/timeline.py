@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attnbench.profile.capture import ApiRow, CopyRow, KernelRow, RangeRow, split_range
-from attnbench.profile.categories import Categories
+from attnbench.profile.categories import Categories, by_range
 from attnbench.profile.names import short_name
 
 NS_MS = 1e6
@@ -57,7 +57,7 @@ class Timeline:
             if event.kind == "kernel":
                 groups[tuple(self.instances[index].name for index in event.ranges), event.name].append(event)
         rows = [_kernel_row(ranges, name, events, rules) for (ranges, name), events in groups.items()]
-        return tuple(sorted(rows, key=lambda row: -(row.total_ms or 0)))
+        return by_range(sorted(rows, key=lambda row: -(row.total_ms or 0)))
 
     def ranges(self) -> tuple[RangeRow, ...]:
         """Rows by range, in order of first appearance, with their projection on the GPU."""

@@ -33,6 +33,11 @@ def print_summary(found: Summary, terminal: Terminal, *, notes: bool = False) ->
         terminal.item("note", note, style="yellow")
     for sentence in found.reading if notes else ():
         terminal.item("reading", sentence, style="cyan")
+    print_sentences(found, terminal)
+
+
+def print_sentences(found: Summary, terminal: Terminal) -> None:
+    """Print who is fastest, and what else follows from all rows together."""
     for sentence in filter(None, (found.sentence, *found.results)):
         terminal.item("result", sentence, style="bold")
 

@@ -11,7 +11,7 @@ from attnbench.presentation.blocks import MOST_BLOCKS, by_case, case_blocks, com
 from attnbench.presentation.columns import View
 from attnbench.presentation.matrix import summary
 from attnbench.record import Record, Run
-from attnbench.report.matrix import print_lost, print_summary
+from attnbench.report.matrix import print_lost, print_sentences, print_summary
 from attnbench.report.terminal import Terminal, decimal_aligned
 from attnbench.store.environments import machine_words
 from attnbench.store.replicates import case_of
@@ -36,12 +36,12 @@ def render_run(run: Run, console: Console, view: View | None = None) -> None:
 
 
 def render_blocks(blocks: Sequence[Block], console: Console) -> None:
-    """Print tables by themselves."""
+    """Print tables by themselves, whole: on a narrow terminal in several parts."""
     terminal = Terminal(console)
     for number, block in enumerate(blocks):
         if number:
             terminal.gap()
-        _block(block, terminal)
+        _block(replace(block, columns=[replace(column, rank=0) for column in block.columns]), terminal)
 
 
 class Tables:
@@ -69,8 +69,8 @@ class Tables:
         if len(self._cases) > 1 or not run.settings.measure:
             self.terminal.gap()
             print_summary(found, self.terminal, notes=len(self._cases) > MOST_BLOCKS)
-        elif found.sentence:
-            self.terminal.item("result", found.sentence, style="bold")
+        else:  # the table of a single case is its matrix
+            print_sentences(found, self.terminal)
         if self._dropped:
             self.terminal.item("width", f"no room for {', '.join(self._dropped)}: a wider terminal or --columns all "
                             "shows them", style="dim")  # fmt: skip

@@ -57,6 +57,16 @@ class Chosen:
                 if short is not None and one not in wild and not isinstance(self.known[name], Described):
                     _check_config(self.known[name], short, cases)
 
+    def check_together(self, case: Case, names: Sequence[str]) -> None:
+        """Refuse a case that asks for what none of its rows does.
+
+        Raises:
+            UsageError: naming the field.
+        """
+        for name in dict.fromkeys(parse_selector(one)[0] for one in names):
+            if self.known[name].carries:
+                self.known[name].check_together(case, {_kernel(one, self.known).workload for one in names})
+
 
 def choose(
     suite: Suite,
@@ -109,7 +119,8 @@ def choose(
 def _kernel(selector: str, known: Mapping[str, Backend]) -> Backend:
     """Whose kernel a row runs: of ``video[sdpa]`` that of `sdpa`."""
     name, short = parse_selector(selector)
-    return known.get(short or name, known[name]) if known[name].carries else known[name]
+    inner = (short or name).partition(":")[0]
+    return known.get(inner, known[name]) if known[name].carries else known[name]
 
 
 def _may_expand(selector: str, known: Mapping[str, Backend], kind: str) -> bool:

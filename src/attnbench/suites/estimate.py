@@ -16,6 +16,7 @@ from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
+from attnbench.errors import Unavailable
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
 from attnbench.record import PlannedGroup, Run, Settings
@@ -51,6 +52,8 @@ BUSY = 0.3
 TRIAL, TRIALS = 64, 300
 """Rows of the matrices multiplied to see how fast a core is, and how often.  They are too small for threads, which on a
 busy machine wait for each other, and so quick that some are not interrupted."""
+MONTH_S = 30 * 86400.0
+"""Longer than this is said in words: nobody waits for it."""
 MOST_SLOWED = 8.0
 """However many others there are, the scheduler gives a new process its turns."""
 
@@ -75,6 +78,8 @@ class Estimate:
         return self.start_s + max(longest, whole / self.stations)
 
     def __str__(self) -> str:
+        if self.seconds > MONTH_S:
+            return "more than a month: a case of this size is not for this device; a smaller case, or a GPU"
         return f"about {_words(self.seconds)}: {self.basis}"
 
 
@@ -101,12 +106,21 @@ def estimate(run: Run, *, files: Sequence[str] = (), stations: int = 1) -> Estim
         runnable = [
             backends[name]
             for name in (parse_selector(one)[0] for one in group.backends)
-            if name in backends and kind in backends[name].devices
+            if name in backends and _runs(backends[name], kind)
         ]
         groups[group.group] = _group(run.settings, group, runnable, kind, compiled)
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
     return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), stations)
+
+
+def _runs(backend: Backend, kind: str) -> bool:
+    """Whether it will do more than say what is missing."""
+    try:
+        backend.probe()
+    except Unavailable:
+        return False
+    return kind in backend.devices
 
 
 def _group(
@@ -127,7 +141,10 @@ def _group(
     if not settings.measure or not runnable:
         return seconds
     sampling = _sampling(settings, round_s, kind)
-    return seconds + sampling + INSPECTION_CALLS * round_s * max(1.0, sampling)
+    # One a second, between two rounds.
+    inspections = max(1.0, min(sampling, sampling / round_s))
+    after = workload.calls_after(workload.case(group.case))
+    return seconds + sampling + (INSPECTION_CALLS * inspections + after) * round_s
 
 
 def _sampling(settings: Settings, round_s: float, kind: str) -> float:
@@ -178,4 +195,6 @@ def _words(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.2g} h"
+    return f"{seconds / 86400:.0f} days"

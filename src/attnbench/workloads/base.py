@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -193,6 +193,15 @@ class Workload(ABC, Generic[CaseT, InputsT]):
                 raise unknown_axis(self.name, name, self.axes)
         return known | dict(values)
 
+    def fitted(self, values: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
+        """Values of a suite beside those that a user asked for: a suite's own give way where they cannot go together.
+
+        Args:
+            values: of a case, by axis.
+            asked: names of the axes that the user set.
+        """
+        return values
+
     @abstractmethod
     def work(self, case: CaseT) -> Work:
         """Exact useful FLOPs and least bytes of one launch in the case's mode."""
@@ -272,6 +281,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
             return bool(self.case(values) == case)
         except UsageError:  # the default does not go with the other values
             return False
+
+    def calls_after(self, case: CaseT) -> int:
+        """Launches' worth of work that follow a row's samples, such as whole generations."""
+        return 0
 
     def shrink(self, case: CaseT, factor: float) -> CaseT | None:
         """A smaller case that takes about `factor` of the memory, for the advice of an oom record."""

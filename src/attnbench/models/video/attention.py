@@ -9,7 +9,7 @@ projections: nothing is transposed before the function is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -60,16 +60,19 @@ class Spans:
 
     def __init__(self) -> None:
         self.on = False
+        self.mark: Callable[[str], AbstractContextManager[Any]] = _unmarked
+        "opens a profiler's range of that name around each part"
         self._found: list[tuple[str, Any, Any]] = []
 
     @contextmanager
     def span(self, name: str, device: torch.device) -> Iterator[None]:
         """Record what the block queues on the device."""
-        if not self.on:
+        with self.mark(name):
+            if not self.on:
+                yield
+                return
+            before = _now(device)
             yield
-            return
-        before = _now(device)
-        yield
         self._found.append((name, before, _now(device)))
 
     @contextmanager
@@ -94,6 +97,10 @@ class Spans:
         return total
 
 
+def _unmarked(name: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def _now(device: torch.device) -> Any:
     if device.type != "cuda":
         return perf_counter()
@@ -110,7 +117,13 @@ class Exchanged:
     """
 
     def __init__(
-        self, attend: Attend, spans: Spans | None = None, *, timed: bool = True, dense: Attend | None = None
+        self,
+        attend: Attend,
+        spans: Spans | None = None,
+        *,
+        timed: bool = True,
+        dense: Attend | None = None,
+        chosen: Callable[[], Tensor] | None = None,
     ) -> None:
         """Call `attend`.
 
@@ -119,8 +132,12 @@ class Exchanged:
             spans: shared with it where it records spans of its own; `timed` is then False.
             timed: record each call as a span.
             dense: what is called in its place while `is_dense`, for first steps that are not sparse.
+            chosen: the block map that the last call predicted, bool [B, H, rows, columns], where it predicts one.
         """
         self.attend, self.spans, self.timed, self.dense = attend, spans or Spans(), timed, dense
+        self.chosen = chosen
+        self.maps: list[Tensor] = []
+        "of the layers that were called last, one each"
         self.is_dense = False
         self.calls = 0
         self.layer = 0
@@ -137,12 +154,15 @@ class Exchanged:
         self.calls, self.layer = self.calls + 1, layer + 1
         given = None if self.look is None else (q.clone(), k.clone(), v.clone())
         if self.is_dense and self.dense is not None:
-            out = self.dense(q, k, v)
-        elif self.timed and self.spans.on:
+            with self.spans.span("attention", q.device):
+                out = self.dense(q, k, v)
+        elif self.timed:
             with self.spans.span("attention", q.device):
                 out = self.attend(q, k, v)
         else:
             out = self.attend(q, k, v)
+        if self.chosen is not None and not self.is_dense:
+            self.maps[layer:] = [self.chosen()]
         _check_output(out, q, v)
         if layer == 0:
             if out.shape[1] not in self._index:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import unknown
 from attnbench.record import Work
-from attnbench.workloads.base import Draw, OutputKind, Workload, in_layout
+from attnbench.workloads.base import Choice, Draw, OutputKind, Workload, in_layout
 from attnbench.workloads.video.axes import AXES
 from attnbench.workloads.video.case import VideoCase
-from attnbench.workloads.video.work import work
+from attnbench.workloads.video.work import LARGE_FLOPS, work
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from attnbench.workloads.video.inputs import VideoInputs
 
+WARM_UP_STEPS = 10
+"Of a generation before those that are measured, as in seed 003."
+ROOM = 2**30
+"Bytes for results below which a large step is evaluated in part: the first data have more, the further ones an eighth."
 KEPT_ROWS = 64
 "That of `models.video.attention`, which imports torch; a test holds the two against each other."
 
@@ -34,11 +38,20 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
     name = "video"
     title = "Video diffusion step"
     axes = AXES
-    variants = ("step", "sparse-step")
+    variants = ("step", "sparse-step", "chosen-step")
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
-        """The transformer's prediction, the next latents, and rows of the first layer's attention."""
-        return dict.fromkeys(("out", "latents", "attention"), OutputKind.VALUE)
+        """The transformer's prediction, the next latents, and rows of the first layer's attention; maps it predicted."""
+        maps = {"block_map": OutputKind.CHOICE} if variant == "chosen-step" else {}
+        return {**dict.fromkeys(("out", "latents", "attention"), OutputKind.VALUE), **maps}
+
+    def choice(self, variant: str) -> Choice[VideoCase, VideoInputs] | None:
+        """The judge of maps that a launch predicted."""
+        if variant != "chosen-step":
+            return None
+        from attnbench.workloads.video.choice import ChosenMaps
+
+        return ChosenMaps()
 
     def case(self, values: Mapping[str, Any]) -> VideoCase:
         """Build a case from axis values or from `VideoCase.to_dict`; what is missing takes the axis default.
@@ -61,22 +74,24 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
     def oracle(
         self, variant: str, case: VideoCase, inputs: VideoInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """The same step with plain attention; every row of it depends on all others, so nothing is drawn."""
+        """The same step with plain attention; every row of it depends on all others, so no rows are drawn."""
         from attnbench.workloads.video.oracle import evaluate
 
         self._known(variant)
-        return evaluate(inputs, dtype=dtype, variant=variant)
+        return evaluate(inputs, dtype=dtype, variant=variant, first=draw.parts is not None)
 
     def expected_errors(self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw) -> dict[str, Tensor]:
         """Standard deviation of each element; `rounding.py` says how it is found."""
         from attnbench.workloads.video.rounding import expected_errors
 
         self._known(variant)
-        return expected_errors(inputs, variant)
+        return expected_errors(inputs, variant, first=draw.parts is not None)
 
     def draw(self, case: VideoCase, *, seed: int, max_bytes: int) -> Draw:
-        """Everything."""
-        return Draw()
+        """Everything; of a large step on further data (less room) the attention of the first layer alone."""
+        if max_bytes >= ROOM or work(case).flops <= LARGE_FLOPS:
+            return Draw()
+        return Draw(parts=((0,),), unit="layers")
 
     def select(self, case: VideoCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         """Prediction, latents and rows, in the workload's layout."""
@@ -93,12 +108,16 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         import torch
 
         from attnbench.models.video.attention import plain
-        from attnbench.workloads.video.oracle import DENSE, causal, evaluator, nothing
+        from attnbench.workloads.video.oracle import SPARSE, causal, evaluator, nothing
 
         yield "attention that adds nothing", evaluator(inputs, dtype=torch.float32, attend=nothing)()
         yield "a causal mask, which a video has not", evaluator(inputs, dtype=torch.float32, attend=causal)()
-        if variant != DENSE:
+        if variant == SPARSE:
             yield "a block map that is not read", evaluator(inputs, dtype=torch.float32, attend=plain)()
+
+    def calls_after(self, case: VideoCase) -> int:
+        """Steps of whole generations; the decoder is not counted."""
+        return case.generations * case.steps + case.warm_ups * min(WARM_UP_STEPS, case.steps)
 
     def shrink(self, case: VideoCase, factor: float) -> VideoCase | None:
         """Fewer frames; None where there is one."""

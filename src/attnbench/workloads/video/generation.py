@@ -6,23 +6,29 @@ noise.  Another trajectory is not a worse one: two exact kernels part ways too, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from attnbench.errors import AttnbenchError, refusal
-from attnbench.models.video.attention import Exchanged
-from attnbench.models.video.denoise import Denoiser
+from attnbench.models.video.attention import Attend, Exchanged
+from attnbench.models.video.config import WHO
+from attnbench.models.video.denoise import Denoiser, Generation
+from attnbench.workloads.given_files import path_of
+from attnbench.workloads.video import WARM_UP_STEPS
 from attnbench.workloads.video.capture import captured, wanted
 from attnbench.workloads.video.case import VideoCase
 from attnbench.workloads.video.frames import as_frames, psnr, ssim
 from attnbench.workloads.video.inputs import VideoInputs
+from attnbench.workloads.video.lpips import SMALLEST, load, lpips
 
-WARM_UP_STEPS = 10
 ROWS = 64
 "Rows of the attention, drawn of all heads and both predictions, that are computed again in fp64."
+PICTURES = ("frames_psnr_db", "frames_ssim", "frames_lpips")
 MIB = 2**20
 
 
@@ -35,11 +41,13 @@ class Generated:
     peak_mb: float | None = None
     calls: int = 0
     "of the attention, in the last generation"
-    further: dict[str, float] = field(default_factory=dict)
+    further: dict[str, float | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
-    def counters(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float | None]:
         """For the record."""
-        count = len(self.total_s)
+        if not (count := len(self.total_s)):
+            return self.further
         return {
             "generations": count,
             "generation_s": sum(self.total_s) / count,
@@ -66,25 +74,50 @@ def generate_all(
             torch.cuda.reset_peak_memory_stats(device)
         kept: list[Tensor] = []
         before = attention.calls
-        one = denoiser.generate(
-            case.steps,
-            inputs.latents,
-            inputs.embeds,
-            before=partial(_dense, case, attention),
+        one = generated(
+            case,
+            inputs,
+            denoiser,
+            attention,
             after=lambda number, latents, kept=kept: kept.append(latents),  # type: ignore[misc]
         )
-        attention.is_dense = False
         found.calls = attention.calls - before
         found.total_s.append(one.total_s)
         found.decode_s.append(one.decode_s)
         if device.type == "cuda":
             found.peak_mb = torch.cuda.max_memory_allocated(device) / MIB
         _check_finite(who, kept)
-    found.further = _distances(inputs, kept, one.frames, who) | attention_errors(case, inputs, denoiser, attention)
+    if case.generations:
+        found.further = {"latents_crc32": crc32(bytes_of(kept[-1]))}
+        if (other := inputs.kept.dense_of) and other != who:
+            found.further |= _distances(inputs, kept)
+            found.notes = (f"latents are compared with those of {other}",)
+            pictures, notes = compared_frames(inputs, one.frames)
+            found.further |= pictures
+            found.notes += notes
+        else:
+            _keep(inputs, kept, one.frames, who)
+    found.further |= attention_errors(case, inputs, denoiser, attention, who=who)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
         found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
     denoiser.begin(case.steps)
     return found
+
+
+def generated(
+    case: VideoCase,
+    inputs: VideoInputs,
+    denoiser: Denoiser,
+    attention: Exchanged,
+    after: Callable[[int, Tensor], None] = lambda number, latents: None,
+) -> Generation:
+    """One generation, its first steps dense where the case says so."""
+    try:
+        return denoiser.generate(
+            case.steps, inputs.latents, inputs.embeds, before=partial(_dense, case, attention), after=after
+        )
+    finally:
+        attention.is_dense = False
 
 
 def _check_finite(who: str, kept: list[Tensor]) -> None:
@@ -105,37 +138,60 @@ def _dense(case: VideoCase, attention: Exchanged, number: int) -> None:
     attention.is_dense = number <= case.dense_steps
 
 
-def _distances(inputs: VideoInputs, kept: list[Tensor], video: Tensor | None, who: str) -> dict[str, float]:
-    """Relative L1 and cosine of the latents after each step; nothing for the row that the others are held against.
+def bytes_of(x: Tensor) -> bytes:
+    """Its elements' bits."""
+    return x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
-    With true weights PSNR and SSIM of the frames as well: those of random weights show nothing.
-    """
+
+def _keep(inputs: VideoInputs, kept: list[Tensor], video: Tensor | None, who: str) -> None:
+    """Have the others compared with this row: the first of a group that generates, which is the baseline if it does."""
     shared = inputs.kept
-    frames = as_frames(video).cpu() if video is not None and inputs.case.weights is not None else None
-    if not shared.dense or shared.dense_of == who:
-        shared.dense, shared.dense_of = {number: x.cpu() for number, x in enumerate(kept, 1)}, who
-        shared.frames = frames
-        return {}
+    shared.dense, shared.dense_of = {number: x.cpu() for number, x in enumerate(kept, 1)}, who
+    shared.frames = as_frames(video).cpu() if video is not None and inputs.case.weights is not None else None
+
+
+def _distances(inputs: VideoInputs, kept: list[Tensor]) -> dict[str, float]:
+    """Relative L1 and cosine of the latents after each step."""
     found = {}
-    if frames is not None and shared.frames is not None:
-        found = {"frames_psnr_db": psnr(frames, shared.frames), "frames_ssim": ssim(frames, shared.frames)}
-    for number, latents in enumerate(kept, 1):
-        mine, dense = (x.to(torch.float64).flatten() for x in (latents.cpu(), shared.dense[number]))
-        found[f"latents_rel_l1_{number}"] = float((mine - dense).abs().sum() / dense.abs().sum())
-        found[f"latents_cosine_{number}"] = float(torch.nn.functional.cosine_similarity(mine, dense, dim=0))
+    for (number, dense), latents in zip(inputs.kept.dense.items(), kept, strict=False):
+        mine, other = (x.to(torch.float64).flatten() for x in (latents.cpu(), dense))
+        found[f"latents_rel_l1_{number}"] = float((mine - other).abs().sum() / other.abs().sum())
+        found[f"latents_cosine_{number}"] = float(torch.nn.functional.cosine_similarity(mine, other, dim=0))
     return found
 
 
+def compared_frames(inputs: VideoInputs, video: Tensor | None) -> tuple[dict[str, float | None], tuple[str, ...]]:
+    """PSNR, SSIM and LPIPS of the frames, and why some of them are not known."""
+    case, other = inputs.case, inputs.kept.frames
+    missing: dict[str, float | None] = dict.fromkeys(PICTURES)
+    if video is None or other is None:
+        return missing, ("no PSNR, SSIM and LPIPS: random weights make no pictures",)
+    frames = as_frames(video)
+    found = missing | {"frames_psnr_db": psnr(frames.cpu(), other), "frames_ssim": ssim(frames.cpu(), other)}
+    if case.lpips is None:
+        return found, ("no LPIPS: its network was not given (--lpips FILE)",)
+    if min(case.height, case.width) < SMALLEST:
+        return found, (f"no LPIPS: frames are smaller than {SMALLEST} pixels",)
+    network = load(path_of(WHO, "lpips", case.lpips), frames.device)
+    return found | {"frames_lpips": lpips(frames, other.to(frames.device), network)}, ()
+
+
 def attention_errors(
-    case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged
+    case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, *, who: str
 ) -> dict[str, float]:
-    """Relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer."""
+    """Relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer.
+
+    Raises:
+        AttnbenchError: a call answers from memory.
+    """
     layers = case.config.layers
     found: dict[str, float] = {}
 
     def look(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         if layer in (0, layers // 2, layers - 1):
             found[f"attention_rel_l1_layer_{layer}"] = rows_error(q, k, v, out)
+        if layer == 0:
+            check_follows(attention.attend, q, k, v, who=who)
 
     denoiser.begin(case.steps)
     attention.look = look
@@ -145,6 +201,32 @@ def attention_errors(
     finally:
         attention.look = None
     return found
+
+
+def check_follows(attend: Attend, q: Tensor, k: Tensor, v: Tensor, *, who: str) -> None:
+    """Call the attention with the last head of the last sequence of q, of k and of v negated in turn.
+
+    A step is taken again and again from the same latents, so an attention that knows its answers by a part of its
+    inputs would be quick and right.  Each change must be in the answer.
+
+    Raises:
+        AttnbenchError: an answer is the one of before.
+    """
+    before = attend(q, k, v).clone()
+    for index, name in enumerate("qkv"):
+        given = [q, k, v]
+        given[index] = changed = given[index].clone()
+        changed[-1, :, -1] *= -1
+        if changed.any() and torch.equal(attend(*given)[-1, :, -1], before[-1, :, -1]):
+            raise AttnbenchError(
+                refusal(
+                    who,
+                    "attention",
+                    "its answer of before",
+                    f"was given although {name} has changed",
+                    "an attention that computes what it is given",
+                )
+            )
 
 
 def rows_error(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> float:
