@@ -23,7 +23,7 @@ from attnbench.sweep.run import Event, execute
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--groups", type=int, default=None, help="only the first N cases")
+    parser.add_argument("--groups", type=int, default=None, help="only so many cases, evenly drawn")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     device = resolve("auto")
@@ -31,7 +31,9 @@ def main() -> None:
     run = build(
         Request(suite=suite, device=str(device)), run_id=new_id(), command="benchmarks/overhead.py", started=now()
     )
-    run = dataclasses.replace(run, plan=run.plan[: args.groups])
+    if args.groups:
+        count = len(run.plan)
+        run = dataclasses.replace(run, plan=tuple(run.plan[n * count // args.groups] for n in range(args.groups)))
     marks: list[tuple[float, float]] = []
     started = time.perf_counter()
 

@@ -135,6 +135,44 @@ def sage():
     return {"sageattn": sageattn, "sageattn_varlen": sageattn_varlen}
 
 
+def eight_bits():
+    """The wheel's function as it takes tensors of 8 bits."""
+
+    def flash_attn_func(q, k, v, softmax_scale, causal, q_descale, k_descale, v_descale):
+        CALLS.append({"name": "eight bits", "scale": softmax_scale, "causal": causal})
+        undone = []
+        for x, scale in zip((q, k, v), (q_descale, k_descale, v_descale), strict=True):
+            assert (x.dtype, scale.dtype) == (torch.float8_e4m3fn, torch.float32)
+            assert scale.shape == (len(x), k.shape[2])
+            undone.append(x.float() * scale.repeat_interleave(x.shape[2] // k.shape[2], 1)[:, None, :, None])
+        return dense(*undone, scale=softmax_scale, causal=causal).bfloat16()
+
+    return {"flash_attn_func": flash_attn_func}
+
+
+def sage_2():
+    """Its function for sm_90, with one scale a head in place of its finer ones; the kernel writes into its argument."""
+
+    def kernel(q, k, v, out, q_scale, k_scale, causal, sm_scale):
+        CALLS.append({"name": "kernel", "scale": sm_scale, "causal": causal})
+        assert q.dtype == k.dtype == torch.int8
+        out.copy_(dense(q.float() * q_scale, k.float() * k_scale, v.float(), scale=sm_scale, causal=causal))
+
+    kernels = types.SimpleNamespace(qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf=kernel)
+
+    def function(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, **ignored):
+        assert (tensor_layout, ignored) == ("NHD", {})
+        CALLS.append({"name": "function", "scale": sm_scale})
+        smooth = k.float() - k.float().mean(1, keepdim=True)
+        scales = [x.abs().amax((1, 3), keepdim=True).float() / 127 + 1e-7 for x in (q, smooth)]
+        eight = [(x / scale).round().to(torch.int8) for x, scale in zip((q, smooth), scales, strict=True)]
+        out = torch.empty_like(q)
+        kernels.qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf(*eight, v, out, *scales, is_causal, sm_scale)
+        return out
+
+    return {"sageattn_qk_int8_pv_fp8_cuda_sm90": function, "sm90_compile": kernels}
+
+
 class Wrapper:
     """FlashInfer's ragged prefill wrapper."""
 
@@ -233,6 +271,7 @@ LIBRARIES = {
     "fa3-fwd": ("fa3_fwd_interface", lambda: flash(tupled=False)),
     "flash-attn-4": ("flash_attn.cute.interface", lambda: flash(tupled=True, unbounded=None)),
     "sage1": ("sageattention.attn_qk_int8_per_block_h96", dict),
+    "sage2": ("sageattention._qattn_sm90", dict),
     "flashinfer": ("flashinfer.prefill", lambda: {"BatchPrefillWithRaggedKVCacheWrapper": Wrapper}),
     "xformers-flash": ("xformers.ops.fmha", xformers),
     "xformers-cutlass": ("xformers.ops.fmha", xformers),
@@ -246,6 +285,8 @@ def library(monkeypatch, request):
     install(monkeypatch, module, **make())
     if name == "sage1":
         vars(sys.modules["sageattention"]).update(sage())
+    if name == "sage2":
+        install(monkeypatch, "sageattention.core", **sage_2())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     return all_backends()[name]
 
@@ -268,6 +309,8 @@ REFUSED = {
     "flash-attn-4": set(),
     "fa3-fwd": {"window", "causal window", "left bound", "ragged window"},
     "sage1": {"window", "causal window", "left bound", "ragged window", "more keys", "fewer keys", "ragged causal"},
+    "sage2": {label for label in CASES if "window" in label or "ragged" in label or label == "left bound"}
+    | {"more keys", "fewer keys"},
     "flashinfer": {"window", "ragged window", "fewer keys", "ragged causal"},
     "xformers-flash": {"ragged window"},
     "xformers-cutlass": {
@@ -281,7 +324,7 @@ REFUSED = {
         "ragged",
     },
 }
-INFERENCE = {"fa3-fwd", "sage1", "flashinfer"}
+INFERENCE = {"fa3-fwd", "sage1", "sage2", "flashinfer"}
 
 
 @pytest.mark.parametrize("label", CASES)
@@ -332,6 +375,13 @@ def test_sage_2_is_not_taken_for_sage_1(monkeypatch):
     install(monkeypatch, "sageattention.triton.attn_qk_int8_per_block")
     with pytest.raises(Unavailable, match="attn_qk_int8_per_block_h96 is not installed"):
         all_backends()["sage1"].probe()
+
+
+def test_sage_1_is_not_taken_for_sage_2(monkeypatch):
+    install(monkeypatch, "sageattention.attn_qk_int8_per_block_h96")
+    install(monkeypatch, "sageattention.core")
+    with pytest.raises(Unavailable, match="_qattn_sm90 is not installed; git clone"):
+        all_backends()["sage2"].probe()
 
 
 def test_flash_attention_4_alone_is_not_flash_attention_2(monkeypatch, tmp_path):
@@ -431,6 +481,53 @@ def test_sage_changes_its_own_keys_only(library):
     assert torch.equal(inputs.k, kept)
 
 
+@pytest.mark.parametrize("library", ["sage2"], indirect=True)
+def test_sage_2_is_timed_up_to_its_kernel_and_in_it(library):
+    case = case_of(mode="fwd", causal=True)
+    inputs = make_inputs(case, seed=6, kind="normal", device="cpu")
+    own = sys.modules["sageattention.core"].sm90_compile.qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf
+    with library.session(case, inputs) as launch:
+        assert list(launch.phases) == ["quantise", "kernel"]
+        assert not launch.capturable
+        launch.phases["quantise"]()
+        assert [call["name"] for call in CALLS] == ["function"]
+        launch.phases["kernel"]()
+        assert [call["name"] for call in CALLS] == ["function", "kernel"]
+        launch.forward()
+        assert [call["name"] for call in CALLS[2:]] == ["function", "kernel"]
+    assert sys.modules["sageattention.core"].sm90_compile.qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf is own
+
+
+@pytest.mark.parametrize("label", ["odd", "causal", "more keys", "grouped", "decode"])
+def test_flash_attention_3_in_8_bits_takes_what_the_call_quantises(monkeypatch, label):
+    install(monkeypatch, "fa3_fwd_interface", **eight_bits())
+    backend = all_backends()["fa3-fwd-fp8"]
+    backend.probe()
+    case = takes(backend, CASES[label])
+    budget = backend.budget(case)
+    for kind in ("normal", "channel-bias"):
+        inputs = make_inputs(case, seed=6, kind=kind, device="cpu")
+        with backend.session(case, inputs) as launch:
+            for phase in launch.phases.values():
+                phase()
+            launch.forward()
+            out, truth = launch.outputs()["out"].double(), expected(case, inputs)["out"]
+        assert list(launch.phases) == ["quantise", "kernel"]
+        off = (out - truth).abs()
+        assert off.sum() / truth.abs().sum() < budget.rel_l1
+        assert off.max() < budget.relative * truth.square().mean().sqrt()
+    assert {call["name"] for call in CALLS} == {"eight bits"}
+
+
+def test_flash_attention_3_in_8_bits_of_zeros_is_zero(monkeypatch):
+    install(monkeypatch, "fa3_fwd_interface", **eight_bits())
+    case = case_of(mode="fwd")
+    inputs = make_inputs(case, seed=6, kind="zeros", device="cpu")
+    with all_backends()["fa3-fwd-fp8"].session(case, inputs) as launch:
+        launch.forward()
+        assert not launch.outputs()["out"].any()
+
+
 def test_sage_has_a_budget_of_its_own():
     backend = all_backends()["sage1"]
     assert backend.budget(case_of(mode="fwd")).relative == 0.5
@@ -486,6 +583,32 @@ def test_sage_has_a_budget_of_its_own():
         ),
         ("fa3-fwd", case_of(dtype="fp16", mode="fwd"), HOPPER, "fa3-fwd: dtype=fp16 is not supported; one of bf16"),
         ("fa3-fwd", case_of(), HOPPER, "fa3-fwd: mode=fwd-bwd has no backward; fwd"),
+        (
+            "fa3-fwd-fp8",
+            case_of(**RAGGED, mode="fwd"),
+            HOPPER,
+            f"fa3-fwd-fp8: lengths={RAGGED['lengths']} is not supported; full",
+        ),
+        (
+            "fa3-fwd-fp8",
+            case_of(headdim=72, mode="fwd"),
+            HOPPER,
+            "fa3-fwd-fp8: headdim=72 does not fit; a multiple of 16",
+        ),
+        (
+            "fa3-fwd-fp8",
+            case_of(mode="fwd"),
+            Machine("cuda", (8, 0)),
+            "fa3-fwd-fp8: compute capability=8.0 is too old; at least 9.0",
+        ),
+        ("sage2", case_of(dtype="fp32", mode="fwd"), HOPPER, "sage2: dtype=fp32 is not supported; one of fp16, bf16"),
+        ("sage2", case_of(headdim=136, mode="fwd"), HOPPER, "sage2: headdim=136 is too large; at most 128"),
+        (
+            "sage2",
+            case_of(mode="fwd"),
+            Machine("cuda", (8, 9)),
+            "sage2: compute capability=8.9 is too old; at least 9.0",
+        ),
         ("fa3-fwd", case_of(mode="fwd", window=(3, 3)), HOPPER, "fa3-fwd: window=(3, 3) is not supported; none"),
         (
             "flash-attn-4",

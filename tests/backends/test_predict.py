@@ -144,6 +144,27 @@ def test_a_wrong_answer_to_its_own_map_is_found():
     assert "out: wrong values" in outcome.reason
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("left", "said"), [(0, 600), (9, 64)])
+def test_a_chosen_map_that_leaves_queries_without_a_key_is_refused(causal, left, said):
+    """An empty map and zeros agree with each other and are the fastest of all."""
+    case = case_of(causal=causal, batch=1, nheads=2, nheads_kv=2, seqlen=300, seqlen_k=300, block="64x64")
+    inputs, fresh = (WORKLOAD.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (0, 1))
+    blocks = torch.zeros_like(inputs.block_map) if not left else torch.ones_like(inputs.block_map)
+    blocks[0, 1, 2] = False
+    backend = resolve("sparse-eager[topk0.5]", case)
+    with backend.session(case, inputs) as launch:
+        launch.forward()
+        now = {"inputs": inputs}
+        launch.reload = lambda given: now.update(inputs=given)
+        launch.outputs = lambda: {"out": attention(case, now["inputs"], blocks)[0].float(), "block_map": blocks.clone()}
+        outcome = examine(
+            launch, References(WORKLOAD, case, inputs, fresh), variant="chosen", budget=backend.budget(case)
+        )
+    assert not outcome.ok
+    assert f"block_map: leaves {said} of 600 queries without a visible key" in outcome.reason
+
+
 def test_a_plus_wants_a_configuration_before_it():
     with pytest.raises(UsageError, match=r"name=sparse-flex\[\+cdf0.5\] asks for a configuration; .* has none"):
         resolve("sparse-flex[+cdf0.5]", case_of())

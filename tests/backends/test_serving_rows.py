@@ -7,7 +7,7 @@ import torch
 
 from attnbench.backends.base import Machine
 from attnbench.backends.registry import all_backends, resolve
-from attnbench.backends.serving import ServingSession
+from attnbench.backends.serving_session import ServingSession
 from attnbench.check.examine import examine, recheck
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
@@ -84,6 +84,70 @@ def test_every_state_of_the_cache_gives_the_logits_of_the_model_without_one(sele
     assert (counts["host_hit_tokens"] > 0) == (one.cache == "host-hit" and hit > 0)
     assert launch.notes == ("model tiny: 2 layers, hidden 32, 2 heads of 16 dims",)
     assert (counts["requests"], counts["tokens"], counts["layers"]) == (2, 2 * (one.history + 5), 2)
+
+
+SERIES = {"cache": "pool", "cached": 30, "batch": 2}
+
+
+def least_recently_used(one):
+    """Hits of each visit and evicted users of a series, by a plain list of users, the least recently used first."""
+    held, hits, evicted = {}, [], 0
+    for _ in range(4):
+        hits, evicted = [], 0
+        held = {user: min(tokens, one.cached) for user, tokens in held.items()}
+        for step in one.steps:
+            hits.append([held.get(visit.user, 0) for visit in step])
+            wanted = {visit.user: one.history_of(visit) for visit in step}
+            others = [user for user in held if user not in wanted]
+
+            def pages_of(users):
+                return sum(-(-users[user] // one.page_size) for user in users)
+
+            while pages_of({user: held[user] for user in others} | wanted) > one.pool_pages:
+                del held[others.pop(0)]
+                evicted += 1
+            for user, tokens in wanted.items():
+                held.pop(user, None)
+                held[user] = tokens
+    return hits, evicted
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("share", [0.4, 0.7, 1.0])
+def test_a_series_over_a_pool_finds_what_the_least_recently_used_have_left(share, graph):
+    one = case(**SERIES, pool_share=share)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    terms = {"variant": "logits", "budget": resolve("serving-eager").budget(one)}
+    session = ServingSession(one, group.first.inputs, "reference", cached=True, graph=graph, capture=False)
+    launch = session.launch()
+    hits, evicted = least_recently_used(one)
+    assert session.found == hits
+    assert launch.counters["evicted_users"] == evicted
+    assert (evicted > 0) == (share < 1)
+    assert 0 < launch.counters["hit_tokens"] == sum(map(sum, hits))
+    assert (launch.executed_flops is None) == (share == 1)
+    outcome = examine(launch, group, **terms)
+    assert outcome.ok, outcome.reason
+    look = Inspection(launch, group, **terms)
+    look.prepare()
+    launch.forward()
+    assert look.finish(1e6, 1e6, 1e6) is None
+    launch.reset()
+    launch.forward()
+    assert recheck(launch, group, **terms).ok
+    assert launch.phases == {}
+    assert launch.notes[1] == "times are of 8 steps, of 2 of 8 users each"
+
+
+def test_a_series_without_a_cache_computes_everything():
+    one = case(**SERIES)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    with resolve("serving-eager[no-cache]", one).session(one, group.first.inputs) as launch:
+        assert examine(launch, group, variant="logits", budget=resolve("serving-eager").budget(one)).ok
+    assert launch.counters["hit_tokens"] == 0
+    assert launch.executed_flops > WORKLOAD.work(one).flops
+    with pytest.raises(Unsupported, match="serving-gathered: cache=pool has users of different lengths in a step"):
+        resolve("serving-gathered", one).check(one, Machine("cpu"))
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -184,7 +248,7 @@ def test_a_cache_that_is_not_as_the_case_says_stops_the_step():
     one = case()
     session = ServingSession(one, inputs(one), "reference", cached=True)
     session.forward()
-    with pytest.raises(AttnbenchError, match=r"cached=\[70, 70\] is not what the step was to find; 62 of each user"):
+    with pytest.raises(AttnbenchError, match=r"cached=\[70, 70\] is not what the step was to find; \[62, 62\]"):
         session.forward()
     session.cache.evict(session.users[0])
     with pytest.raises(
@@ -223,7 +287,10 @@ def test_a_gathered_step_takes_every_dense_backend_and_refuses_as_it_does():
     backend = all_backends()["serving-gathered"]
     shorts = [config.short for config in backend.configs(one)]
     dense = [name for name, found in all_backends().items() if (found.workload, found.variant) == ("hstu", "hstu")]
-    assert shorts == [short for name in dense for short in (name, f"{name}+no-cache")]
+    ways = ("", "+no-cache", "+graph", "+no-cache+graph")
+    assert shorts == [f"{name}{way}" for name in dense for way in ways]
+    with pytest.raises(Unsupported, match="serving-gathered: device=cpu has no CUDA graphs; cuda"):
+        resolve("serving-gathered[hstu-eager+graph]", one).check(one, Machine("cpu"))
     assert len(dense) >= 5
     with pytest.raises(Unsupported, match="hstu-triton: device=cpu is not supported; cuda"):
         resolve("serving-gathered[hstu-triton]", one).check(one, Machine("cpu"))
@@ -234,6 +301,20 @@ def test_a_gathered_step_takes_every_dense_backend_and_refuses_as_it_does():
         launch.forward()
         torch.testing.assert_close(launch.outputs()["out"], given.model(given.requests()), rtol=1e-4, atol=1e-5)
         assert launch.counters["hit_tokens"] == 0
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_gathered_step_runs_from_the_fixed_buffers_of_its_lengths(cached):
+    one = case()
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve("serving-gathered[hstu-eager]", one)
+    with backend.attention(one) as attention:
+        session = ServingSession(
+            one, group.first.inputs, attention, cached=cached, graph=True, exact=True, capture=False
+        )
+        outcome = examine(session.launch(), group, variant="logits", budget=backend.budget(one))
+    assert outcome.ok, outcome.reason
+    assert [sizes.rows for sizes in session.graphs.sizes] == [2 * ((8 if cached else 70) + 5)]
 
 
 def test_a_gathered_step_needs_sequences_of_one_shape():

@@ -391,8 +391,9 @@ def test_sparge_fp8_takes_a_map_in_the_cards_blocks():
     assert resolve("sparge-fp8", SEEN["case"]).variant_of(SEEN["case"]) == "given"
     with pytest.raises(Unsupported, match="block=128x64 is not the block of this card's kernel; 64x128"):
         opened("sparge-fp8", case_of(block="128x64"))
-    with pytest.raises(Unsupported, match=r"causal=True is not supported with a given map; false; .* takes it"):
-        opened("sparge-fp8", case_of(block="64x128", causal=True))
+    for name in ("sparge-fp8", "sparge-fp8[sim0-cdf0.5-pv50]"):
+        with pytest.raises(Unsupported, match=r"causal=True hides whole blocks only: .*; false; sparge takes it"):
+            opened(name, case_of(block="64x128", causal=True))
     with pytest.raises(
         Unsupported, match="block=128x128 cannot say the map that it predicts; blocks that divide 128x64, such as 64x64"
     ):

@@ -70,6 +70,23 @@ MISTAKES = [
     ("run --warmup 5", 2, r"attnbench: --warmup=5 has no count to go with; .*; add --iterations N"),
     ("run --lock-clocks fast", 2, r"attnbench run: --lock-clocks=fast cannot be used; SM\[,MEM\] in MHz.*"),
     ("run --device gpu", 2, r"attnbench run: --device=gpu cannot be used; auto, cpu, cuda or cuda:N"),
+    ("run --gpus 0,0", 2, r"attnbench run: --gpus=0,0 names GPU 0 twice; each once"),
+    ("check --gpus 0,00", 2, r"attnbench check: --gpus=0,00 names GPU 0 twice; each once"),
+    ("run --gpus 0,", 2, r"attnbench run: --gpus=0, names no GPU by nothing; all, or numbers of GPUs .*"),
+    ("run --gpus cuda:0", 2, r"attnbench run: --gpus=cuda:0 names no GPU by cuda:0; all, or numbers of GPUs .*"),
+    (
+        "run --gpus 99",
+        3,
+        r"attnbench run: --gpus=99 (names GPU 99, which is not there|is for GPUs, and there is none); .*",
+    ),
+    ("run --gpus 0 --device cuda:0", 2, r"attnbench run: --device=cuda:0 does not go with --gpus; one of the two"),
+    ("compare --gpus 0", 2, r"attnbench compare: flag=--gpus is not known; .*"),
+    ("run --engine slurm", 2, r"attnbench run: --engine=slurm is not known; one of local, ray"),
+    ("run --engine ray", 2, r"attnbench run: --engine=ray has no cluster; --address HOST:PORT beside it"),
+    ("run --address a:1", 2, r"attnbench run: --address=a:1 is of a Ray cluster; beside --engine ray"),
+    ("run --gpus 0 --engine ray --address a:1", 2, r"attnbench run: --gpus=0 does not go with --engine ray; .*"),
+    ("run --shard 3/2", 2, r"attnbench run: --shard=3/2 is no shard; I/N, such as 2/5: the second of five"),
+    ("merge here.json", 2, r"attnbench merge: RUN=here.json is not there; .*"),
     ("run --device cuda:99", 3, r"device: device=cuda:99 is not there; .*"),
     ("run --timer stopwatch", 2, r"attnbench: --timer=stopwatch is not known; one of all, auto, .*wall"),
     ("run --device cpu --timer cupti", 3, r"attnbench: --timer=cupti does not work on cpu; it works on cuda"),
@@ -187,7 +204,7 @@ def folder(attnbench, monkeypatch):
 
 @pytest.mark.parametrize(("words", "code", "line"), MISTAKES, ids=[words for words, _, _ in MISTAKES])
 def test_a_mistake_is_answered_in_one_line(attnbench, folder, sweep, words, code, line):
-    if words.startswith(("run", "compare", "check")) and "--device" not in words:
+    if words.startswith(("run", "compare", "check")) and not {"--device", "--gpus"} & {*words.split()}:
         verb, *rest = words.split()
         words = [verb, *([] if "--resume" in words else ["--device", "cpu"]), *rest]
     answer = attnbench(words)

@@ -296,7 +296,10 @@ def test_long_tables_leave_out_what_is_the_same(attnbench, tmp_path):
         ),
         ("a.json a.json --same-within -1", "attnbench diff: --same-within=-1 is no share"),
         ("a.json a.json --fail-over nan", "attnbench diff: --fail-over=nan is no share"),
-        ("a.json a.json --across clock", "attnbench diff: --across=clock is not known; one of card, input, l2, regime"),
+        (
+            "a.json a.json --across clock",
+            "attnbench diff: --across=clock is not known; one of card, gpu, input, l2, regime",
+        ),
         ("a.json a.json --reference ,", "attnbench diff: --reference=, names nothing"),
         ("a.json 5e6f7a8b --reference flx", "attnbench diff: --reference=flx is not known; one of "),
         ("a.json a.json --md - --json -", "attnbench diff: --json=- wants stdout, as --md does; one of them"),

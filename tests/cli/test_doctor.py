@@ -167,6 +167,7 @@ def test_a_card_that_torch_cannot_use_is_still_shown(nvml, backends, wide, capsy
     """Clocks now and at most, what holds them back, persistence, others, tuning commands; nothing is run."""
     monkeypatch.setenv("PATH", f"{fake_card.FAKES / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("FAKE_SMI_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setattr("attnbench.machine.advice.OLDEST", {"torch": (99, 0)})
     assert doctor.run(parsed()) == 0
     text = capsys.readouterr().out
     words = " ".join(text.split())
@@ -185,6 +186,7 @@ def test_a_card_that_torch_cannot_use_is_still_shown(nvml, backends, wide, capsy
         "sudo nvidia-smi -pm 1 # ",
         "sudo nvidia-smi -lgc 1980,1980 # ",
         "sudo nvidia-smi -rgc # ",
+        "To bring up to date (for you to do; nothing here does it) pip install -U torch # ",
     ):
         assert wanted in words
     assert not (tmp_path / "calls").exists()
@@ -313,3 +315,18 @@ def test_watch_in_a_terminal_shows_the_range_seen(nvml):
     os.close(master)
     assert "NVIDIA H200, every 0.05 s" in text
     assert "idle, power cap" in text
+
+
+def test_inside_a_container_it_says_what_that_holds_back(monkeypatch, capsys, no_driver):
+    from attnbench.machine import container
+
+    monkeypatch.setattr(doctor, "check_backends", lambda device, output: [])
+    monkeypatch.setattr(container, "in_container", lambda: False)
+    assert doctor.examine(CPU, Output()).container == []
+    monkeypatch.setattr(container, "in_container", lambda: True)
+    monkeypatch.setattr(container.os, "statvfs", lambda path: type("S", (), {"f_frsize": 1, "f_blocks": 2**26})())
+    report = doctor.examine(CPU, Output())
+    assert [one.what for one in report.container][:2] == ["/dev/shm", "memlock"]
+    text = "".join(str(part) for part in doctor._render(report))
+    assert "Container" in text
+    assert report.container[0].todo == "--shm-size 8G"

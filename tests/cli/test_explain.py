@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from attnbench.cli import main
+from attnbench.store.derive import derive
+from attnbench.store.runfile import read, write
 
 TINY = [
     "--model",
@@ -46,7 +50,16 @@ def path(tmp_path_factory):
         )
         == 0
     )
+    found = read(file)
+    write(derive(dataclasses.replace(found, records=tuple(map(_longer, found.records)))), file)
     return file
+
+
+def _longer(record):
+    """With steps of a hundred times their length: on a busy machine their attention, timed apart, can take longer."""
+    return dataclasses.replace(
+        record, time=dataclasses.replace(record.time, samples_ms=tuple(100 * ms for ms in record.time.samples_ms))
+    )
 
 
 def test_a_run_is_explained_and_its_own_tables_say_the_same(path, capsys):
@@ -61,6 +74,15 @@ def test_a_run_is_explained_and_its_own_tables_say_the_same(path, capsys):
     other = capsys.readouterr().out.splitlines()
     assert other[2].startswith("serving-gathered[hstu-eager] ")
     assert other[3].startswith("serving-eager ")
+
+
+@pytest.mark.parametrize("width", [40, 80, 300])
+def test_a_narrow_terminal_has_all_of_it(path, width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["explain", str(path)]) == 0
+    out = capsys.readouterr().out
+    heads = ("attention", "attention %", "the rest", "predicted", "measured", "difference %")
+    assert [head for head in heads if head not in out] == []
 
 
 @pytest.mark.parametrize(

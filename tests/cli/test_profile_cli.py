@@ -9,7 +9,11 @@ from pathlib import Path
 import made_up_captures as made
 import pytest
 
+from attnbench.errors import Unavailable
 from attnbench.machine.device import Device
+from attnbench.machine.tools import Profiler
+from attnbench.profile import sources
+from attnbench.profile.take import Taken
 from attnbench.store.runfile import read, write
 from made_up_run import make_case, make_record, make_run
 
@@ -89,6 +93,36 @@ def test_a_mistake_is_one_line(attnbench, words, answer):
     said = attnbench(words)
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert answer in said.err
+
+
+def test_where_nsys_is_missing_torch_takes_its_place_and_that_is_said(attnbench, card, monkeypatch):
+    trace = TESTS / "profile/captures/torch-2.11-sdpa-flash.trace.json"
+
+    def probe(tool, device):
+        if tool == "nsys":
+            raise Unavailable("profile nsys: nsys is not on the PATH; install Nsight Systems; see `attnbench doctor`")
+        return Profiler(tool, "2.11")
+
+    def take(tool, program, job, folder, options, rules):
+        assert (tool, program.name, job.marks, options.file) == ("torch", "torch", "torch", "profile_sdpa-flash")
+        return Taken(sources.read(trace, rules)[0], None)
+
+    monkeypatch.setattr("attnbench.profile.take.probe", probe)
+    monkeypatch.setattr("attnbench.profile.take.take", take)
+    said = attnbench("profile nsys --backends sdpa-flash --seqlen 512")
+    assert said.code == 0, said.err
+    assert "nsys is not on the PATH; install Nsight Systems" in said.err
+    assert "torch.profiler takes its place, as in `attnbench profile torch`: the same tables" in said.err
+    for title in (
+        "kernels of sdpa-flash (torch)",
+        "time by category",
+        "ranges of sdpa-flash",
+        "CUDA API of sdpa-flash",
+    ):
+        assert title in said.out
+    monkeypatch.setattr("attnbench.profile.take.probe", lambda tool, device: probe("nsys", device))
+    said = attnbench("profile ncu --backends sdpa-flash --seqlen 512")  # counters have nothing in their place
+    assert (said.code, said.out) == (3, "")
 
 
 # ── captures taken earlier ─────────────────────────────────────────────────────────────────────────

@@ -32,6 +32,7 @@ def place(request, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "attnbench.machine.devices.resolve", lambda device: Device.parse(auto if device == "auto" else device)
     )
+    monkeypatch.setattr("attnbench.machine.gpus.count_gpus", lambda: 4 if auto != "cpu" else 0)
     for variable in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path

@@ -68,6 +68,14 @@ def test_the_seeds_expressions_read_our_logs(sweep, tmp_path):
         assert all(re.fullmatch(LINE, line) for line in lines)
 
 
+def test_a_series_of_steps_is_no_step(tmp_path):
+    written = SEED_002.write(make_run([record(1, 128, 0, [1.0]), record(1, 128, 0, [9.0], cache="pool")]), tmp_path)
+    assert written[0] == tmp_path / "logs/benchmark_bs1_nc128.log"
+    assert written[0].read_text().count("Total time") == 1
+    with pytest.raises(UsageError, match="records=0 have a time"):
+        SEED_002.write(make_run([record(1, 128, 0, [9.0], cache="pool")]), tmp_path)
+
+
 def test_very_short_and_very_long_times_have_no_exponent(tmp_path):
     SEED_002.write(make_run([record(1, 128, 0, [0.000004]), record(1, 128, 256, [123456789.5])]), tmp_path)
     assert (tmp_path / "logs/benchmark_bs1_nc128.log").read_text() == (

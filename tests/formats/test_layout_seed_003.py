@@ -95,11 +95,17 @@ def test_a_run_comes_back_with_its_points_and_is_written_the_same(written, tmp_p
 
     def keys(run):
         return sorted(
-            (point.series, point.seqlen, point.sparsity, point.actual_sparsity, point.causal, point.mean_ms, point.map)
+            (
+                *(point.series, point.seqlen, point.sparsity, point.actual_sparsity, point.causal, point.mean_ms),
+                *(point.map, point.pattern, point.block, point.map_seed),
+            )
             for point in _points(run)
         )
 
     assert keys(again) == keys(made_up())
+    assert {(one.case["pattern"], one.case["block"], one.case["map_seed"]) for one in again.records} == {
+        ("random", "64x64", 0)
+    }
     LAYOUT.write(again, tmp_path)
     for file in files:
         theirs = (tmp_path / file.relative_to(folder)).read_bytes()
@@ -135,7 +141,9 @@ def test_the_map_of_a_file_stands_at_the_sparsity_it_has(tmp_path):
     assert [point.sparsity for point in _points(run)] == [50, 100]
     LAYOUT.write(run, tmp_path)
     assert (tmp_path / "seq_len_plots_50").is_dir()
-    assert sorted(point.actual_sparsity for point in _points(LAYOUT.read(tmp_path))) == [50.0, 99.9]
+    again = LAYOUT.read(tmp_path)
+    assert sorted(point.actual_sparsity for point in _points(again)) == [50.0, 99.9]
+    assert {(one.case["pattern"], one.case["density"]) for one in again.records} == {("m.npy@01234567", None)}
 
 
 def test_rates_are_effective_and_of_the_mean():
@@ -152,6 +160,23 @@ def test_rates_are_effective_and_of_the_mean():
     )
     assert [point.series for point in quantised] == ["sage2", "sparge_fp8"]
     assert [point.map for point in quantised] == ["", "map given: pattern random, blocks 64x64, seed 0"]
+
+
+def test_a_picture_written_before_patterns_were_kept_is_read_still(written, tmp_path):
+    _, files = written
+    data = files[0].read_bytes()
+    start = data.index(KEYWORD + b"\0") + len(KEYWORD) + 1
+    length = int.from_bytes(data[start - len(KEYWORD) - 9 : start - len(KEYWORD) - 5], "big")
+    old = [
+        {name: value for name, value in point.items() if name not in ("pattern", "block", "map_seed")}
+        for point in json.loads(data[start : start - len(KEYWORD) - 1 + length])
+    ]
+    body = b"tEXt" + KEYWORD + b"\0" + json.dumps(old).encode()
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    (tmp_path / files[0].name).write_bytes(SIGNATURE + chunk)
+    found = LAYOUT.read(tmp_path / files[0].name).records
+    assert len(found) == len(old)
+    assert not any("pattern" in one.case for one in found)
 
 
 def test_the_console_says_what_the_pictures_show():

@@ -60,6 +60,20 @@ def _in_the_interpreters_language() -> Iterator[None]:
                 scope.restore()
 
 
+def _rounded(convert: Any) -> Any:
+    """The interpreter's conversion of numbers, but to e4m3 as a card does it, rounded and saturated: its own cuts off."""
+    import torch
+    import triton.language as tl
+
+    def converted(values: Any, source: Any, target: Any, mode: Any) -> Any:
+        if target != tl.float8e4nv or source != tl.float32:
+            return convert(values, source, target, mode)
+        exact = torch.from_numpy(values.copy()).view(torch.float32).clamp(-448, 448)
+        return exact.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    return converted
+
+
 @contextmanager
 def interpreted(*names: str) -> Iterator[list[ModuleType]]:
     """Modules of kernels, imported anew to be interpreted; a plain import meets them too while this is open.
@@ -68,6 +82,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         names: full names; other modules of `attnbench.kernels` that these import are imported anew as well.
     """
     import triton.language as tl
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
@@ -75,6 +90,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
 
     with _in_the_interpreters_language(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
         for library in (tl, tl.standard, tl.random):
             for name, value in list(vars(library).items()):
                 if isinstance(value, JITFunction):

@@ -197,6 +197,8 @@ def test_the_oracle_of_these_tests_knows_an_empty_row():
 
 BAD = {
     "map-of-numpy": ({"block_map": np.ones((1, 1, 2, 2), bool)}, "block_map=ndarray is no tensor; a bool tensor, or"),
+    "no-q": ({"q": None}, r"q=NoneType is no tensor; \[sequences, rows, heads, dims\]"),
+    "v-of-numpy": ({"v": np.ones((1, 128, 1, 64))}, "v=ndarray is no tensor"),
     "no-map": ({"block_map": None}, "block_map=NoneType is no tensor"),
     "block-of-floats": ({"block": (64.0, 64.0)}, r"block=\(64.0, 64.0\) is not supported"),
     "config-a-number": ({"config": 3}, "config=3 is no configuration; a SparseConfig, its name or None"),

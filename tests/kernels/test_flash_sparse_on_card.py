@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attnbench.backends.base import Machine
+from attnbench.backends.predict import Predictor
 from attnbench.backends.registry import resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
@@ -141,3 +142,29 @@ def test_right_through_the_seam(block):
     with backend.session(case, inputs[0]) as launch:
         outcome = examine(launch, References(WORKLOAD, case, *inputs), variant="given", budget=backend.budget(case))
     assert outcome.ok, outcome.reason
+
+
+@pytest.mark.parametrize("text", ["topk0.3", "cdf0.5", "sub0.5", "anti0.5", "cdf0.4-sim0.009", "topk0.1-sim0.0085"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_predicted_maps_are_those_of_torch(text, causal):
+    """Scores are rounded differently: a few blocks at the threshold may differ."""
+    for block, queries, keys in (("64x64", 4200, 4200), ("128x128", 4100, 5000), ("128x64", 130, 9000)):
+        case = WORKLOAD.case(
+            {
+                "batch": 2,
+                "nheads": 4,
+                "nheads_kv": 2,
+                "headdim": 128,
+                "dtype": "bf16",
+                "pattern": "full",
+                "block": block,
+            }
+            | {"seqlen": queries, "seqlen_k": keys, "causal": causal}
+        )
+        inputs = make_inputs(case, seed=1, kind="normal", device="cuda")
+        q, k = inputs.q.transpose(1, 2), inputs.k.transpose(1, 2)
+        predictor = Predictor.read("who", text)
+        by_kernels, by_torch = predictor.on(case, q.device)(q, k), predictor.by_torch(case, q.device)(q, k)
+        different = (by_kernels != by_torch).sum() / by_torch.sum()
+        assert different <= 0.002, f"{block}: {different:.4f} of the kept blocks"
+        assert 0 < by_kernels.float().mean() <= 1

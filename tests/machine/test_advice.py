@@ -1,5 +1,7 @@
 """Commands for the user: this card's own, and none of them run."""
 
+from pathlib import Path
+
 import pytest
 
 from attnbench.machine import advice
@@ -27,6 +29,53 @@ def test_one_card_of_several_is_named(nvml):
 def test_an_unknown_maximum_gives_no_command(nvml):
     nvml.set(refuse=["nvmlDeviceGetMaxClockInfo"])
     assert commands(nvml) == ["sudo nvidia-smi -pm 1"]
+
+
+NEW = {"torch": "2.11.0+cu130", "triton": "3.6.0"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "cuda", "driver", "said"),
+    [
+        (NEW, "13.0", (13, 0), []),
+        (NEW, "13.0", (13, 1), []),  # a minor version runs either way
+        (NEW, None, None, []),
+        ({"torch": None, "triton": None}, "13.0", None, []),
+        (
+            NEW | {"torch": "2.9.1"},
+            "13.0",
+            (13, 0),
+            ["pip install -U torch: 2.9.1 is older than 2.11, the oldest tested"],
+        ),
+        (
+            NEW | {"triton": "3.5.0"},
+            "13.0",
+            (13, 0),
+            ["pip install -U triton: 3.5.0 is older than 3.6, the oldest tested"],
+        ),
+        (NEW, "13.0", (12, 8), ["a driver for CUDA 13.0: torch is built for it, and this driver knows CUDA 12.8"]),
+        (
+            NEW,
+            "12.8",
+            (13, 0),
+            [
+                "pip install -U torch --index-url https://download.pytorch.org/whl/cu130: torch is built for CUDA 12.8, the "
+                "driver knows 13.0, and newer builds have newer kernels"
+            ],
+        ),
+    ],
+)
+def test_what_is_old_is_said_with_what_to_do(versions, cuda, driver, said):
+    assert [f"{one.command}: {one.why}" for one in advice.updates(versions, cuda, driver)] == said
+
+
+def test_the_oldest_torch_is_that_of_the_package():
+    root = Path(__file__).parents[2]
+    asked = ".".join(map(str, advice.OLDEST["torch"]))
+    assert f'"torch>={asked}"' in (root / "pyproject.toml").read_text("utf-8")
+    assert f"triton >= {'.'.join(map(str, advice.OLDEST['triton']))}".replace(">=", "≥") in (
+        root / "DESIGN.md"
+    ).read_text("utf-8")
 
 
 @pytest.mark.parametrize(("gib", "jobs"), [(0, 1), (1, 1), (9.9, 1), (10, 2), (63, 12), (4000, 16)])

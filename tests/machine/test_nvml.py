@@ -57,10 +57,12 @@ def test_what_the_driver_refuses_is_none(nvml):
             "nvmlDeviceGetComputeRunningProcesses",
             "nvmlDeviceGetSupportedMemoryClocks",
             "nvmlSystemGetDriverVersion",
+            "nvmlSystemGetCudaDriverVersion_v2",
         ]
     )
     assert set(dataclasses.astuple(gpu.state())) == {None}
     assert (gpu.persistence(), gpu.supported_clocks(), gpu.name(), gpu.driver()) == (None, None, None, None)
+    assert gpu.driver_cuda() is None
     assert gpu.other_processes() == ()  # graphics still answers: nobody
 
 

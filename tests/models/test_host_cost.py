@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +12,7 @@ from attnbench.models.hstu_ranking.graphs import StepGraphs
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.staging import Sizes, Staging
+from waiting import calls_of
 
 SMALL = config_of("small")
 NONE = np.empty(0, dtype=np.int64)
@@ -30,17 +29,6 @@ def requests_of(batch, items, candidates):
         )
         for user in range(batch)
     ]
-
-
-def calls_of(action):
-    """Calls of Python functions and of C functions from Python."""
-    found = []
-    sys.setprofile(lambda frame, event, given: found.append(event) if event in ("call", "c_call") else None)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return len(found)
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -62,7 +50,7 @@ def test_the_host_makes_as_many_calls_for_long_histories_as_for_short_ones(cache
             staging.fill(requests, histories, found)
             cache.commit(found, histories)
 
-        counts[items] = calls_of(step)
+        _, counts[items] = calls_of(step)
     assert counts[3000] <= counts[100] + 8
     assert counts[100] < 4 * 200
 

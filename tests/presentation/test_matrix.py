@@ -104,6 +104,17 @@ def test_a_case_that_nobody_finished_is_a_row_of_gaps():
     assert found.sentence == "mine is fastest; 2.00 times as fast as base"
 
 
+def test_memory_that_is_short_again_and_again_is_said_with_what_to_do():
+    full = [
+        make_lost(make_case(seqlen=64 * number), name, Status.OOM, "out of device memory")
+        for number, name in ((1, "base"), (2, "mine"))
+    ]
+    measured = shapes({"base": 100.0, "mine": 200.0})
+    words = "2 of 4 rows ran out of device memory: a smaller --batch, --seqlen or --nheads"
+    assert summary(run_of(*measured, full)).results == [words]
+    assert summary(run_of(*measured, full[:1])).results == []
+
+
 def test_another_number_is_shown_where_it_is_asked_for():
     run = run_of(*shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0, "mine": 200.0}))
     (matrix,) = summary(run, View(columns=("verdict", "tflops", "median"))).matrices

@@ -124,10 +124,26 @@ def test_fp32_is_said_of_a_gpu_only():
     assert "--dtype bf16" not in said(group(dtype="fp32"), dataclasses.replace(H200, gpu=None))
 
 
+def test_plain_pytorch_is_what_a_fused_kernel_is_held_against():
+    def beside(base, plain, fused):
+        return said(make_group(make_case(), {"base": base, "eager": plain, "fused": fused}))
+
+    good = re.search(
+        r"fused is at least (\S+) times as fast as plain PyTorch \(eager\): good", beside(300.0, 90.0, 400.0)
+    )
+    assert 4 < float(good[1]) < 400 / 90  # by the ends of both intervals
+    assert "plain PyTorch" not in beside(300.0, 150.0, 400.0)
+    assert "should be over twice as fast as plain PyTorch (eager); fused is not" in beside(300.0, 250.0, 400.0)
+    assert "at least 3.3" in beside(300.0, 90.0, 200.0)  # the baseline is the fastest
+    assert "plain PyTorch" not in beside(300.0, 500.0, 100.0)  # it is the fastest itself
+
+
 def test_gaps_launches_and_too_few_samples():
     first, second = group()
-    idle = timed(second, busy_ms=0.5 * second.time.median_ms)
-    assert re.search(r"no kernel runs during (49|50|51) % of the time of other:", said([first, idle]))
+    idle = timed(second, busy_ms=0.8 * second.time.median_ms)
+    assert re.search(r"no kernel runs during (19|20|21) % of the time of other:", said([first, idle]))
+    poor = timed(second, busy_ms=0.5 * second.time.median_ms)
+    assert re.search(r"busy for only (49|50|51) % of the time of other: poor \(under 70 %\)", said([first, poor]))
     slow = [timed(record, host_ms=2 * record.time.median_ms) for record in (first, second)]
     assert "longer than its kernels" in said(slow)
     few = [make_record(make_case(), "base", tflops=300.0, samples=5), make_record(make_case(), "other", tflops=290.0)]

@@ -66,6 +66,12 @@ def test_on_a_gpu_the_wall_is_end_to_end_and_its_part_stands_apart():
     assert cells(alone)["GPU"] == "2.00"
 
 
+def test_evicted_users_are_said_where_there_can_be_any():
+    assert "evicted" not in cells(record())
+    for count in (0, 7):
+        assert cells(record(counters={"requests": 8, "evicted_users": count}))["evicted"] == str(count)
+
+
 def test_phases_of_a_layer_count_for_every_layer():
     assert attention_share(record()) == pytest.approx(2 * 5 / (1 + 2 * (2 + 5 + 1) + 1))
     assert attention_share(record(phases={})) is None

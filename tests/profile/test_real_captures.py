@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 
 import pytest
 from made_up_captures import CAPTURES
+from rich.console import Console
 
-from attnbench.profile import counters, ncu_csv, seed_003, sources, tables
+from attnbench.profile import counters, ncu_csv, reading, seed_003, sources, tables
 from attnbench.profile.capture import dumps
 from attnbench.profile.roofline import points
 from attnbench.record import Work
+from attnbench.report.profile import render_profile_table
 
 OURS = sorted([*CAPTURES.glob("ncu-*"), *CAPTURES.glob("torch-*")])
 CASE = "b1-s512-h4-d64-bf16-fwd"
@@ -141,7 +144,7 @@ def test_advice_is_that_of_each_kernel(with_advice):
 
 
 def test_the_table_of_advice_says_a_thing_once_and_prints_no_link(with_advice):
-    table = tables.advice([with_advice])
+    table = tables.advice([with_advice], whole=True)
     assert [(kernel.endswith("combine_kernel"), rule) for _, kernel, rule, *_ in table.rows] == [
         (False, "LaunchConfiguration"),
         (False, "WorkloadImbalance"),
@@ -162,6 +165,50 @@ def test_the_table_of_advice_says_a_thing_once_and_prints_no_link(with_advice):
     assert "See the Hardware Model description" in text
     assert table.notes[-1].startswith("8 more in captures.json")
     assert "https://docs.nvidia.com" in dumps((with_advice,))
+
+
+def test_the_table_of_advice_has_a_sentence_a_rule_where_not_all_is_wanted(with_advice):
+    short, whole = tables.advice([with_advice]), tables.advice([with_advice], whole=True)
+    assert [row[:-1] for row in short.rows] == [row[:-1] for row in whole.rows]
+    texts = [row[-1] for row in short.rows]
+    assert all(long.startswith(text) and ". " not in text for text, (*_, long) in zip(texts, whole.rows, strict=True))
+    assert texts[0].endswith("which is less than the GPU's 132 multiprocessors")
+    assert texts[5].endswith("are below the hardware maximum of 16")
+    assert texts[8].endswith("resulting in only 0.2 full waves across all SMs")  # a decimal point ends nothing
+    assert "--verbose has all of what a rule says" in short.notes
+    assert not any("--verbose" in note for note in whole.notes)
+    console = Console(width=100, file=io.StringIO())
+    render_profile_table(
+        console, short.title, short.heads, short.texts(), numbers=short.numbers(), ranks=short.ranks, notes=()
+    )
+    lines = console.file.getvalue().strip().splitlines()
+    assert len(lines) == 2 + len(short.rows) + any("for want of room" in line for line in lines)
+
+
+def test_what_the_counters_mean_is_said_of_the_longest_kernel(with_advice):
+    (said,) = reading.of_counters([with_advice])
+    assert said.startswith(
+        "sdpa-flash: flash_fwd_splitkv_kernel uses 8 % of the SMs' throughput and 3 % of the memory's"
+    )
+    assert said in tables.counters([with_advice]).notes
+    row = with_advice.kernels[0]
+    for found, words in (
+        ({"sm_percent": 93.0, "dram_percent": 10.0}, "93 % of the SMs' throughput: good (over 90 %)"),
+        ({"sm_percent": 20.0, "dram_percent": 84.0}, "84 % of the memory's bandwidth: good (over 80 %)"),
+    ):
+        one = dataclasses.replace(with_advice, kernels=(dataclasses.replace(row, counters=found),))
+        assert reading.of_counters([one]) == [f"sdpa-flash: flash_fwd_splitkv_kernel uses {words}"]
+
+
+@pytest.mark.parametrize(
+    ("busy", "words"), [(9.5, "95 % of the window: good"), (8.0, None), (5.0, "50 % of the window: poor")]
+)
+def test_a_busy_gpu_is_said_of_a_window(with_advice, busy, words):
+    timed = dataclasses.replace(with_advice, tool="torch", device="a card", window_ms=10.0, busy_ms=busy)
+    found = reading.of_times([timed])
+    assert len(found) == (words is not None)
+    assert all(words in one and one in tables.categories([timed]).notes for one in found)
+    assert reading.of_times([dataclasses.replace(timed, device="CPU")]) == []
 
 
 # ── torch.profiler ─────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.presentation.blocks import blocks
-from attnbench.record import Rate, Settings, Work
+from attnbench.record import Rate, Settings, Status, Work
 from attnbench.stats.ratio import paired_ratio
 from attnbench.store import runfile
 from attnbench.store.derive import derive, derive_group
@@ -24,6 +24,13 @@ def test_the_baseline_of_the_settings_gives_everyone_a_speedup():
     first, second = derive(run).records
     assert first.speedup is None
     assert (second.speedup.baseline, second.speedup.ratio, second.speedup.verdict) == ("a", 2.0, "faster")
+
+
+def test_a_baseline_that_did_not_pass_gives_no_speedup():
+    first, second = derive(make_run(pair([2.0] * 7, [1.0] * 7), settings=Settings(baseline="a"))).records
+    assert second.speedup.ratio == 2.0
+    wrong = dataclasses.replace(first, status=Status.INCORRECT, time=None, rate=None, reason="out: wrong values")
+    assert derive_group([wrong, second], "a")[1].speedup is None
 
 
 def test_without_a_baseline_nobody_is_compared():

@@ -17,6 +17,7 @@ from attnbench.record import Error, Status, Yardstick
 from attnbench.store import runfile
 from attnbench.store.files import check_writable, write_bytes
 from made_up_run import make_case, make_group, make_lost, make_record, make_run, make_time
+from waiting import calls_of
 
 YARDSTICK = {"flops": 0, "bytes": 64, "samples_ms": [0.1, 0.2], "rounds": [0, 1]}
 
@@ -312,21 +313,6 @@ def test_a_writer_builds_the_line_of_a_record_once(tmp_path, monkeypatch):
         writer.write(make_run(records[:count]))
     assert len(built) == 5
     assert runfile.read(tmp_path / "run.json").records[4].backend == "sdpa-efficient"
-
-
-def calls_of(function):
-    """What it gives, and how many functions it calls: what it costs, on a machine of any speed."""
-    count = 0
-
-    def called(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(called)
-    try:
-        return function(), count
-    finally:
-        sys.setprofile(None)
 
 
 def test_a_record_costs_the_same_in_a_large_run_and_a_sample_next_to_nothing(tmp_path):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from attnbench.errors import NothingToRun, UsageError
+from attnbench.errors import NothingToRun, Unavailable, UsageError
 from attnbench.record import Record, Status
 from attnbench.suites.estimate import Estimate, estimate
 from attnbench.suites.load import NamedCase, Suite, load_suite
@@ -91,6 +91,15 @@ LISTED = (
 )
 def test_on_listed_cases_a_flag_selects_and_sets_what_they_leave_open(asked, ids):
     assert list(expand(suite(axes={}, cases=LISTED), ATTENTION, asked)) == ids
+
+
+def test_a_density_of_the_suite_gives_way_to_lengths_and_one_that_is_asked_for_does_not():
+    found, sparse = load_suite("sparse", "cpu"), load_workload("sparse")
+    densities = [case.density for case in expand(found, sparse, {"seqlen": (127,), "causal": (False,)}).values()]
+    assert densities == [0.5, 1.0]  # of 0.25, 0.5 and 1: two blocks a row
+    assert [case.density for case in expand(found, sparse, {"seqlen": (1,), "causal": (True,)}).values()] == [1.0]
+    with pytest.raises(UsageError, match=r"density=0.25 leaves less than one of the 2 blocks of a row; at least 0.5"):
+        expand(found, sparse, {"seqlen": (127,), "density": (0.25,)})
 
 
 def test_axes_of_a_verb_replace_axes_and_leave_what_cases_state():
@@ -279,6 +288,17 @@ def test_a_busy_cpu_takes_the_whole_limit_and_longer_for_the_rest(backends, quie
     busy = estimate(run)
     assert min(busy.groups.values()) > 40.0
     assert busy.start_s == 8 * quiet.start_s  # however busy
+
+
+def test_a_library_that_is_missing_takes_no_time(backends, quiet_machine, monkeypatch):
+    run = planned(suite(backends=("flex",)), settings={"iterations": 1000})
+    there = estimate(run)
+
+    def gone(backend):
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(type(backends["flex"]), "probe", gone)
+    assert estimate(run).seconds < 0.5 * there.seconds
 
 
 def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends, quiet_machine):

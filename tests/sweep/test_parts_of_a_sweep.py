@@ -79,12 +79,7 @@ def test_what_a_backend_was_seen_to_raise_alone_starts_no_process_in_a_later_gro
 
 class Listener:
     def __init__(self):
-        self.environments, self.activities, self.records = [], [], []
-
-    def environment_index(self, environment):
-        if environment is not None and environment not in self.environments:
-            self.environments.append(environment)
-        return len(self.environments) - 1 if self.environments else None
+        self.activities, self.records = [], []
 
     def on_activity(self, text, group=None, backend=None):
         self.activities.append((text, backend))
@@ -155,6 +150,12 @@ def test_a_device_that_cannot_be_measured_is_named(worker):
     processes.starts.append(loss)
     with pytest.raises(NothingToRun, match=r"^worker: device=cuda:1 cannot be measured; no such card$"):
         it.attempt(GROUP, ["a"], RUN.settings)
+    # A signal from outside is nobody's doing the first time.
+    killed = dataclasses.replace(loss, outside=True)
+    processes.starts += [killed, killed]
+    with pytest.raises(NothingToRun, match=r"no such card$"):
+        it.attempt(GROUP, ["a"], RUN.settings)
+    processes.starts.append(killed)
     # Once one was ready, a later start that fails is a loss like any other.
     it.attempt(GROUP, ["a"], RUN.settings)
     it.close()

@@ -669,6 +669,10 @@ def test_rows_that_never_had_a_time_leave_a_diff_of_outcomes():
     found = diff([make_run(44)], lost)
     assert found.changes == ()
     assert len(found.regressions()) == 20
+    assert found.untimed == (), "they ended otherwise"
+    one_lost = edit(make_run(43), lambda one: one.backend == "mine", time=None, status=Status.OOM, reason="needs more")
+    untimed = diff([one_lost], [one_lost]).untimed
+    assert [record.backend for record in untimed] == ["mine"] * 4
 
 
 def test_a_sample_of_0_ms_and_rounds_in_parts_do_no_harm():
@@ -695,3 +699,24 @@ class _Held:
 
     def __init__(self, record):
         self.record, self.backend, self.time = record, record.backend, record.time
+
+
+def test_rows_that_another_gpu_measured_have_no_verdict_unless_told():
+    """Two GPUs of one model differ by per cents: the same code on the other one is no change of the code."""
+    cards = CARD, dataclasses.replace(CARD, gpu_uuid="GPU-1")
+    a = make_run(51, cases=4, environments=cards)
+    b = make_run(52, cases=4, environments=cards)
+    moved = {"s0", "s1"}
+    b = dataclasses.replace(
+        b, records=tuple(dataclasses.replace(one, environment=int(one.case_id in moved)) for one in b.records)
+    )
+    found = diff([a], [b])
+    assert {one.case_id for one in found.elsewhere} == moved
+    assert {one.a.case_id for one in found.changes} == {"s2", "s3"}
+    assert not [note for note in found.notes if "another card" in note]
+    told = diff([a], [b], across=["gpu"])
+    assert told.elsewhere == ()
+    assert len(told.changes) == 4 * len(BACKENDS)
+    # Of a file that knows no GPU nothing is held back.
+    unknown = dataclasses.replace(b, environments=tuple(dataclasses.replace(one, gpu_uuid=None) for one in cards))
+    assert diff([a], [unknown]).elsewhere == ()

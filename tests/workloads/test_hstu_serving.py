@@ -31,7 +31,15 @@ BAD = {
     "cached + new_tokens=65 is no history of model=tiny": {"new_tokens": 3},
     "cached + new_tokens=212 is over the history of model=tiny; at most 202": {"new_tokens": 150},
     "cached + new_tokens=0 leaves out the context of model=tiny; at least 2": {"cached": 0, "new_tokens": 0},
-    "cache=ssd-hit is not known; one of gpu-hit, host-hit, partial": {"cache": "ssd-hit"},
+    "cache=ssd-hit is not known; one of gpu-hit, host-hit, partial, pool": {"cache": "ssd-hit"},
+    "cached + new_tokens of all visits=222 is over the history of model=tiny; at most 202": {
+        "cache": "pool",
+        "cached": 174,
+    },
+    "pool_share=0.1 of what all users need is 1 pages, a step takes 4; at least 0.25": {
+        "cache": "pool",
+        "pool_share": 0.1,
+    },
     "pool_share=0.5 does not go with cache=gpu-hit": {"pool_share": 0.5},
     "on_host_hit=recompute does not go with cache=gpu-hit, which has nothing in host memory; cache=host-hit": {
         "on_host_hit": "recompute"
@@ -65,6 +73,7 @@ def test_what_cannot_be_is_refused_in_one_line(said):
         {"cache": "host-hit"},
         {"cache": "host-hit", "on_host_hit": "auto"},
         {"cache": "partial", "pool_share": 0.3},
+        {"cache": "pool", "pool_share": 0.9},
         {"cached": 0},
         {"page_size": 128, "dtype": "bf16"},
     ],
@@ -134,6 +143,43 @@ def test_work_is_what_the_products_of_a_step_take(model, monkeypatch):
     hidden = small.layers * 4 * wide * (rows * rows - pairs(0, one.history, one.num_candidates))
     assert WORKLOAD.work(one).flops == counter.get_total_flops() - hidden
     assert attention_flops(one) == small.layers * 4 * wide * pairs(0, one.history, one.num_candidates)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 8])
+def test_a_series_has_all_users_each_at_most_once_a_step(batch):
+    one = case(cache="pool", batch=batch, cached=30)
+    counts = [0] * one.users
+    for step in one.steps:
+        assert len({visit.user for visit in step}) == len(step) == batch
+        for visit in step:
+            assert visit.earlier == counts[visit.user]
+            counts[visit.user] += 1
+    assert len(one.steps) == 8
+    assert one.users == 4 * batch
+    assert min(counts) == 1
+    assert max(counts) > 2
+    assert one.needed_pages == sum(-(-(30 + 8 * count) // 64) for count in counts)
+    assert WORKLOAD.work(one).flops > 8 * WORKLOAD.work(replace(one, cache="gpu-hit", pool_share=None)).flops
+
+
+def test_large_requests_are_checked_in_part_the_first_and_last_among_them(monkeypatch):
+    one = case(batch=7)
+    inputs = WORKLOAD.inputs(one, seed=1, kind="normal", device="cpu")
+    assert WORKLOAD.draw(one, seed=0, max_bytes=1).parts is None
+    monkeypatch.setattr(
+        "attnbench.workloads.hstu_serving.parts.MOST_FLOPS",
+        3.5 * WORKLOAD.work(case(batch=1, cached=0, new_tokens=70)).flops,
+    )
+    draw = WORKLOAD.draw(one, seed=0, max_bytes=1)
+    assert len(draw.parts) == 3
+    assert {(0,), (6,)} < set(draw.parts)
+    assert draw != WORKLOAD.draw(one, seed=3, max_bytes=1)
+    assert draw.note(0) == "checked in part: 3 requests drawn with seed 0, the corners among them"
+    whole = WORKLOAD.oracle("logits", one, inputs, dtype=torch.float64, draw=Draw())
+    part = WORKLOAD.oracle("logits", one, inputs, dtype=torch.float64, draw=draw)
+    assert torch.equal(WORKLOAD.select(one, whole, draw)["out"], part["out"])
+    expected = WORKLOAD.expected_errors("logits", one, inputs, draw=draw)["out"]
+    assert expected.shape == part["out"].shape == (15, 4)
 
 
 def test_a_hit_saves_work_and_a_batch_multiplies_it():

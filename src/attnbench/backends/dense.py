@@ -139,3 +139,15 @@ class DenseBackend(Backend[AttentionCase, "AttentionInputs"]):
                 refusal(self.name, "device", machine.device, "is not supported", f"one of {', '.join(self.devices)}")
             )
         self.limits.check(self.name, case, machine)
+
+
+def one_value(case: AttentionCase) -> float:
+    """A single value's size over the root mean square of the output, for values of independent normal draws.
+
+    A row that averages n of them has 1/n of their variance.  A causal row n sees n keys, so the output's mean square is
+    H_S / S of theirs, H_S = 1 + 1/2 + … + 1/S; without a causal mask every row sees all keys and the first rows are as
+    the others: 1 stands for a case that has no rows of few keys.
+    """
+    if not Mask.of(case).causal:
+        return 1.0
+    return (case.seqlen_k / sum(1 / n for n in range(1, case.seqlen_k + 1))) ** 0.5

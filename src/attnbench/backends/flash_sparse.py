@@ -85,18 +85,18 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         import torch
 
         from attnbench.kernels.flash.sparse import api
+        from attnbench.kernels.flash.sparse.lists import lists_of
 
         given = inputs.q, inputs.k, inputs.v
         problem = api.sparse_problem_of(*given, block=case.block_shape, causal=case.causal, scale=case.scale)
         config = api.config_for(self.own or None, *given, problem)
+        share, unit = config.share(problem.block[0]), config.unit(problem.block[0])
         out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
         lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
         made: dict[str, api.BlockLists] = {}
 
         def convert(blocks: Tensor) -> None:
-            made["lists"] = api.make_lists(
-                blocks, inputs.q, inputs.k, block=case.block_shape, causal=case.causal, config=config
-            )
+            made["lists"] = lists_of(blocks, inputs.q, inputs.k, problem, share=share, unit=unit)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             api.launch_sparse(q, k, v, out, lse, made["lists"], problem, config)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import Config, Launch, Machine
 from attnbench.backends.dense import DenseBackend, Limits
@@ -34,7 +34,7 @@ class FlashInfer(DenseBackend):
 
     name = "flashinfer"
     title = "FlashInfer"
-    tested = "NVIDIA H200, torch 2.11"
+    tested: ClassVar[str | None] = "NVIDIA H200, torch 2.11"
     install = "pip install flashinfer-python==0.6.18"
     module = "flashinfer.prefill"
     distribution = "flashinfer-python"
@@ -69,10 +69,10 @@ class FlashInfer(DenseBackend):
         library = importlib.import_module("flashinfer.prefill")
         operands = Operands(case, inputs)
         mask = Mask.of(case)
-        kernel = self.config.short if self.config else _kernel_for(operands.q.device)
+        kernel = self.config.short if self.config else kernel_for(operands.q.device)
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=operands.q.device)
         wrapper = library.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend=kernel)
-        offsets = _offsets(case, inputs)
+        offsets = offsets_of(case, inputs)
 
         def plan() -> None:
             wrapper.plan(
@@ -93,13 +93,14 @@ class FlashInfer(DenseBackend):
         yield operands.launch(attend, phases={"plan": plan}, notes=(f"kernel pinned: {kernel}",))
 
 
-def _kernel_for(device: device) -> str:
+def kernel_for(device: device) -> str:
+    """The kernel that is pinned where none is asked for."""
     import torch
 
     return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 else "fa2"
 
 
-def _offsets(case: AttentionCase, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+def offsets_of(case: AttentionCase, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Offsets of queries and keys, int32 [B + 1], of a packed or a dense case."""
     import torch
 

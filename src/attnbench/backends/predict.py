@@ -1,4 +1,4 @@
-"""Predictors: which blocks matter, guessed from q and k on the device, by torch alone and without a read-back.
+"""Predictors: which blocks matter, guessed from q and k on the device, without a read-back: by torch, on a card by kernels.
 
 A backend that takes a map follows one: ``sparse-flex[cdf0.98]``.  Prediction, conversion and kernel are one timed call,
 and phases apart.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attnbench.errors import UsageError, refusal
@@ -61,14 +62,35 @@ class Predictor:
 
         All that depends on the case alone is made here: the call copies nothing to the device or from it.
         """
+        return partial(self._by_kernels, case) if device.type == "cuda" else self.by_torch(case, device)
+
+    def by_torch(self, case: SparseCase, device: device) -> Callable[[Tensor, Tensor], Tensor]:
+        """The same without kernels of ours: on a CPU, and what they are held against."""
         import torch
 
         possible = torch.from_numpy(visible_pairs(case) > 0).to(device)
         forced = torch.from_numpy(on_diagonal(case)).to(device)
         return lambda q, k: self._map(case, q, k, possible, forced)
 
+    def _by_kernels(self, case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
+        """The same by our kernels."""
+        from attnbench.kernels.flash.sparse.predict import Rule, predict_blocks, select
+
+        rule = Rule(
+            block=case.block_shape,
+            share=self.share,
+            by_number=self.rule == "topk",
+            scale=case.scale,
+            parts=PARTS if self.rule == "sub" else 1,
+            gate=self.gate,
+            causal=case.causal,
+        )
+        if self.rule != "anti":
+            return predict_blocks(q, k, rule)
+        return select(_antidiagonals(case, q, _repeated(case, k)), (case.seqlen, case.seqlen_k), rule)
+
     def _map(self, case: SparseCase, q: Tensor, k: Tensor, possible: Tensor, forced: Tensor) -> Tensor:
-        k = k.repeat_interleave(case.group_size, dim=1) if case.group_size > 1 else k
+        k = _repeated(case, k)
         scores = {"sub": _parts, "anti": _antidiagonals}.get(self.rule, _means)(case, q, k)
         scores = scores.masked_fill(~possible, -float("inf"))
         kept = _largest(scores, possible, self.share) if self.rule == "topk" else _mass(scores, self.share)
@@ -76,6 +98,11 @@ class Predictor:
             rows, columns = (_similarity(x, size) < self.gate for x, size in zip((q, k), case.block_shape, strict=True))
             kept = kept | rows[..., :, None] | columns[..., None, :]
         return (kept | forced) & possible
+
+
+def _repeated(case: SparseCase, k: Tensor) -> Tensor:
+    """Keys for each query head."""
+    return k.repeat_interleave(case.group_size, dim=1) if case.group_size > 1 else k
 
 
 def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -102,10 +129,15 @@ def _means(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _parts(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
-    import torch
 
     q_mean, k_mean = (_mean(x, size // PARTS) for x, size in zip((q, k), case.block_shape, strict=True))
-    scores = q_mean @ k_mean.mT * case.scale
+    return _joined(case, q_mean @ k_mean.mT * case.scale)
+
+
+def _joined(case: SparseCase, scores: Tensor) -> Tensor:
+    """Log Σ exp of the scores of the parts of each pair of blocks."""
+    import torch
+
     (rows, columns), lowest = case.blocks, -float("inf")
     room = (0, columns * PARTS - scores.shape[3], 0, rows * PARTS - scores.shape[2])
     parts = torch.nn.functional.pad(scores, room, value=lowest)

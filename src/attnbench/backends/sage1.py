@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Budget, Launch, Machine
-from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits
+from attnbench.backends.dense import ALL_DTYPES, DenseBackend, Limits, one_value
 from attnbench.backends.differentiable import differentiable
 from attnbench.backends.mask import Mask
 from attnbench.errors import Unsupported, refusal
@@ -59,10 +59,7 @@ class Sage1(DenseBackend):
         H200 (S = 4096, D = 64); a causal row with few keys errs by up to 0.05 of a single value, whose
         size in units of that mean is sqrt(S / H_S).  A wrong mask is off by more than the mean itself.
         """
-        if not Mask.of(case).causal:
-            return Budget(relative=0.5)
-        harmonic = sum(1 / n for n in range(1, case.seqlen_k + 1))
-        return Budget(relative=max(0.5, 0.1 * (case.seqlen_k / harmonic) ** 0.5))
+        return Budget(relative=max(0.5, 0.1 * one_value(case)))
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
         """As of `Backend`; k is changed in place."""

@@ -7,7 +7,9 @@ P V.  **On random data the defaults (sim 0.6, cdf 0.98) skip nothing**: no block
 dense.
 
 The map that a prediction used is kept as the library makes it, by a wrapper around its own function that is there
-during the call alone.  All kernels start on the default stream: they are never captured.
+during the call alone.  With e4m3 the library's causal mask hides whole blocks only: queries on the diagonal see later
+keys of their block (all its kernels of that path are started without a mask), so causal is refused there.  All kernels
+start on the default stream: they are never captured.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Budget, Config, Launch, Machine
+from attnbench.backends.replaced import replaced
 from attnbench.backends.sparse import SparseBackend, SparseLimits, map_of_lists, resized
 from attnbench.errors import Unsupported, UsageError, refusal
 
@@ -120,10 +123,16 @@ class SpargeBackend(SparseBackend):
         given = dict(self.config.values) if self.config else dict(DEFAULTS)
         native = self.own_block(machine_of(inputs))
         made: dict[str, Tensor] = {}
-        function = getattr(core, self.function)
+        function, rule = getattr(core, self.function), getattr(core, PREDICTS)
+
+        def predict(*arguments: Any, **options: Any) -> Any:
+            """The library's own; keeps its lists of blocks: the steps from one to the next, and counts."""
+            found = rule(*arguments, **options)
+            made["deltas"], made["counts"] = found[0], found[1]
+            return found
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with kept(core, PREDICTS, made):
+            with replaced(core, PREDICTS, predict):
                 out: Tensor = function(q, k, v, is_causal=case.causal, scale=case.scale, tensor_layout="HND", **given)
             return out
 
@@ -135,23 +144,6 @@ class SpargeBackend(SparseBackend):
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
         notes = (f"map predicted by SpargeAttn: {words}",)
         return self.launch(case, inputs, attend, choices=chosen, capturable=False, notes=notes)
-
-
-@contextmanager
-def kept(core: Any, name: str, made: dict[str, Tensor]) -> Iterator[None]:
-    """Keep the lists of blocks that a function of the library returns: the steps from one to the next, and counts."""
-    function = getattr(core, name)
-
-    def predict(*args: Any, **options: Any) -> Any:
-        found = function(*args, **options)
-        made["deltas"], made["counts"] = found[0], found[1]
-        return found
-
-    setattr(core, name, predict)
-    try:
-        yield
-    finally:
-        setattr(core, name, function)
 
 
 class Sparge(SpargeBackend):
@@ -182,22 +174,22 @@ class SpargeFp8(SpargeBackend):
         return Budget(relative=0.5, rel_l1=0.065, head_rel_l1=0.08)
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse a map that is not in the card's blocks, and a causal mask beside it: that function takes none.
+        """Refuse a causal mask, which hides whole blocks only, and a given map that is not in the card's blocks.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
         super().check(case, machine)
         native = self.own_block(machine)
-        if not self.config and case.causal:
+        if case.causal:
             raise Unsupported(
                 refusal(
                     self.name,
                     "causal",
                     case.causal,
-                    "is not supported with a given map",
+                    "hides whole blocks only: queries see later keys of their block",
                     "false",
-                    f"{self.name}[simX-cdfY-pvZ] takes it",
+                    "sparge takes it",
                 )
             )
         if not self.config and case.block_shape != native:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.errors import NothingToRun, Unavailable
+from attnbench.machine.device import Device
 from attnbench.workloads.base import load_workload
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from attnbench.record import PlannedGroup, Run
 
 WHO = "attnbench profile"
+INSTEAD_OF_NSYS = (
+    "torch.profiler takes its place, as in `attnbench profile torch`: the same tables of kernels, categories, copies, "
+    "ranges, CUDA API and idle time, and a trace that ui.perfetto.dev opens; without other processes and a .nsys-rep"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,14 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
     if plan.args.dry_run:
         _show_commands(plan, tool, jobs, names)
         return None
-    program = probe(tool, plan.run.settings.device)
+    try:
+        program = probe(tool, plan.run.settings.device)
+    except Unavailable as why:
+        if tool != "nsys" or not Device.parse(plan.run.settings.device).on_gpu:
+            raise
+        Output().note(f"{why}; {INSTEAD_OF_NSYS}")
+        tool = "torch"
+        jobs, program = list(plan.jobs(tool)), probe(tool, plan.run.settings.device)
     if all(job.backends[0] in missing for job in jobs):
         raise NothingToRun(f"{WHO}: nothing can be launched; {next(iter(missing.values()))}")
     folder = open_folder(plan.args.out, force=plan.args.force)

@@ -61,7 +61,10 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument(
         "--across",
         metavar="NAMES",
-        help=("compare although these differ: timer, l2, regime, card, input (default: refuse)"),
+        help=(
+            "compare although these differ: timer, l2, regime, card, input (default: refuse), gpu (default: rows that "
+            "another GPU measured have no verdict)"
+        ),
     )
     group = parser.add_argument_group("output", "A path, or - for stdout (the table then moves to stderr).")
     group.add_argument("--md", metavar="PATH", help="Markdown for a pull request")
@@ -128,6 +131,8 @@ def _exit_code(found: Diff, limit: float | None, machine_may_move: bool, output:
     if found.has_judged:
         return 0
     why = "every row is unclear; --replicates 3 makes it clear" if found.changes else "no row has a time in both"
+    if found.elsewhere and not found.changes:
+        why = "another GPU measured every row in B; --across gpu judges them all the same"
     output.note(f"{WHO}: nothing could be judged: {why}; exit 3")
     return 3
 

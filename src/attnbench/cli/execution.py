@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +11,7 @@ from attnbench.cli.flags import backend_words, check_exports, exports
 from attnbench.cli.output import Output
 from attnbench.cli.progress import Bar
 from attnbench.cli.request import resumed
+from attnbench.cli.stations import stations_of
 from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
 from attnbench.record import Record, Run, Status
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from attnbench.formats.layouts.base import Layout
     from attnbench.suites.estimate import Estimate
     from attnbench.sweep.run import Event
+    from attnbench.sweep.station import Station
 
 INTERRUPTED = 130
 
@@ -67,14 +69,15 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
         if kept is not None:
             _check_writable(kept)
         files = backend_words(args.backends)[1]
-        time = estimate(run, files=files)
+        stations = stations_of(args, who, run, files)
+        time = estimate(run, files=files, stations=len(stations))
         if args.dry_run:
-            _show_plan(run, time, output)
+            _show_plan(run, time, stations, output)
             return 0
-        bar.plan(run, time.groups)
-        growing = _Growing(run, bar, shown, output if args.verbose else None)
+        bar.plan(run, time.groups, len(stations))
+        growing = _Growing(run, bar, shown, output, aloud=args.verbose)
         try:
-            run = _execute(run, kept, files, growing)
+            run = _execute(run, kept, files, growing, stations)
         except KeyboardInterrupt:
             _show_finished(growing, bar)
             output.note(_stopped(run, kept, args, verb))
@@ -110,20 +113,22 @@ def layout_of(args: argparse.Namespace, who: str, asked: Mapping[str, str]) -> L
 
 
 class _Growing:
-    """Takes the events of a run: the bar hears of each, and a group that is done is printed.
+    """Takes the events of a run: the bar hears of each, a group that is done is printed, a lost station is noted.
 
-    With --verbose `aloud` is told how each row ended.
+    With `aloud` (--verbose) `output` is told how each row ended.
     """
 
-    def __init__(self, run: Run, bar: Bar, shown: Shown | None, aloud: Output | None) -> None:
-        self.run, self.bar, self.shown, self.aloud = run, bar, shown, aloud
+    def __init__(self, run: Run, bar: Bar, shown: Shown | None, output: Output, *, aloud: bool) -> None:
+        self.run, self.bar, self.shown, self.output, self.aloud = run, bar, shown, output, aloud
 
     def event(self, event: Event) -> None:
         """Take the next event."""
         self.bar.event(event)
-        if self.aloud is not None and event.record is not None:
+        told = _told(event.record) if self.aloud and event.record is not None else None
+        told = event.text if event.kind == "lost" else told
+        if told is not None:
             with self.bar.aside():
-                self.aloud.note(_told(event.record))
+                self.output.note(told)
         if event.run is None:
             return
         self.run = event.run
@@ -132,10 +137,12 @@ class _Growing:
                 self.shown.more(event.run)
 
 
-def _execute(run: Run, path: Path | None, files: tuple[str, ...], growing: _Growing) -> Run:
+def _execute(
+    run: Run, path: Path | None, files: tuple[str, ...], growing: _Growing, stations: Sequence[Station]
+) -> Run:
     from attnbench.sweep.run import execute
 
-    return execute(run, path=path, backend_files=files, on_event=growing.event)
+    return execute(run, path=path, backend_files=files, on_event=growing.event, stations=stations)
 
 
 def _told(record: Record) -> str:
@@ -245,11 +252,12 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str) -
     kept = read(path)
     groups = len({record.group for record in kept.records})
     files = [word for file in backend_words(args.backends)[1] for word in ("--backends", file)]
-    line = shlex.join(["attnbench", verb, "--resume", str(path), *files])
+    gpus = [] if args.gpus is None else ["--gpus", args.gpus]
+    line = shlex.join(["attnbench", verb, "--resume", str(path), *gpus, *files])
     return f"attnbench {verb}: stopped; {groups} of {len(run.plan)} groups are kept; to finish: {line}"
 
 
-def _show_plan(run: Run, time: Estimate, output: Output) -> None:
+def _show_plan(run: Run, time: Estimate, stations: Sequence[Station], output: Output) -> None:
     from attnbench.report.terminal import Terminal
 
     done = {(record.group, record.backend) for record in run.records}
@@ -260,7 +268,7 @@ def _show_plan(run: Run, time: Estimate, output: Output) -> None:
         return
     rows = sum(len(group.backends) for group in groups)
     terminal = Terminal(output.console())
-    terminal.title(f"{run.suite} on {run.settings.device}", "")
+    terminal.title(f"{run.suite} on {', '.join(station.name for station in stations)}", "")
     shown: tuple[str, ...] = ()
     for group in groups:
         if group.backends != shown:  # a plan gives every case the same

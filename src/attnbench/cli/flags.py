@@ -44,6 +44,7 @@ USUAL = (
     "--max-seconds",
     "--timer",
     "--device",
+    "--gpus",
     "--replicates",
     "--resume",
     "--csv",

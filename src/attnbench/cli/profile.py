@@ -64,6 +64,7 @@ def add_arguments(parser: Parser) -> None:
     )
     flags.add_backends(parser, baseline=False)
     _add_output(parser)
+    parser.set_defaults(gpus=None, shard=None, engine=None, address=None)
     parser.example(
         "attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
         "attnbench profile ncu --set full --kernel flash",
@@ -139,6 +140,7 @@ def _add_output(parser: Parser) -> None:
     group.add_argument("--force", action="store_true", help="write into a folder that is there, over its files")
     group.add_argument("--categories", metavar="FILE.toml", help="rules of kernel categories before the shipped ones")
     group.add_argument("--table", metavar="NAME", default="all", help=f"one of {', '.join(TABLES)} (default: all)")
+    group.add_argument("-v", "--verbose", action="store_true", help="all of what ncu's rules say, not one line of each")
     group.add_argument("--csv", metavar="PATH", help="every kernel with every counter (default: kernels.csv in DIR)")
     group.add_argument("--json", metavar="PATH", help="the captures (default: captures.json in DIR)")
     group.add_argument(
@@ -348,7 +350,7 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
         if (path := getattr(args, name)) not in (None, "-"):
             write_text(path, text)
     output = Output(results_to_stderr="-" in (args.csv, args.json))
-    shown = tables.chosen(args.table, captures, points)
+    shown = tables.chosen(args.table, captures, points, whole=args.verbose)
     for table in shown:
         render_profile_table(
             output.console(),

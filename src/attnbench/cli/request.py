@@ -11,11 +11,13 @@ from typing import Any
 
 from attnbench.backends.checkouts import name_checkouts
 from attnbench.cli.flags import AXIS, FIRST, backend_words, selector_words
+from attnbench.cli.stations import planned_device
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build, environment_axes, parse_axis, with_axes
 from attnbench.suites.settings import SETTINGS, parse_setting
+from attnbench.suites.shards import shard_of
 from attnbench.text import spelled
 from attnbench.workloads.base import load_workload, unknown_axis
 
@@ -43,7 +45,6 @@ def make_run(
         AttnbenchError: anything in the request that cannot be.
     """
     from attnbench.formats.layouts import check_layout
-    from attnbench.machine.devices import resolve
     from attnbench.store.runfile import new_id, now
     from attnbench.sweep.settings import check_settings
 
@@ -52,7 +53,7 @@ def make_run(
     settings = _settings(args, who)
     asked_axes = axis_words(args, who)
     load_suite(suite, "cpu")  # its mistakes are told before torch is imported, which takes seconds
-    device = resolve(settings.pop("device", "auto"))
+    device = planned_device(args, who, settings.pop("device", None))
     found = load_suite(suite, device.kind)
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
     found = with_axes(
@@ -79,7 +80,7 @@ def make_run(
     run = build(request, run_id=new_id(), command=command, started=now())
     check_settings(run.settings)
     check_layout(run)
-    return run
+    return run if args.shard is None else shard_of(who, run, args.shard)
 
 
 def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
@@ -104,6 +105,7 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
             ("--backends", selectors),
             ("--skip", args.skip),
             ("--baseline", args.baseline),
+            ("--shard", args.shard),
         )
         if value
     ]
@@ -174,6 +176,6 @@ def _command(
     for flag, values in (("--backends", chosen), ("--skip", args.skip or [])):
         words += [flag, ",".join(values)] if values else []
     settings = [(one.flag, getattr(args, one.name, None)) for one in SETTINGS]
-    for flag, value in [("--baseline", args.baseline), *settings]:
+    for flag, value in [("--baseline", args.baseline), *settings, ("--gpus", args.gpus), ("--shard", args.shard)]:
         words += [flag, value] if value is not None else []
     return shlex.join(words)

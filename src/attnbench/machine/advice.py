@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,10 @@ from attnbench.machine.nvml import Gpu
 GIB = 2**30
 BUILD_JOB_BYTES = 5 * GIB
 """Memory of one nvcc job of flash-attn, the hungriest of the libraries; with less the machine swaps or kills it."""
+
+OLDEST = {"torch": (2, 11), "triton": (3, 6)}
+"""Versions that are tested; older ones may work."""
+WHEELS = "https://download.pytorch.org/whl/cu{}"
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
@@ -34,6 +40,40 @@ def tuning(gpu: Gpu) -> list[Advice]:
         advice.append(Advice(smi(gpu, f"-lgc {highest},{highest}"), "the highest SM clock, as far as power allows"))
         advice.append(Advice(smi(gpu, "-rgc"), "give the SM clock back"))
     return advice
+
+
+def updates(versions: Mapping[str, str | None], cuda: str | None, driver_cuda: tuple[int, int] | None) -> list[Advice]:
+    """What to bring up to date, as far as it can be told without a network.
+
+    Args:
+        versions: of torch and triton; None where one is not there.
+        cuda: that torch was built for.
+        driver_cuda: the newest that the driver knows.
+    """
+    advice = []
+    for name, oldest in OLDEST.items():
+        known = _numbers(versions.get(name))
+        if known is not None and known < oldest:
+            asked = ".".join(map(str, oldest))
+            advice.append(
+                Advice(f"pip install -U {name}", f"{versions[name]} is older than {asked}, the oldest tested")
+            )
+    built = _numbers(cuda)
+    if built and driver_cuda and built[0] != driver_cuda[0]:
+        newest = ".".join(map(str, driver_cuda))
+        if built > driver_cuda:
+            why = f"torch is built for it, and this driver knows CUDA {newest}"
+            advice.append(Advice(f"a driver for CUDA {cuda}", why))
+        else:
+            why = f"torch is built for CUDA {cuda}, the driver knows {newest}, and newer builds have newer kernels"
+            wheels = WHEELS.format("".join(map(str, driver_cuda)))
+            advice.append(Advice(f"pip install -U torch --index-url {wheels}", why))
+    return advice
+
+
+def _numbers(version: str | None) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def lock_commands(gpu: Gpu, sm_mhz: int, mem_mhz: int | None) -> list[str]:

@@ -21,11 +21,7 @@ def resolve(device: str) -> Device:
     if device == "cpu":
         return CPU
     wanted = Device.parse("cuda" if device == "auto" else device)
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about what `why_no_gpu` says
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = count_gpus()
     if wanted.index < count:
         return wanted
     if device == "auto":
@@ -33,6 +29,15 @@ def resolve(device: str) -> Device:
     if count:
         raise Unavailable(refusal("device", "device", device, "is not there", f"cuda:0 to cuda:{count - 1}"))
     raise Unavailable(refusal("device", "device", device, "is not there", why_no_gpu(), "--device cpu"))
+
+
+def count_gpus() -> int:
+    """How many GPUs torch sees."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about what `why_no_gpu` says
+        return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 def why_no_gpu() -> str:

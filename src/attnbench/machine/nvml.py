@@ -122,6 +122,15 @@ class Gpu:
         except self._nvml.NVMLError:
             return None
 
+    def driver_cuda(self) -> tuple[int, int] | None:
+        """The newest CUDA that the driver knows; None where it does not tell."""
+        ask = getattr(self._nvml, "nvmlSystemGetCudaDriverVersion_v2", None)
+        try:
+            found = ask() if ask else None
+        except self._nvml.NVMLError:
+            return None
+        return None if found is None else (found // 1000, found % 1000 // 10)
+
     def sm_mhz(self) -> int | None:
         """SM clock now."""
         return self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)

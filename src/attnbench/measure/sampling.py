@@ -93,7 +93,7 @@ class GroupTiming:
     "of those that the timer could time, by the timer of `timings`"
     power: PowerSeries | None = None
     sampling_s: float = 0.0
-    "wall time spent taking samples"
+    "wall time spent taking samples, without inspections"
 
 
 Announce = Callable[[int, str], None]
@@ -158,7 +158,7 @@ def _sample(
         with PowerSampler(device) as power:
             sampler.begun = time.perf_counter()
             stopped_by = sampler.run()
-            spent = time.perf_counter() - sampler.begun
+            spent = sampler.spent_s()
     timings = [sampler.timing(index, stopped_by) for index in range(len(subjects) + len(known_work))]
     return GroupTiming(
         timings=timings[: len(subjects)], yardsticks=timings[len(subjects) :], power=power.series(0.0), sampling_s=spent

@@ -10,13 +10,14 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Lost, Page, Reason, backend_name
+from attnbench.presentation.block import Block, Column, Lost, Page, Reason, backend_name, said
 from attnbench.presentation.columns import View, baselines, columns_for, line_of
 from attnbench.presentation.conditions import conditions_of
 from attnbench.presentation.details import details
 from attnbench.presentation.reading import read_sweep, read_table
 from attnbench.presentation.remarks import remarks
 from attnbench.record import Record, Run, Status
+from attnbench.store.environments import gpu_name
 from attnbench.store.replicates import Processes, by_backend, case_of, combine, is_replicated
 
 MOST_BLOCKS = 40
@@ -97,7 +98,8 @@ def _tables(run: Run, records: Sequence[Record], replicated: bool, view: View | 
     timed: dict[tuple[str | None, ...], list[Record]] = {}
     for record in records:
         if record.time is not None:
-            timed.setdefault(conditions_of(run, [record]).key, []).append(record)
+            conditions = conditions_of(run, [record])
+            timed.setdefault((*conditions.key, conditions.gpu), []).append(record)
     count = len({record.replicate for record in records}) if replicated else 0
     return [_block(run, parts, count, view or View()) for parts in timed.values()]
 
@@ -137,14 +139,15 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
         # The plan's order in every case: a sweep is read downwards, one backend at a time.
         for line in sorted(part.lines, key=lambda line: order.index(line.record.backend)):
             drawn = line_of(line.record, unit, bases, line.fastest, line.processes)
-            cells = {"case": without_words(part.title, shared), **drawn.cells}
+            gpu = gpu_name(run, line.record) or ""
+            cells = {"case": without_words(part.title, shared), "gpu": gpu, **drawn.cells}
             lines.append(dataclasses.replace(drawn, cells=cells))
-    case = Column("case", "case", 0, number=False)
+    first = said([Column("case", "case", 0, number=False), Column("gpu", "GPU", 0, number=False)], lines)
     conditions = conditions_of(run, measured)
     notes = remarks(run, measured, replicated=any(line.processes for line in lines))
     title = f"{run.suite}, all {'-'.join(shared)}" if shared else run.suite
     return Block(
-        title, conditions, [case, *columns_for(unit, lines)], lines, notes=notes, reading=read_sweep(run, records)
+        title, conditions, [*first, *columns_for(unit, lines)], lines, notes=notes, reading=read_sweep(run, records)
     )
 
 

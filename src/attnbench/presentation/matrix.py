@@ -11,12 +11,17 @@ from attnbench.presentation.block import Lost, backend_name
 from attnbench.presentation.blocks import by_case, lost_of, shared_words, sweep, without_words
 from attnbench.presentation.columns import VALUES, View
 from attnbench.presentation.conditions import Conditions
+from attnbench.presentation.gpus import spread_of_gpus
 from attnbench.presentation.sparse import break_even
 from attnbench.record import Record, Run, Status
 from attnbench.store.replicates import by_backend, case_of, is_replicated, verdicts_of_fastest
 
+Place = tuple[str, str]
+"""A row: the case, and of several GPUs the one."""
 BEST, SAME, UNCLEAR = "*", "=", "?"
 MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not told apart from it"}
+OFTEN = 2
+"Rows out of memory that are no longer one row's own affair."
 RIGHT = "ok"
 "What a place of a check says where every output was right."
 
@@ -40,6 +45,8 @@ class Row:
     case_id: str
     cells: Mapping[str, Cell]
     "by backend; one that is not there was not asked for, or not reached"
+    gpu: str = ""
+    "which of several measured it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,12 @@ class Matrix:
     conditions: Conditions | None
     backends: Sequence[str]
     rows: Sequence[Row]
+
+    @property
+    def leading(self) -> list[tuple[str, list[str]]]:
+        """The columns before those of backends, each a title and its texts: the case, and of several GPUs the GPU."""
+        gpus = [row.gpu for row in self.rows]
+        return [("case", [row.name for row in self.rows]), *([("GPU", gpus)] if any(gpus) else [])]
 
     @property
     def marks(self) -> dict[str, str]:
@@ -93,18 +106,36 @@ def summary(run: Run, view: View | None = None) -> Summary:
         records = [line.record for line in block.lines]
         titles = {column.key: column.title for column in block.columns}
         shared = shared_words(records)
-        rows: dict[str, dict[str, Cell]] = {}
+        rows: dict[Place, dict[str, Cell]] = {}
         unit = _unit(titles.get("median", ""), metric)  # an imported run may know no median
         for line in block.lines:
             value = VALUES[metric](line.record)
-            rows.setdefault(case_of(line.record), {})[backend_name(line.record)] = Cell(
+            place = case_of(line.record), line.cells.get("gpu", "")
+            rows.setdefault(place, {})[backend_name(line.record)] = Cell(
                 line.cells.get(metric, ""), marks.get((case_of(line.record), line.record.backend), ""),
                 None if value is None else value * unit)  # fmt: skip
         title = " · ".join(filter(None, (titles.get(metric, metric), f"all {'-'.join(shared)}" if shared else "")))
         matrices.append(_matrix(run, title, block.conditions, records, rows, shared))
         notes += block.notes
         reading += block.reading
-    return Summary(matrices, lost_of(run.records), _sentence(standings), notes, reading, break_even(run.records))
+    return Summary(
+        matrices,
+        lost_of(run.records),
+        _sentence(standings),
+        notes,
+        reading,
+        [*break_even(run.records), *_out_of_memory(run.records), *spread_of_gpus(run)],
+    )
+
+
+def _out_of_memory(records: Sequence[Record]) -> list[str]:
+    """What to do where it happened again and again; each row has its own reason."""
+    full = sum(record.status is Status.OOM for record in records)
+    return (
+        [f"{full} of {len(records)} rows ran out of device memory: a smaller --batch, --seqlen or --nheads"]
+        if full >= OFTEN
+        else []
+    )
 
 
 def _matrix(
@@ -112,7 +143,7 @@ def _matrix(
     title: str,
     conditions: Conditions | None,
     records: Sequence[Record],
-    cells: Mapping[str, Mapping[str, Cell]],
+    cells: Mapping[Place, Mapping[str, Cell]],
     shared: Sequence[str],
 ) -> Matrix:
     """Rows and columns in the order of the run, with the status where a record of the case has no number."""
@@ -124,8 +155,8 @@ def _matrix(
         if record.time is None:
             gaps.setdefault(case_of(record), {})[backend_name(record)] = Cell(record.status.value)
     rows = [Row(without_words(names[case], shared), names[case],
-                {name: cell for name in backends if (cell := found.get(name) or gaps.get(case, {}).get(name))})
-            for case, found in cells.items()]  # fmt: skip
+                {name: cell for name in backends if (cell := found.get(name) or gaps.get(case, {}).get(name))}, gpu)
+            for (case, gpu), found in cells.items()]  # fmt: skip
     # A case in which nobody has a time is a row of gaps: it belongs to no way of measuring more than to another.
     rows += [Row(without_words(case_id, shared), case_id, {name: cell for name in backends if (cell := row.get(name))})
              for case, row in gaps.items() if not any(one.time for one in run.records if case_of(one) == case)

@@ -6,7 +6,9 @@ None where it is not known, and a rule about an unknown fact says nothing.
     of a row     backend, baseline, verdict, speedup_low, speedup_high, gain (speedup_low, never rounded up),
                  memory_ratio, memory_inverse,
                  bound (compute, memory), share and percent (of the measured ceiling that bounds
-                 the case), samples, busy_share, idle_percent, host_share, host_us
+                 the case), samples, busy_share, busy_percent, idle_percent, host_share, host_us,
+                 plain (of the fastest: the best row of plain PyTorch beside it), over_plain_low,
+                 over_plain_high (how often as fast as that), over_plain (the low end, never rounded up)
     of a table   device (gpu, cpu), dtype, tiles, sm_count, tiles_per_sm, celsius, clock_lowest,
                  clock_most, clock_share, baseline, plain_baseline, slower_than_baseline, rivals_left
 """
@@ -98,7 +100,35 @@ def _facts(run: Run, records: Sequence[Record]) -> tuple[Facts, list[Facts]]:
                      key=lambda record: record.time.median_ms or math.inf if record.time else math.inf)  # fmt: skip
     base = next((record.speedup.baseline for record in ordered if record.speedup), None)
     own = next((record for record in ordered if record.backend == base), None)
-    return _table_facts(run, ordered, base), [_row_facts(record, own) for record in ordered]
+    rows = [_row_facts(record, own) for record in ordered]
+    if rows:
+        rows[0] |= _over_plain(ordered, base)
+    return _table_facts(run, ordered, base), rows
+
+
+def _over_plain(ordered: Sequence[Record], baseline: str | None) -> Facts:
+    """How many times as fast the fastest is as plain PyTorch, by the ends of both speed-ups' intervals."""
+    fastest, *others = ordered
+    plain = next((record for record in others if record.backend in PLAIN), None)
+    if plain is None or fastest.backend in PLAIN:
+        return {}
+    (low, high), (plain_low, plain_high) = _interval(fastest, baseline), _interval(plain, baseline)
+    if not (low and high and plain_low and plain_high):
+        return {}
+    over = low / plain_high
+    return {
+        "plain": backend_name(plain),
+        "over_plain_low": over,
+        "over_plain_high": high / plain_low,
+        "over_plain": math.floor(100 * over) / 100,
+    }
+
+
+def _interval(record: Record, baseline: str | None) -> tuple[float | None, float | None]:
+    """Ends of the speed-up; the baseline is as fast as itself."""
+    if record.backend == baseline:
+        return 1.0, 1.0
+    return (record.speedup.ci_low, record.speedup.ci_high) if record.speedup else (None, None)
 
 
 def _table_facts(run: Run, records: Sequence[Record], baseline: str | None) -> Facts:
@@ -150,7 +180,7 @@ def _row_facts(record: Record, baseline: Record | None) -> Facts:
     facts["samples"] = time.num_samples
     if time.busy_ms is not None:
         busy = time.busy_ms / time.median_ms
-        facts |= {"busy_share": busy, "idle_percent": 100 * (1.0 - busy)}
+        facts |= {"busy_share": busy, "busy_percent": 100 * busy, "idle_percent": 100 * (1.0 - busy)}
     if time.host_ms is not None:
         facts |= {"host_share": time.host_ms / time.median_ms, "host_us": 1e3 * time.host_ms}
     return facts

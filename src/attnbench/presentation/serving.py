@@ -19,6 +19,7 @@ OF_A_LAYER = ("projection", "append", "attention", "output")
 ATTENTION = "attention"
 REQUESTS, TOKENS = "requests", "tokens"
 PER_SECOND = (REQUESTS, TOKENS)
+EVICTED = "evicted_users"
 FOUND = ("hit_tokens", "host_hit_tokens", "missed_tokens")
 
 
@@ -43,6 +44,7 @@ def serving(title: str, records: Sequence[Record]) -> list[Block]:
         Column(TOKENS, "tokens/s", 4),
         Column("hit", "hit %", 4),
         Column("host_hit", "host hit %", 5),
+        Column("evicted", "evicted", 5),
         Column("pool", "pool MiB", 7),
         Column("host_pool", "host pool MiB", 8),
         Column("share", "attention %", 3),
@@ -105,6 +107,7 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
     return cells | {
         "hit": _percent(hit_share(record, "hit_tokens")),
         "host_hit": _percent(hit_share(record, "host_hit_tokens")),
+        "evicted": f"{counters[EVICTED]:g}" if EVICTED in counters else "",
         "pool": figures.plain(counters.get("pool_mb")),
         "host_pool": figures.plain(counters.get("host_pool_mb")),
         "share": _percent(share),

@@ -5,21 +5,19 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.profile import categories as kinds
-from attnbench.profile import seed_003
-from attnbench.profile.capture import CPU, Advice, Capture, KernelRow, split_range
+from attnbench.profile import reading, seed_003
+from attnbench.profile.advice import advice
+from attnbench.profile.capture import CPU, Capture, KernelRow, split_range
 from attnbench.profile.counters import STALL, known, worst_stall
 from attnbench.profile.roofline import Point
 from attnbench.profile.sums import category_ms, percent
-from attnbench.profile.table import Cell, Table
+from attnbench.profile.table import MOST, Cell, Table
 
 MOST_OTHER = 1.0
 """Per cent of the time of kernels that may be in no category."""
-MOST = 20
-"""Kernels of a table on a terminal; the CSV has all."""
 
 
 def kernels(capture: Capture) -> Table:
@@ -77,7 +75,7 @@ def categories(captures: Sequence[Capture]) -> Table:
         columns += [[*times], [percent(time, whole) for time in times]]
     rows = [(name, *(column[index] for column in columns)) for index, name in enumerate(names)]
     kept = [row for row in rows if any(isinstance(cell, float) for cell in row)]
-    notes = (*_of_what(captures), *_coverage(captures))
+    notes = (*_of_what(captures), *reading.of_times(captures), *_coverage(captures))
     return Table(title="time by category", heads=tuple(heads), rows=tuple(kept), notes=notes)
 
 
@@ -197,6 +195,7 @@ def counters(captures: Sequence[Capture]) -> Table:
             "occ. is the share of warps an SM could hold that it did, occ. max what "
             "registers and shared memory allow; tensor % is of the cycles in which the SM worked; warps "
             "wait for: the commonest reason, and how many wait for it at each instruction issued",
+            *reading.of_counters(captures),
         ),
     )
 
@@ -250,66 +249,19 @@ def roofline(points: Sequence[Point]) -> Table:
     )
 
 
-LINK = re.compile(r"\s*\(https?://[^)\s]*\)|@url:([^@]*?):https?://[^@]*@")
-"""A link in a remark, as ncu prints it and as its module gives it."""
-
-OF_ITSELF = re.compile(r"optional metrics? \S+ could not be found")
-"""A remark on what ncu was not asked to collect, which is nothing to be done about a kernel."""
-
-
-def advice(captures: Sequence[Capture]) -> Table:
-    """What ncu's own rules say, what promises most first; of each rule on a kernel that which promises most."""
-    remarks = [
-        (row.backend or capture.name, row.short, (row.range, row.name), one)
-        for capture in captures
-        for row in capture.kernels
-        for one in row.advice
-    ]
-    remarks.sort(key=lambda item: item[-1].promise)
-    first: dict[object, tuple[str, str, Advice]] = {}
-    for backend, kernel, whole, one in remarks:
-        if not OF_ITSELF.search(one.text):
-            first.setdefault((backend, whole, one.rule), (backend, kernel, one))
-    found = list(first.values())
-    words = {"global": "kernel", "local": "part"}
-    rows = tuple(
-        (
-            backend,
-            kernel,
-            one.rule,
-            one.speedup_percent,
-            words.get(one.scope or ""),
-            LINK.sub(lambda link: link[1] or "", one.text),
-        )
-        for backend, kernel, one in found[:MOST]
-    )
-    notes = [
-        "gain is what the rule itself estimates, of the kernel's time or of the part the rule looks at alone; "
-        "gains of several rules do not add up"
-    ] * any(one.speedup_percent is not None for *_, one in found)
-    left = len(remarks) - len(rows)
-    notes += [f"{left} more in captures.json (--json): further remarks of these rules, and lesser ones"] * (left > 0)
-    return Table(
-        title="advice of ncu",
-        rows=rows,
-        heads=("backend", "kernel", "rule", "gain %", "of", "remark"),
-        notes=tuple(notes),
-        ranks=(0, 2, 1, 0, 3, 0),
-    )
-
-
 # ── which of them ──────────────────────────────────────────────────────────────────────────────────
 
 NAMES = ("all", "kernels", "categories", "counters", "seed-003")
 
 
-def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = ()) -> list[Table]:
+def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = (), *, whole: bool = False) -> list[Table]:
     """The tables of a name, those without rows left out.
 
     Args:
         name: one of `NAMES`; ``all`` is everything but seed 003's.
         captures: in the order of the columns.
         points: of the roofline.
+        whole: with all of what ncu's rules say.
     """
     counted = [capture for capture in captures if any(row.counters for row in capture.kernels)]
     timed = [capture for capture in captures if capture not in counted]
@@ -318,7 +270,7 @@ def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = ())
         one = seed_003.table(captures) if name == "seed-003" else categories(captures)
         return [dataclasses.replace(one, notes=(*_remarks(captures), *one.notes))] if one.rows else []
     if name in ("all", "counters"):
-        found += [counters(counted), roofline(points), advice(counted)]
+        found += [counters(counted), roofline(points), advice(counted, whole=whole)]
     if name in ("all", "kernels"):
         found += [kernels(capture) for capture in (timed if name == "all" else captures)]
     if name == "all":

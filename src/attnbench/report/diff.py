@@ -130,6 +130,7 @@ def to_json(found: Diff) -> str:
             | {"a": one.a.status, "b": one.b.status, "reason": one.b.reason, "regression": one.is_regression}
             for one in found.turned
         ],
+        "elsewhere": [_named(key_of(one)) for one in found.elsewhere],
         "untimed": [_named(key_of(one)) for one in found.untimed],
         "removed": [_named(key_of(one)) for one in found.removed],
         "added": [_named(key_of(one)) for one in found.added],
@@ -168,6 +169,7 @@ def summary(found: Diff) -> str:
     for count, word in (
         (regressions, "lost"),
         (len(found.turned) - regressions, "otherwise ended"),
+        (len(found.elsewhere), "on another GPU (no verdict; --across gpu gives one)"),
         (len(found.untimed), "without times"),
         (len(found.removed), "only in A"),
         (len(found.added), "only in B"),

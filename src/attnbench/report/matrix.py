@@ -33,6 +33,11 @@ def print_summary(found: Summary, terminal: Terminal, *, notes: bool = False) ->
         terminal.item("note", note, style="yellow")
     for sentence in found.reading if notes else ():
         terminal.item("reading", sentence, style="cyan")
+    print_sentences(found, terminal)
+
+
+def print_sentences(found: Summary, terminal: Terminal) -> None:
+    """Print who is fastest, and what else follows from all rows together."""
     for sentence in filter(None, (found.sentence, *found.results)):
         terminal.item("result", sentence, style="bold")
 
@@ -41,7 +46,8 @@ def print_matrix(matrix: Matrix, terminal: Terminal) -> None:
     """Print one matrix, in as many parts as its backends take."""
     terminal.title(matrix.title, " · ".join(matrix.conditions.words()) if matrix.conditions else "")
     texts = {name: [terminal.words(_text(row.cells.get(name))) for row in matrix.rows] for name in matrix.backends}
-    first = max(map(len, ["case", *(terminal.words(row.name) for row in matrix.rows)]))
+    leading = [(title, [*map(terminal.words, column)]) for title, column in matrix.leading]
+    first = sum(max(map(len, [title, *column])) + GAP for title, column in leading) - GAP
     for part in _parts(matrix.backends, texts, terminal.width - first):
         terminal.print(_table(matrix, part, texts, terminal))
     if matrix.marks:
@@ -73,12 +79,14 @@ def _parts(backends: Sequence[str], texts: dict[str, list[str]], width: int) -> 
 
 def _table(matrix: Matrix, part: Sequence[str], texts: dict[str, list[str]], terminal: Terminal) -> Table:
     table = terminal.table()
-    table.add_column("case", overflow="fold")
+    leading = matrix.leading
+    for title, _ in leading:
+        table.add_column(title, overflow="fold")
     for name in part:
         table.add_column(terminal.text(name), justify="right", overflow="fold")
     for index, row in enumerate(matrix.rows):
         cells = [terminal.text(texts[name][index], _style(row.cells.get(name))) for name in part]
-        table.add_row(terminal.text(row.name), *cells)
+        table.add_row(*(terminal.text(column[index]) for _, column in leading), *cells)
     return table
 
 

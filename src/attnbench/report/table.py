@@ -10,8 +10,8 @@ from attnbench.presentation.block import Block, Column, Line, Reason
 from attnbench.presentation.blocks import MOST_BLOCKS, by_case, case_blocks, complete_cases
 from attnbench.presentation.columns import View
 from attnbench.presentation.matrix import summary
-from attnbench.record import Environment, Record, Run
-from attnbench.report.matrix import print_lost, print_summary
+from attnbench.record import Record, Run
+from attnbench.report.matrix import print_lost, print_sentences, print_summary
 from attnbench.report.terminal import Terminal, decimal_aligned
 from attnbench.store.environments import machine_words
 from attnbench.store.replicates import case_of
@@ -36,12 +36,12 @@ def render_run(run: Run, console: Console, view: View | None = None) -> None:
 
 
 def render_blocks(blocks: Sequence[Block], console: Console) -> None:
-    """Print tables by themselves."""
+    """Print tables by themselves, whole: on a narrow terminal in several parts."""
     terminal = Terminal(console)
     for number, block in enumerate(blocks):
         if number:
             terminal.gap()
-        _block(block, terminal)
+        _block(replace(block, columns=[replace(column, rank=0) for column in block.columns]), terminal)
 
 
 class Tables:
@@ -53,7 +53,7 @@ class Tables:
     def __init__(self, console: Console, view: View | None = None) -> None:
         self.terminal, self.view = Terminal(console), view or View()
         self._cases: set[str] = set()
-        self._machines: list[Environment] = []
+        self._machines: list[str] = []
         self._said: set[Reason] = set()
         self._dropped: dict[str, None] = {}
         "keys of columns that a table had no room for"
@@ -69,17 +69,18 @@ class Tables:
         if len(self._cases) > 1 or not run.settings.measure:
             self.terminal.gap()
             print_summary(found, self.terminal, notes=len(self._cases) > MOST_BLOCKS)
-        elif found.sentence:
-            self.terminal.item("result", found.sentence, style="bold")
+        else:  # the table of a single case is its matrix
+            print_sentences(found, self.terminal)
         if self._dropped:
             self.terminal.item("width", f"no room for {', '.join(self._dropped)}: a wider terminal or --columns all "
                             "shows them", style="dim")  # fmt: skip
 
     def _print(self, run: Run, cases: Sequence[Sequence[Record]]) -> None:
         for environment in run.environments:
-            if environment not in self._machines:
-                self._machines.append(environment)
-                self.terminal.line(" · ".join(machine_words(environment)), style="dim")
+            words = " · ".join(machine_words(environment))
+            if words not in self._machines:  # GPUs of one model are told apart in the tables
+                self._machines.append(words)
+                self.terminal.line(words, style="dim")
         many = len({group.case_id for group in run.plan} or by_case(run.records)) > MOST_BLOCKS
         for records in cases:
             name = case_of(records[0])

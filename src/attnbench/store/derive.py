@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnbench.record import Rate, Record, Run, Speedup, Time
+from attnbench.record import Rate, Record, Run, Speedup, Status, Time
 
 
 def derive(run: Run) -> Run:
@@ -101,6 +101,8 @@ def _with_speedup(record: Record, by_backend: Mapping[str, Record], baseline: st
     name = record.speedup.baseline if record.speedup else baseline
     if name is None or name == record.backend or name not in by_backend:
         return record
+    if by_backend[name].status is not Status.PASSED:
+        return dataclasses.replace(record, speedup=None) if record.speedup else record
     again = speedup_of(by_backend[name], record)
     return dataclasses.replace(record, speedup=again) if again else record
 

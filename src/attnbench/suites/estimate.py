@@ -16,6 +16,7 @@ from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
+from attnbench.errors import Unavailable
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
 from attnbench.record import PlannedGroup, Run, Settings
@@ -67,11 +68,14 @@ class Estimate:
     "starting workers"
     basis: str
     "what it stands on"
+    stations: int = 1
+    "how many groups are measured at a time"
 
     @property
     def seconds(self) -> float:
         """Of all that is left."""
-        return self.start_s + sum(self.groups.values())
+        whole, longest = sum(self.groups.values()), max(self.groups.values(), default=0.0)
+        return self.start_s + max(longest, whole / self.stations)
 
     def __str__(self) -> str:
         if self.seconds > MONTH_S:
@@ -79,12 +83,13 @@ class Estimate:
         return f"about {_words(self.seconds)}: {self.basis}"
 
 
-def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
+def estimate(run: Run, *, files: Sequence[str] = (), stations: int = 1) -> Estimate:
     """Estimate what is left of a run's plan.
 
     Args:
         run: with its plan and settings; groups that `records` already covers are not counted.
         files: paths of --backends files.
+        stations: how many groups are measured at a time.
 
     Raises:
         UsageError: the run names no device.
@@ -101,12 +106,21 @@ def estimate(run: Run, *, files: Sequence[str] = ()) -> Estimate:
         runnable = [
             backends[name]
             for name in (parse_selector(one)[0] for one in group.backends)
-            if name in backends and kind in backends[name].devices
+            if name in backends and _runs(backends[name], kind)
         ]
         groups[group.group] = _group(run.settings, group, runnable, kind, compiled)
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
-    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run))
+    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), stations)
+
+
+def _runs(backend: Backend, kind: str) -> bool:
+    """Whether it will do more than say what is missing."""
+    try:
+        backend.probe()
+    except Unavailable:
+        return False
+    return kind in backend.devices
 
 
 def _group(

@@ -107,7 +107,8 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
 def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Expand a suite into cases by id, each once, in the suite's order.
 
-    On a suite of axes `asked` replaces them.  On a suite of listed cases it selects among the values
+    On a suite of axes `asked` replaces them, and values of the suite that do not go with it give way where the workload
+    knows how (`Workload.fitted`).  On a suite of listed cases it selects among the values
     the cases state, and sets what a case leaves open.
 
     Raises:
@@ -131,7 +132,7 @@ def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]
                     "fewer values on an axis",
                 )
             )
-        case = workload.case(values)
+        case = workload.case(workload.fitted(values, asked) if asked else values)
         cases.setdefault(case.id, case)
     return cases
 

@@ -39,11 +39,12 @@ class Attempt:
         return self.names[index] if 0 <= index < len(self.names) else None
 
 
-class Listener(Protocol):
-    """Who hears what a worker does, and numbers the environments of the run: `sweep.run.Execution`."""
+class Stopped(Exception):
+    """The measurement was ended from another thread (`DeviceWorker.stop`)."""
 
-    def environment_index(self, environment: Environment | None) -> int | None:
-        """Number of an environment in the run, which it joins; of None the last one known."""
+
+class Listener(Protocol):
+    """Who hears what a worker does: `sweep.station.DeviceStation`."""
 
     def on_activity(self, text: str, group: PlannedGroup | None = None, backend: str | None = None) -> None:
         """What a worker is doing."""
@@ -59,18 +60,26 @@ class DeviceWorker:
         device: what is measured on.
         files: paths of --backends files.
         listener: hears of records and activity.
+        measured_before: a worker of the run has been on this device: one that does not start is a loss like any other.
     """
 
-    def __init__(self, device: Device, files: Sequence[str], listener: Listener) -> None:
-        self.device, self.files, self.listener = device, files, listener
+    def __init__(
+        self, device: Device, files: Sequence[str], listener: Listener, *, measured_before: bool = False
+    ) -> None:
+        self.device, self.files, self.listener, self.measured_before = device, files, listener, measured_before
         self.sampling_s = 0.0
         "wall time spent taking samples, so far"
+        self.environments: list[Environment] = []
+        "of the processes so far, each once; `Record.environment` counts in it"
+        self._environment: int | None = None
+        "of the process that was started last"
         self._process: Worker | None = None
+        self._stopped = False
         self._asked: set[str] = set()
         "backends that the process was asked for"
 
-    def environment(self) -> int | None:
-        """Start the process if there is none; the number of its environment.
+    def environment(self) -> Environment:
+        """Start the process if there is none; what it runs on.
 
         Raises:
             NothingToRun: it could not be started.
@@ -78,7 +87,8 @@ class DeviceWorker:
         process = self._ready()
         if isinstance(process, Loss):
             raise self._not_started(process)
-        return self.listener.environment_index(process.environment)
+        assert process.environment is not None  # a process that is ready has said where it runs
+        return process.environment
 
     def renew(self) -> None:
         """Have the next request carried out by a process that no backend was in."""
@@ -92,17 +102,24 @@ class DeviceWorker:
             self._process = None
             self._asked = set()
 
+    def stop(self) -> None:
+        """From another thread: end the process; whoever waits for it has `Stopped`, and no other is started."""
+        self._stopped = True
+        if (process := self._process) is not None:
+            process.terminate()
+
     def attempt(self, group: PlannedGroup, names: Sequence[str], settings: Settings) -> Attempt:
         """Have some backends of a group measured.
 
         Raises:
             NothingToRun: no worker of the run could be started so far.
+            Stopped: `stop` was called.
         """
         part, found = dataclasses.replace(group, backends=tuple(names)), dict[str, Record]()
         process = self._ready()
         if isinstance(process, Loss):
             return Attempt(part.backends, found, process, alone=False)
-        index = self.listener.environment_index(process.environment)
+        index = self._environment
         self._asked |= {*names}
         alone = len(self._asked) == 1
 
@@ -116,6 +133,8 @@ class DeviceWorker:
             self.listener.on_activity(word.phase, group, backend)
 
         result = process.measure(part, settings, self.files, on_record=keep, on_word=hear)
+        if self._stopped:
+            raise Stopped
         missing = [name for name in names if name not in found]
         if not isinstance(result, Loss):
             self.sampling_s += result
@@ -139,22 +158,38 @@ class DeviceWorker:
             replicate=group.replicate,
             status=loss.status,
             reason=loss.reason,
-            environment=self.listener.environment_index(None),
+            environment=self._environment,
             repro=repro(group, settings, name, self.files),
         )
         self.listener.on_record(group, record)
         return record
 
     def _ready(self) -> Worker | Loss:
-        if self._process is None:
-            self._process = Worker(self.device)
-            self.listener.on_activity("starting a worker")
-            if loss := self._process.start() or _misfit(self._process):
-                self.close()
-                if self.listener.environment_index(None) is None:
-                    raise self._not_started(loss)
-                return dataclasses.replace(loss, word=Word(0, HARNESS, "start"))
-        return self._process
+        if self._process is not None:
+            return self._process
+        process, loss = self._started()
+        if loss is not None and loss.outside:  # nobody's doing the first time, as in a measurement
+            process, loss = self._started()
+        if loss is not None:
+            self.close()
+            if not (self.environments or self.measured_before):
+                raise self._not_started(loss)
+            return dataclasses.replace(loss, word=Word(0, HARNESS, "start"))
+        assert process.environment is not None  # a process that is ready has said where it runs
+        if process.environment not in self.environments:
+            self.environments.append(process.environment)
+        self._environment = self.environments.index(process.environment)
+        return process
+
+    def _started(self) -> tuple[Worker, Loss | None]:
+        """A new process, and how it was lost before it was ready."""
+        self.close()
+        self._process = process = Worker(self.device)
+        self.listener.on_activity("starting a worker")
+        loss = None if self._stopped else process.start() or _misfit(process)
+        if self._stopped:
+            raise Stopped
+        return process, loss
 
     def _not_started(self, loss: Loss) -> NothingToRun:
         return NothingToRun(f"worker: device={self.device} cannot be measured; {loss.reason}")

@@ -1,7 +1,7 @@
-"""The schedule of a run: which groups are measured, in which order; written after each, resumed where it stopped.
+"""A run carried out: groups dealt to stations, records taken in, written after each group, resumed where it stopped.
 
-`sweep.group` measures one group and decides who is to blame when a backend fails or a worker is lost;
-`sweep.device_worker` carries its requests out.
+`sweep.dealing` decides who measures which group next; `sweep.station` is where a group is measured; there `sweep.group`
+decides who is to blame when a backend fails or a worker is lost, and `sweep.device_worker` carries its requests out.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from attnbench.errors import NothingToRun
 from attnbench.machine.clocks import locked_clocks
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Run, Settings
 from attnbench.store.derive import derive
 from attnbench.store.files import remove_drafts
 from attnbench.store.runfile import Writer
-from attnbench.sweep.device_worker import DeviceWorker
-from attnbench.sweep.group import ConfirmedFailures, GroupMeasurement
+from attnbench.suites.estimate import estimate
+from attnbench.sweep.dealing import Finished, Lost, Message, deal, in_order
+from attnbench.sweep.station import DeviceStation, Measured, News, Station, StationLost
 from attnbench.worker.process import ended_from_outside
 
 
@@ -29,7 +32,7 @@ class Event:
     """News of a run, for a progress bar."""
 
     kind: str
-    "start, word, record, group, done"
+    "start, word, record, group, lost (a station of several, in `text`), done"
     text: str = ""
     group: str | None = None
     backend: str | None = None
@@ -47,7 +50,12 @@ OnEvent = Callable[[Event], None]
 
 
 def execute(
-    run: Run, *, path: Path | None = None, backend_files: Sequence[str] = (), on_event: OnEvent = lambda event: None
+    run: Run,
+    *,
+    path: Path | None = None,
+    backend_files: Sequence[str] = (),
+    on_event: OnEvent = lambda event: None,
+    stations: Sequence[Station] = (),
 ) -> Run:
     """Carry out `run.plan`; records that `run` already has are kept and not measured again.
 
@@ -55,46 +63,79 @@ def execute(
         run: plan and settings; `settings.device` is cpu, cuda or cuda:N.
         path: run file, written after every group; None writes nothing.
         backend_files: paths of --backends files.
-        on_event: called with each event.
+        on_event: called with each event, in this thread.
+        stations: what measures; empty stands for `settings.device`.
 
     Raises:
-        NothingToRun: no worker could be started.
-        Unavailable: clocks were to be locked and may not be.
+        NothingToRun: no worker could be started, or no station is left.
+        Unavailable: clocks were to be locked and may not be, or another run has the GPU.
     """
     with ExitStack() as closing:
+        execution = closing.enter_context(Execution(run, path, backend_files, on_event, stations))
         if run.settings.lock_clocks:
-            closing.enter_context(locked_clocks(run.settings.lock_clocks, Device.parse(run.settings.device)))
-        return closing.enter_context(Execution(run, path, backend_files, on_event)).carry_out()
+            for station in execution.stations:
+                closing.enter_context(locked_clocks(run.settings.lock_clocks, Device.parse(station.name)))
+        return execution.carry_out()
 
 
 class Execution(AbstractContextManager["Execution"]):
-    """A run in progress: its schedule, its records so far, and the worker of its device.
+    """A run in progress: its records so far, and the stations that measure its groups.
 
     `execute` carries out a plan.  A search that chooses its next group by the last result asks for `one` at a time.
     """
 
     def __init__(
-        self, run: Run, path: Path | None = None, files: Sequence[str] = (), on_event: OnEvent = lambda event: None
+        self,
+        run: Run,
+        path: Path | None = None,
+        files: Sequence[str] = (),
+        on_event: OnEvent = lambda event: None,
+        stations: Sequence[Station] = (),
     ) -> None:
-        self.run, self.files, self.on_event = run, files, on_event
+        self.run, self.files, self.on_event = run, tuple(files), on_event
         self.writer = Writer(path) if path else None
         if path:
             remove_drafts(path)
-        self.worker = DeviceWorker(Device.parse(run.settings.device), files, self)
+        own = DeviceStation(Device.parse(run.settings.device), self.files, measured_before=bool(run.environments))
+        self._asked: Sequence[Station] = stations or [own]
+        self.stations = self._asked
+        "those that could be opened"
         self.total = sum(len(group.backends) for group in run.plan)
-        self.known_failures = ConfirmedFailures()
-        self.known: set[str] = set()
-        "backends of the group in flight that have a record"
+        self.sampling_s = 0.0
+        "wall time spent taking samples, so far: of all stations together"
+        self._known: dict[str, set[str]] = {}
+        "backends that have a record, by group in flight"
+        self._order = {group.group: number for number, group in enumerate(run.plan)}
+
+    def __enter__(self) -> Execution:
+        there: list[Station] = []
+        lost: StationLost | None = None
+        try:
+            # By name: two runs that wait for each other's GPUs would wait for ever.
+            for station in sorted(self._asked, key=lambda one: one.name):
+                try:
+                    station.open(partial(self._hear, station.name))
+                    there.append(station)
+                except StationLost as error:
+                    lost = error
+                    self._handle(station.name, Lost(error))
+            if lost is not None and not there:
+                raise lost
+        except BaseException:
+            self._close()
+            raise
+        self.stations = there
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.worker.close()
+        self._close()
 
-    @property
-    def sampling_s(self) -> float:
-        """Wall time spent taking samples, so far."""
-        return self.worker.sampling_s
+    def _close(self) -> None:
+        with ExitStack() as closing:  # each, whatever comes of the others
+            for station in self._asked:
+                closing.callback(station.close)
 
     def one(self, group: PlannedGroup, settings: Settings) -> tuple[Record, ...]:
         """Measure a group by settings of its own; the run keeps no record of it.
@@ -102,67 +143,89 @@ class Execution(AbstractContextManager["Execution"]):
         Raises:
             NothingToRun: no worker could be started.
         """
-        self.run = dataclasses.replace(self.run, settings=settings, records=())
-        self._group(group)
-        records, self.run = self.run.records, dataclasses.replace(self.run, records=())
-        return records
+        [station] = self.stations
+        self.run = dataclasses.replace(self.run, settings=settings)
+        measured = station.measure(group, settings, partial(self._hear, station.name))
+        return self._taken(group, measured)
 
     def environment(self) -> Environment:
-        """What the worker runs on; starts it.
+        """What the worker of a single device runs on; starts it.
 
         Raises:
             NothingToRun: it could not be started.
         """
-        index = self.worker.environment()
-        assert index is not None  # a process that is ready has said where it runs
-        return self.run.environments[index]
+        [station] = self.stations
+        assert isinstance(station, DeviceStation)
+        found = station.worker.environment()
+        self._number(found)
+        return found
 
     def carry_out(self) -> Run:
         """Measure what of the plan is not measured yet."""
         self._emit("start")
         have = {(record.group, record.backend) for record in self.run.records}
-        replicate = 0
-        for group in self.run.plan:
-            if group.replicate != replicate:
-                self.worker.close()  # replicates are of fresh processes
-                replicate = group.replicate
-            missing = tuple(name for name in group.backends if (group.group, name) not in have)
-            if missing:
-                # A group is one comparison: what was measured before the stop is measured again.
-                kept = [record for record in self.run.records if record.group != group.group]
-                self.run = dataclasses.replace(self.run, records=tuple(kept))
-                self._group(group)
-                self._emit("group", group=group)
+        left = [group for group in self.run.plan if any((group.group, name) not in have for name in group.backends)]
+        # A group is one comparison: what was measured before the stop is measured again.
+        again = {group.group for group in left}
+        kept = tuple(record for record in self.run.records if record.group not in again)
+        self.run = dataclasses.replace(self.run, records=kept)
+        if left and len(self.stations) > 1:
+            left = in_order(left, estimate(self.run, files=self.files).groups)
+        if left:
+            self._deal(left)
         self._write()
         self._emit("done")
         return self.run
 
-    # ── one group ──────────────────────────────────────────────────────────────────────────────────
+    def _deal(self, groups: Sequence[PlannedGroup]) -> None:
+        try:
+            deal(groups, self.run.settings, self.stations, self._handle)
+        except StationLost as error:
+            kept = len({record.group for record in self.run.records})
+            if not kept or self.writer is None:
+                raise
+            left = f"{kept} of {len(self.run.plan)} groups are kept; to finish: --resume {self.writer.path}"
+            raise NothingToRun(f"{error}; {left}") from None
 
-    def _group(self, group: PlannedGroup) -> None:
-        self.known = set()
-        records = GroupMeasurement(self.worker, group, self.run.settings, self.known_failures).records()
-        derived = derive(dataclasses.replace(self.run, records=records)).records
-        self.run = dataclasses.replace(self.run, records=(*self.run.records, *derived))
-        self.known = set()
+    # ── what stations say (`sweep.dealing`), always in this thread ─────────────────────────────────
+
+    def _handle(self, station: str, message: Message) -> None:
+        if isinstance(message, News):
+            self._hear(station, message)
+        elif isinstance(message, Finished):
+            self._keep(message.group, message.measured)
+        elif isinstance(message, Lost) and len(self.stations) > 1:
+            self._emit("lost", text=f"{station} is lost: {message.error}")
+
+    def _hear(self, station: str, news: News) -> None:
+        text = f"{station} {news.text}".strip() if len(self.stations) > 1 else news.text
+        kind = "word" if news.record is None else "record"
+        self._emit(kind, text=text, group=news.group, backend=news.backend, record=news.record)
+
+    def _keep(self, group: PlannedGroup, measured: Measured) -> None:
+        """Take the records of a group into the run, in the order of the plan."""
+        records = [*self.run.records, *self._taken(group, measured)]
+        records.sort(key=lambda record: self._order[record.group])
+        self.run = dataclasses.replace(self.run, records=tuple(records))
         self._write()
+        self._emit("group", group=group)
 
-    # ── what the worker says (`sweep.device_worker.Listener`) ──────────────────────────────────────
+    def _taken(self, group: PlannedGroup, measured: Measured) -> tuple[Record, ...]:
+        """The records of a group with their statistics, and with the run's numbers of environments."""
+        self._known.pop(group.group, None)
+        self.sampling_s += measured.sampling_s
+        numbers = [self._number(one) for one in measured.environments]
+        records = [
+            one if one.environment is None else dataclasses.replace(one, environment=numbers[one.environment])
+            for one in measured.records
+        ]
+        return derive(dataclasses.replace(self.run, records=tuple(records))).records
 
-    def environment_index(self, environment: Environment | None) -> int | None:
-        """Number of an environment in the run, which it joins; of None the last one known."""
-        if environment is not None and environment not in self.run.environments:
+    def _number(self, environment: Environment) -> int:
+        """Number of an environment in the run, which it joins."""
+        if environment not in self.run.environments:
             self.run = dataclasses.replace(self.run, environments=(*self.run.environments, environment))
-        there = self.run.environments
-        return there.index(environment) if environment is not None else len(there) - 1 if there else None
-
-    def on_activity(self, text: str, group: PlannedGroup | None = None, backend: str | None = None) -> None:
-        """Pass on what a worker is doing."""
-        self._emit("word", text=text, group=group, backend=backend)
-
-    def on_record(self, group: PlannedGroup, record: Record) -> None:
-        """Pass on a record of the group in flight."""
-        self._emit("record", group=group, record=record)
+        return self.run.environments.index(environment)
 
     # ── events and writing ─────────────────────────────────────────────────────────────────────────
 
@@ -180,14 +243,14 @@ class Execution(AbstractContextManager["Execution"]):
         record: Record | None = None,
     ) -> None:
         if record is not None:
-            self.known.add(record.backend)
+            self._known.setdefault(record.group, set()).add(record.backend)
         self.on_event(
             Event(
                 kind,
                 text,
                 group.group if group else None,
                 backend or (record and record.backend) or None,
-                len(self.run.records) + len(self.known),
+                len(self.run.records) + sum(map(len, self._known.values())),
                 self.total,
                 self.sampling_s,
                 record,

@@ -105,6 +105,8 @@ class Diff:
     machines: tuple[str, ...]
     "machine and versions, and what of them differs between the sides"
     same_within: float
+    elsewhere: tuple[Record, ...] = ()
+    "rows of A that another GPU measured in B: two of one model differ by percents, so there is no verdict"
 
     def slower_than(self, share: float) -> list[Change]:
         """Rows shown slower, by more than `share`.

@@ -16,7 +16,7 @@ from attnbench.verdict.judge import Judged, judge
 from attnbench.verdict.levels import Leveled, levels
 from attnbench.verdict.notes import notes_of, remark_of
 from attnbench.verdict.shift import shift_of_all
-from attnbench.verdict.sides import WHO, Row, lay_out, turned_of
+from attnbench.verdict.sides import WHO, Row, lay_out, on_other_gpu, turned_of
 from attnbench.verdict.together import steady
 from attnbench.verdict.yardsticks import NAME as YARDSTICKS
 from attnbench.verdict.yardsticks import label, yardstick_rows
@@ -47,7 +47,10 @@ def diff(
         UsageError: nothing is in common, times were not taken alike, or a reference is not there.
     """
     rows = lay_out(a, b, across)
-    cases = _by_case(row for row in rows if row.timed(0) and row.timed(1))
+    timed = [row for row in rows if row.timed(0) and row.timed(1)]
+    may_cross = bool({"gpu", "card"} & {*across})
+    apart = [] if may_cross else [row for row in timed if on_other_gpu(row, (a, b))]
+    cases = _by_case(row for row in timed if row not in apart)
     yardsticks = [yardstick_rows(case) for case in cases]
     names = [[row.key[2] for row in case] + [None] * len(extra) for case, extra in zip(cases, yardsticks, strict=True)]
     whole = [[*case, *extra] for case, extra in zip(cases, yardsticks, strict=True)]
@@ -78,7 +81,8 @@ def diff(
         ),
         removed=tuple(row.first(0) for row in rows if not row.sides[1]),
         added=tuple(row.first(1) for row in rows if not row.sides[0]),
-        notes=tuple(notes_of(changes, (a, b), whole, chosen, flags, leveled, shift)),
+        notes=tuple(notes_of(changes, (a, b), whole, chosen, flags, leveled, shift, may_cross=may_cross)),
+        elsewhere=tuple(row.first(0) for row in apart),
         machines=tuple(_machines(a, b)),
         same_within=same_within,
     )

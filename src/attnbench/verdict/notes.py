@@ -74,6 +74,8 @@ def notes_of(
     flags: Sequence[Sequence[bool]],
     leveled: Sequence[Sequence[Leveled]],
     shift: Shift | None,
+    *,
+    may_cross: bool,
 ) -> Iterator[str]:
     """What holds of the whole diff.
 
@@ -85,6 +87,7 @@ def notes_of(
         flags: those of them that were held on to.
         leveled: levels of all rows.
         shift: of all rows together.
+        may_cross: rows of two GPUs are judged.
     """
     alone = sum(min(one.processes) < 2 for one in changes)
     if alone:
@@ -128,10 +131,10 @@ def notes_of(
     )
     if changed:
         yield f"{', '.join(changed)}: named as reference, though its version or source is another in B, or not known"
-    yield from _other_machine(*runs)
+    yield from _other_machine(*runs, may_cross=may_cross)
 
 
-def _other_machine(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
+def _other_machine(a: Sequence[Run], b: Sequence[Run], *, may_cross: bool) -> Iterator[str]:
     cards, tools = (
         [{getattr(one, name) for run in runs for one in run.environments} for runs in (a, b)]
         for name in ("gpu_uuid", "triton")
@@ -139,7 +142,7 @@ def _other_machine(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
     torches = [{one.torch for run in runs for one in run.environments} for runs in (a, b)]
     if torches[0] != torches[1]:
         yield "another torch: its matmul, a yardstick, may be another too"
-    if cards[0] != cards[1]:
+    if may_cross and cards[0] != cards[1]:
         yield "another card: two of one model differ by percents, and only a reference takes that out"
     if tools[0] != tools[1]:
         yield "another Triton: what it compiles may have changed in references too, though their sources did not"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Record, Run, Status
-from attnbench.store.environments import device_name, environment_of
+from attnbench.store.environments import device_name, environment_of, gpu_of
 from attnbench.verdict.change import RowKey, Turned, key_of
 
 WHO = "attnbench diff"
-ACROSS = ("timer", "l2", "regime", "card", "input")
-"""What two runs must share unless the caller names it in `across`."""
+ACROSS = ("timer", "l2", "regime", "card", "gpu", "input")
+"""What two runs must share unless the caller names it in `across`: the model of the card, and row by row the very GPU."""
 
 Place = tuple[int, int, int]
 """File, replicate, and which of several rows of one name in it: one process for the row."""
@@ -83,6 +83,15 @@ def lay_out(a: Sequence[Run], b: Sequence[Run], across: Collection[str] = ()) ->
 def turned_of(rows: Sequence[Row]) -> list[Turned]:
     """Rows in both sides that ended otherwise in B."""
     return [Turned(row.worst(0), row.worst(1)) for row in rows if all(row.sides) and row.status(0) is not row.status(1)]
+
+
+def on_other_gpu(row: Row, runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:
+    """Whether a row was timed on another GPU in B than in A, as far as both are known."""
+    seen = [
+        {gpu_of(runs[side][number], record) for (number, _, _), record in row.timed(side).items()} - {None}
+        for side in (0, 1)
+    ]
+    return all(seen) and seen[0] != seen[1]
 
 
 def ids(runs: Sequence[Run]) -> str:

@@ -191,6 +191,10 @@ class Worker:
                 self.close()
                 return Loss(Status.TIMEOUT, word, f"no progress for {patience:g} s during {word.phase}")
 
+    def terminate(self) -> None:
+        """From another thread: have the process ended, with everything it started; `measure` returns the loss."""
+        self._process.terminate()
+
     def close(self) -> None:
         """End the process, with everything it started, and release everything."""
         if self._closed:

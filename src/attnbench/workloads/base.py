@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -192,6 +192,15 @@ class Workload(ABC, Generic[CaseT, InputsT]):
             if name not in known:
                 raise unknown_axis(self.name, name, self.axes)
         return known | dict(values)
+
+    def fitted(self, values: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
+        """Values of a suite beside those that a user asked for: a suite's own give way where they cannot go together.
+
+        Args:
+            values: of a case, by axis.
+            asked: names of the axes that the user set.
+        """
+        return values
 
     @abstractmethod
     def work(self, case: CaseT) -> Work:

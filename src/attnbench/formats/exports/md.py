@@ -17,7 +17,7 @@ def render(run: Run) -> bytes:
     """Who is fastest, the matrix of all cases, a table a case with notes; at the end what the signs mean."""
     page = arrange(run)
     machines = ["".join(f" · {plain(word)}" for word in machine_words(item)) for item in run.environments]
-    lines = [f"## {plain(run.suite)}", "", plain(run.started) + "".join(machines), ""]
+    lines = [f"## {plain(run.suite)}", "", plain(run.started) + "".join(dict.fromkeys(machines)), ""]
     found = summary(run)
     for sentence in filter(None, (found.sentence, *found.results)):
         lines += [f"**{plain(sentence)}**", ""]
@@ -36,10 +36,16 @@ def _matrix(matrix: Matrix) -> Iterator[str]:
     yield from (f"### {plain(matrix.title)}", "")
     if matrix.conditions and matrix.conditions.words():
         yield from (" · ".join(map(plain, matrix.conditions.words())), "")
-    yield row(["case", *map(plain, matrix.backends)])
-    yield row([":---", *["---:"] * len(matrix.backends)])
-    for line in matrix.rows:
-        yield row([plain(line.name), *(_cell(line.cells.get(name)) for name in matrix.backends)])
+    leading = matrix.leading
+    yield row([*(title for title, _ in leading), *map(plain, matrix.backends)])
+    yield row([*[":---"] * len(leading), *["---:"] * len(matrix.backends)])
+    for index, line in enumerate(matrix.rows):
+        yield row(
+            [
+                *(plain(column[index]) for _, column in leading),
+                *(_cell(line.cells.get(name)) for name in matrix.backends),
+            ]
+        )
     yield ""
     if matrix.marks:
         words = {BEST: "bold"}

@@ -77,9 +77,10 @@ def _summary(sheet: Any, run: Run, found: Summary) -> None:
 def _matrix(sheet: Any, matrix: Matrix) -> None:
     words = [matrix.title, *(matrix.conditions.words() if matrix.conditions else ())]
     sheet.append([_text(sheet, " · ".join(words), bold=True)])
-    sheet.append([_text(sheet, name, bold=True) for name in ("case", *matrix.backends)])
-    for row in matrix.rows:
-        cells: list[WriteOnlyCell | None] = [_text(sheet, row.name)]
+    leading = matrix.leading
+    sheet.append([_text(sheet, name, bold=True) for name in (*(title for title, _ in leading), *matrix.backends)])
+    for index, row in enumerate(matrix.rows):
+        cells: list[WriteOnlyCell | None] = [_text(sheet, column[index]) for _, column in leading]
         for name in matrix.backends:
             cell = row.cells.get(name)
             if cell is None:

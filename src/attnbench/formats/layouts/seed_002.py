@@ -35,6 +35,7 @@ BOOK = re.compile(r"benchmark_results(_(bs|nc)\d+)?\.xlsx")
 LOGS, RESULTS = "logs", "benchmark_results"
 COLUMNS = ("file", "batch_size", "num_candidate", "kv_caches", "candidate_embeddings", "total_time_ms")
 SHAPE = ("batch", "num_candidates", "cached", "new_tokens")
+SERIES = "pool"
 LARGEST = 2**31
 DECIMALS = 6
 
@@ -144,12 +145,12 @@ class Seed002(Layout):
 
 
 def _records(run: Run) -> list[Record]:
-    """The timed records that have a serving step's shape.
+    """The timed records that have a serving step's shape; one of a series of steps has not.
 
     Raises:
         UsageError: there is none.
     """
-    records = timed(run.records)
+    records = [record for record in timed(run.records) if record.case.get("cache") != SERIES]
     for record in records:
         if not all(type(record.case.get(name)) is int for name in SHAPE):
             raise UsageError(refusal(NAME, "workload", record.workload, "has no serving steps", f"a run of {WORKLOAD}"))

@@ -56,6 +56,10 @@ class Point:
     mean_ms: float
     map: str
     "how the map came about"
+    pattern: str = ""
+    "of the case; empty where it has none"
+    block: str = ""
+    map_seed: int = 0
 
     @property
     def time_ms(self) -> float:
@@ -169,6 +173,9 @@ def _point(record: Record) -> Point:
         actual_sparsity=round(100 * (1 - density), 3),
         mean_ms=mean_of(record),
         map=_way(record, short),
+        pattern=str(case.get("pattern") or ""),
+        block=str(case.get("block") or ""),
+        map_seed=int(case.get("map_seed") or 0),
     )
 
 
@@ -371,8 +378,11 @@ def _record(point: Point) -> Record:
         "seqlen_k": point.seqlen,
         "causal": point.causal,
         "dtype": point.dtype,
-        "density": round(1 - point.sparsity / 100, 2),
+        # A file's map has the density it has.
+        "density": None if "@" in point.pattern else round(1 - point.sparsity / 100, 2),
     }
+    if point.pattern:
+        case |= {"block": point.block, "pattern": point.pattern, "map_seed": point.map_seed}
     backend = inner if point.map else f"dense[{inner}]"
     if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are told apart by what they reached
         backend = f"{inner}[{point.actual_sparsity:g}%]"

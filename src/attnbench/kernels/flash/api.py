@@ -12,25 +12,16 @@ of all sequences.  Takes bf16 and fp16 (fp32 for tests), dims 1 to 256, any stri
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-import torch
-import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
-from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward, parse_backward
-from attnbench.kernels.flash.config.defaults import forward_config
-from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
-from attnbench.kernels.flash.config.space import Shape, ahead_fault, hopper_fault, nearest
+from attnbench.kernels.flash.calls import WHO, FlashAttention, call_of, default_backward, default_forward
+from attnbench.kernels.flash.config.backward import BackwardConfig, parse_backward
+from attnbench.kernels.flash.config.forward import ForwardConfig, parse
 from attnbench.kernels.flash.forward import launch_forward
-from attnbench.kernels.flash.portable.forward import flash_forward
-from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of
-from attnbench.kernels.shared.card import capability_of
-from attnbench.kernels.shared.limits import lies_in_rows
-from attnbench.kernels.shared.tiling import block_of
+from attnbench.kernels.flash.operators import FORWARD
+from attnbench.kernels.flash.problem import Problem, check_values, lse_shape, problem_of
+from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
     "BackwardConfig",
@@ -48,128 +39,6 @@ __all__ = [
     "problem_of",
     "workspace_of",
 ]
-
-WHO = "flash_attention"
-_Config = TypeVar("_Config", ForwardConfig, BackwardConfig)
-
-
-def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
-    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
-    # Its products are of 32 columns at least, and keys' and values' as wide.
-    blocks = block_of(q.shape[-1]), block_of(v.shape[-1])
-    return forward_config(
-        _capability(q),
-        q.element_size(),
-        max(q.shape[-1], v.shape[-1]),
-        problem.max_seqlen_k,
-        right=problem.right is not None,
-        hopper=blocks[0] == blocks[1] >= 32 and _hopper_takes(q, k, v),
-    )
-
-
-def default_backward(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, deterministic: bool = False
-) -> BackwardConfig:
-    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
-    return backward_config(
-        _capability(q),
-        q.element_size(),
-        max(q.shape[-1], v.shape[-1]),
-        deterministic=deterministic,
-        packed=problem.packed,
-        hopper=_hopper_takes(q, k, v),
-    )
-
-
-def _hopper_takes(*tensors: Tensor) -> bool:
-    """Whether tensor maps can describe these, and what is allocated like them, for the kernels of sm_90."""
-    if _capability(tensors[0]) != (9, 0):
-        return False
-    from attnbench.kernels.shared.hopper import is_rows
-
-    return all(is_rows(x) and x.shape[-1] % 8 == 0 for x in tensors)
-
-
-def _capability(x: Tensor) -> tuple[int, int]:
-    return capability_of(x) or (0, 0)
-
-
-def _forward_of(given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
-    shape = Shape(
-        dim=q.shape[-1],
-        dim_v=v.shape[-1],
-        item_bytes=q.element_size(),
-        packed=problem.packed,
-        capability=capability_of(q) or (9, 0),
-    )
-    config = _read("forward", parse, given, lambda text: nearest(text, shape)) or default_forward(q, k, v, problem)
-    wrong = ahead_fault(config, capability_of(q))
-    if config.order in HOPPER:
-        wrong = hopper_fault(config, shape)
-    if wrong:
-        raise ValueError(f"{WHO}: forward={config.short} {wrong}")
-    return config
-
-
-def _backward_of(
-    given: BackwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem, deterministic: bool
-) -> BackwardConfig:
-    facts = capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1]
-    config = _read("backward", parse_backward, given, lambda text: nearest_backward(text, *facts)) or default_backward(
-        q, k, v, problem, deterministic=deterministic
-    )
-    if deterministic and not config.deterministic:
-        raise ValueError(
-            f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
-            "one with r…, or None"
-        )
-    return config
-
-
-def _read(
-    name: str, reader: Callable[[str], _Config], given: _Config | str | None, near: Callable[[str], str]
-) -> _Config | None:
-    if not isinstance(given, str):
-        return given
-    try:
-        return reader(given)
-    except ValueError as why:
-        raise ValueError(f"{WHO}: {name}={given} {why}; the nearest valid one is {near(given)}") from None
-
-
-def _rows_of_grad(grad: Tensor, config: BackwardConfig) -> Tensor:
-    """The output's gradient as the kernels take it: autograd lays it out as it likes, so it is copied where need be."""
-    if config.order == "ws":
-        from attnbench.kernels.shared.hopper import is_rows
-
-        return grad if is_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
-    return grad if lies_in_rows(grad) else grad.clone(memory_format=torch.contiguous_format)
-
-
-class _FlashAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig, backward: BackwardConfig
-    ) -> tuple[Tensor, Tensor]:
-        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-        lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            launch_forward(q, k, v, out, lse, problem, forward)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.problem, ctx.config = problem, backward
-        ctx.mark_non_differentiable(lse)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable  # a second derivative would be missing in silence
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        dout = _rows_of_grad(grads[0], ctx.config)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        with torch.cuda.device_of(q):
-            workspace = workspace_of(q, ctx.problem, ctx.config)
-            launch_backward(q, k, v, out, dout, lse, dq, dk, dv, ctx.problem, ctx.config, workspace)
-        return dq, dk, dv, None, None, None
 
 
 def flash_attention(
@@ -221,21 +90,16 @@ def flash_attention(
             describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
             `ahead` is refused on sm_90, where it is wrong.
     """
-    problem = problem_of(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=window,
-        scale=scale,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-    )
-    if validate:
-        check_values(problem, q, k)
-    configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
-    check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
-    out, lse = _FlashAttention.apply(q, k, v, problem, *configs)
+    numbers = max_seqlen_q, max_seqlen_k, causal, window, scale, deterministic
+    if is_followed(q, k, v, cu_seqlens_q, cu_seqlens_k):
+        refuse_followed(WHO, validate=validate)
+        names = [x if x is None or isinstance(x, str) else x.short for x in (forward, backward)]
+        return FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, *names)
+    q, k, v = cast(q, k, v)
+    call = call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, forward, backward, validate=validate)
+    if needs_graph(q, k, v):
+        return FlashAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, call)
+    out, lse = call.forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    assert out is not None
+    assert lse is not None
     return out, lse

@@ -30,6 +30,7 @@ from attnbench.kernels.flash.portable.backward_rows import (
 )
 from attnbench.kernels.flash.problem import blocks_of, descriptor, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.kept import empty, launch
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ def _columns_of_sums(q: Tensor, config: BackwardConfig) -> int:
 def workspace_of(q: Tensor, problem: Problem, config: BackwardConfig) -> Workspace:
     """Allocate the workspace, once for any number of calls with these shapes."""
     heads, rows = q.shape[-2], workspace_rows(q, problem, config)
-    stats = torch.empty(2, heads, rows, dtype=torch.float32, device=q.device)
+    stats = empty((2, heads, rows), q, torch.float32)
     shape = heads, rows, _columns_of_sums(q, config)
-    return Workspace(stats, None if config.deterministic else torch.empty(shape, dtype=torch.float32, device=q.device))
+    return Workspace(stats, None if config.deterministic else empty(shape, q, torch.float32))
 
 
 def launch_backward(
@@ -134,7 +135,9 @@ def _prepare(
     programs = tiles * problem.batch * heads
     if not programs:
         return
-    flash_backward_prepare[(programs,)](
+    launch(
+        flash_backward_prepare,
+        (programs,),
         out,
         dout,
         lse,
@@ -142,8 +145,8 @@ def _prepare(
         workspace.sums,
         problem.cu_seqlens_q,
         problem.max_seqlen_q,
-        *strides_of(out),
-        *strides_of(dout),
+        strides_of(out),
+        strides_of(dout),
         *lse.stride()[:2],
         problem.scale,
         workspace.stats.shape[2],
@@ -187,8 +190,9 @@ def _columns(
         tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums) and math.prod(sums.shape[:2]) < 2**31
     )
     reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
-    strides = [stride for x in (q, k, v, dout, dk, dv) for stride in strides_of(x)]
-    flash_backward_columns[(tiles * pairs,)](
+    launch(
+        flash_backward_columns,
+        (tiles * pairs,),
         q,
         k,
         v,
@@ -201,7 +205,7 @@ def _columns(
         descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
         _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None,
         *problem.lengths(),
-        *strides,
+        *map(strides_of, (q, k, v, dout, dk, dv)),
         problem.scale,
         problem.scale / math.log(2),
         *problem.reach(),
@@ -245,8 +249,9 @@ def _rows(
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, sizes.block_n, block_of(x.shape[-1])) if tma else None for x in (k, v)]
     reread = problem.max_seqlen_k * (dim + dim_v) * k.element_size()
-    strides = [stride for x in (q, k, v, dout, dq) for stride in strides_of(x)]
-    flash_backward_rows[(tiles * pairs,)](
+    launch(
+        flash_backward_rows,
+        (tiles * pairs,),
         q,
         k,
         v,
@@ -255,7 +260,7 @@ def _rows(
         workspace.stats,
         *described,
         *problem.lengths(),
-        *strides,
+        *map(strides_of, (q, k, v, dout, dq)),
         problem.scale,
         problem.scale / math.log(2),
         *problem.reach(),
@@ -281,12 +286,14 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
     if not programs:
         return
     assert workspace.sums is not None
-    flash_backward_round[(programs,)](
+    launch(
+        flash_backward_round,
+        (programs,),
         workspace.sums,
         dq,
         problem.cu_seqlens_q,
         problem.max_seqlen_q,
-        *strides_of(dq),
+        strides_of(dq),
         problem.scale,
         workspace.stats.shape[2],
         heads,

@@ -9,6 +9,7 @@ from attnbench.kernels.flash.config.space import ahead_fault
 from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of, processors
+from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import group_of
 
 
@@ -47,12 +48,13 @@ def launch_forward(
         descriptor(x, config.block_n, blocks[columns]) if tma else None
         for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
     ]
-    strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
     section = group_of(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
     programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
-    flash_forward[(programs,)](
+    launch(
+        flash_forward,
+        (programs,),
         q,
         k,
         v,
@@ -60,7 +62,7 @@ def launch_forward(
         lse,
         *described,
         *problem.lengths(),
-        *strides,
+        *map(strides_of, (q, k, v, out)),
         lse.stride(0),
         lse.stride(1),
         problem.scale * LOG2_E,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "flash_attention"
@@ -113,7 +113,7 @@ def problem_of(
     _check_tensors(q, k, v, 3 if packed else 4)
     _check_offsets(q, cu_seqlens_q, cu_seqlens_k)
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if packed and (type(value) is not int or value < 0):
+        if packed and (not is_whole(value) or value < 0):
             raise _wrong(name, value, "cannot be used", "a whole number from 0")
     scale = _scale(q, scale)
     assert not packed or (max_seqlen_q is not None and max_seqlen_k is not None)
@@ -219,6 +219,8 @@ def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dims: int) -> None:
     layout = "[sequences, rows, heads, dims], or packed [rows, heads, dims] with cu_seqlens_q"
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise _wrong(name, type(x).__name__, "is no tensor", layout)
         if x.dim() != dims:
             raise _wrong(f"{name}.shape", tuple(x.shape), "does not fit", layout)
         if x.dtype not in DTYPES:
@@ -268,7 +270,7 @@ def _reach(
     right as there are queries, a query sees every key, so a wider bound hides nothing more or less.  The bound stays
     one: whether there is one is compiled into a kernel, and lengths compile nothing anew.
     """
-    if window is not None and not (len(window) == 2 and all(type(bound) is int and bound >= -1 for bound in window)):
+    if window is not None and not (len(window) == 2 and all(is_whole(bound) and bound >= -1 for bound in window)):
         raise _wrong("window", window, "is not a window", "(left, right) in keys from 0, -1 for unbounded, or None")
     left, right = (None if bound < 0 else bound for bound in window or (-1, -1))
     left = None if left is None else min(left, longest_k)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeGuard
 
+import torch
 from torch import Tensor
 
 LARGEST_ROWS = 2**30
@@ -15,6 +17,11 @@ LARGEST_TILES = 2**30
 "Tiles of 16 rows of all sequences and heads, each as long as the longest: kernels number their tiles in 32 bits."
 LARGEST_FACTOR = 1e30
 "Of scores: kernels have it in fp32, with log2(e) or halved."
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether an argument is a whole number, and not True or False; one that a compiler traces is too."""
+    return type(value) is int or type(value) is torch.SymInt
 
 
 def lies_in_rows(x: Tensor) -> bool:

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.errors import unknown
+from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
 from attnbench.workloads.base import Draw, Workload, in_layout
 from attnbench.workloads.hstu_serving.axes import AXES
 from attnbench.workloads.hstu_serving.case import ServingCase
+from attnbench.workloads.hstu_serving.parts import choose, select
 from attnbench.workloads.hstu_serving.work import work
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
     def oracle(
         self, variant: str, case: ServingCase, inputs: ServingInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """The logits of a model without a cache; nothing is drawn, as a user at a time fits anywhere."""
+        """The logits of a model without a cache."""
         from attnbench.workloads.hstu_serving.oracle import evaluate
 
         self._known(variant)
-        return evaluate(inputs, dtype=dtype)
+        return evaluate(inputs, dtype=dtype, draw=draw)
 
     def expected_errors(
         self, variant: str, case: ServingCase, inputs: ServingInputs, *, draw: Draw
@@ -67,15 +68,17 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
         from attnbench.workloads.hstu_serving.rounding import expected_errors
 
         self._known(variant)
-        return expected_errors(inputs)
+        return expected_errors(inputs, draw=draw)
 
     def draw(self, case: ServingCase, *, seed: int, max_bytes: int) -> Draw:
-        """Everything."""
-        return Draw()
+        """Memory is no matter, as a request at a time fits anywhere; `parts.py` says what is."""
+        return choose(case, seed=seed)
 
     def select(self, case: ServingCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """The logits, in the workload's layout."""
-        return in_layout(case.id, outputs, {"out": (case.batch * case.num_candidates, case.config.tasks)})
+        """The logits of the drawn requests, in the workload's layout."""
+        requests = sum(map(len, case.steps))
+        whole = in_layout(case.id, outputs, {"out": (requests * case.num_candidates, case.config.tasks)})
+        return {name: select(case, out, draw) for name, out in whole.items()}
 
     def suspects(
         self, variant: str, case: ServingCase, inputs: ServingInputs, *, draw: Draw
@@ -86,12 +89,16 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
         from attnbench.workloads.hstu_serving.oracle import evaluate
 
         if case.found:
-            yield "cached tokens that are not read", evaluate(inputs, dtype=torch.float32, unseen=case.found)
+            blind = evaluate(inputs, dtype=torch.float32, draw=draw, unseen=case.found_of)
+            yield "cached tokens that are not read", blind
 
     def shrink(self, case: ServingCase, factor: float) -> ServingCase | None:
-        """Fewer users; None where there is one."""
+        """Fewer users; None where there is one, or a pool would be too small."""
         batch = int(case.batch * factor)
-        return replace(case, batch=batch) if batch else None
+        try:
+            return replace(case, batch=batch) if batch else None
+        except UsageError:
+            return None
 
     def _known(self, variant: str) -> None:
         if variant not in self.variants:

@@ -58,7 +58,12 @@ AXES = (
     Axis("cached", parse_count, "tokens of each history that an earlier step has computed", 1024),
     Axis("new_tokens", parse_count, "tokens of each history since then", 256),
     Axis("cache", parse_cache, f"where the cached tokens are: {', '.join(CACHES)}", CACHES[0]),
-    Axis("pool_share", parse_share, "share of them that the pool still holds; default: 0.5 of partial, else 1", None),
+    Axis(
+        "pool_share",
+        parse_share,
+        "share of them, or of all users, that the pool holds; default: 0.5 of partial and pool, else 1",
+        None,
+    ),
     Axis(
         "on_host_hit",
         one_of(*ON_HOST_HIT),

@@ -6,6 +6,8 @@ earlier step and lie where `cache` says; the others are new.  The step scores `n
     gpu-hit     all cached tokens are in pages on the device
     host-hit    all are in host memory, none on the device; `on_host_hit` says whether the step brings them back
     partial     the first `pool_share` of them are in pages on the device, the rest is nowhere and computed again
+    pool        whatever the least recently used users have left: not one step but a series of them, whose users return
+                (`visits`), over a pool for `pool_share` of what all of these need; evictions are part of it
 
 How the step is carried out (by which attention, with or without the cache, launch by launch or as a CUDA graph) is the
 backend's affair, so all ways of doing it are rows of one group.
@@ -15,6 +17,7 @@ Imports without torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Any
@@ -22,9 +25,13 @@ from typing import Any
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.models.hstu_ranking.config import ModelConfig, config_of
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
+from attnbench.workloads.hstu_serving.visits import Step, Visit, series, together
 
 WHO = "hstu-serving"
-CACHES = ("gpu-hit", "host-hit", "partial")
+POOL = "pool"
+CACHES = ("gpu-hit", "host-hit", "partial", POOL)
+SHARED = ("partial", POOL)
+"Those that have a share."
 ON_HOST_HIT = ("reload", "recompute", "auto")
 PAGE_SIZES = (32, 64, 128)
 MOST_BATCH, MOST_TOKENS = 1024, 2**20
@@ -53,7 +60,8 @@ class ServingCase:
     "tokens of each history since then"
     cache: str = "gpu-hit"
     pool_share: float = _FOLLOWS
-    "share of the cached tokens that the pool on the device still holds; not given: 0.5 of partial, else 1"
+    """share of the cached tokens that the pool on the device still holds, or of what all users need that the pool has
+    room for; not given: 0.5 of partial and pool, else 1"""
     on_host_hit: str = _FOLLOWS
     "what a step does with tokens in host memory: reload, recompute, or what is measured to be quicker (auto)"
     model: str = "bench"
@@ -85,17 +93,17 @@ class ServingCase:
 
     def _check_share(self) -> None:
         if self.pool_share is None:
-            object.__setattr__(self, "pool_share", USUAL_SHARE if self.cache == "partial" else 1.0)
+            object.__setattr__(self, "pool_share", USUAL_SHARE if self.cache in SHARED else 1.0)
         share = self.pool_share
         if type(share) not in (int, float) or not 0 < share <= 1:
             raise _refuse("pool_share", share, "cannot be used", "a number above 0, at most 1")
         object.__setattr__(self, "pool_share", float(share))
-        if self.cache != "partial" and share != 1:
+        if self.cache not in SHARED and share != 1:
             raise _refuse(
                 "pool_share",
                 share,
                 f"does not go with cache={self.cache}, which finds all cached tokens",
-                "1, or cache=partial",
+                f"1, or cache={' or '.join(SHARED)}",
             )
 
     def _check_host_hit(self) -> None:
@@ -119,7 +127,8 @@ class ServingCase:
                 f"is over what model={self.model} scores",
                 f"at most {config.max_candidates}",
             )
-        for name, tokens in (("cached", self.cached), ("cached + new_tokens", self.history)):
+        histories = {self.history_of(visit) for step in self.steps for visit in step}
+        for name, tokens in (("cached", self.cached), *(("cached + new_tokens", one) for one in sorted(histories))):
             rest = tokens - len(config.context)
             if tokens and (rest < 0 or rest % config.item_tokens):
                 items = "an item each" if config.item_tokens == 1 else "an item and its action each"
@@ -129,10 +138,11 @@ class ServingCase:
                     f"is no history of model={self.model}",
                     f"{len(config.context)} tokens of context and {config.item_tokens} ({items}) an item",
                 )
-        if self.history > config.history_tokens:
+        longest = max(histories)
+        if longest > config.history_tokens:
             raise _refuse(
-                "cached + new_tokens",
-                self.history,
+                "cached + new_tokens" + (" of all visits" if self.cache == POOL else ""),
+                longest,
                 f"is over the history of model={self.model}",
                 f"at most {config.history_tokens}",
             )
@@ -142,6 +152,14 @@ class ServingCase:
                 0,
                 f"leaves out the context of model={self.model}",
                 f"at least {len(config.context)}",
+            )
+        most = max(sum(self.pages_of(visit) for visit in step) for step in self.steps)
+        if self.cache == POOL and self.pool_pages < most:
+            raise _refuse(
+                "pool_share",
+                self.pool_share,
+                f"of what all users need is {self.pool_pages} pages, a step takes {most}",
+                f"at least {math.ceil(100 * most / self.needed_pages) / 100:g}",
             )
 
     @property
@@ -156,21 +174,54 @@ class ServingCase:
 
     @property
     def history(self) -> int:
-        """Tokens of each history."""
+        """Tokens of each history, of a series with the first visit."""
         return self.cached + self.new_tokens
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        """Who asks in which step."""
+        return series(self.batch) if self.cache == POOL else together(self.batch)
+
+    @property
+    def users(self) -> int:
+        """Users of all steps."""
+        return len({visit.user for step in self.steps for visit in step})
+
+    def history_of(self, visit: Visit) -> int:
+        """Tokens of the history with which a user comes."""
+        return self.cached + (1 + visit.earlier) * self.new_tokens
+
+    def found_of(self, visit: Visit) -> int:
+        """Of these, what can be found cached: of a pool, whatever was computed before."""
+        return self.cached + visit.earlier * self.new_tokens if self.cache == POOL else self.found
+
+    def pages_of(self, visit: Visit) -> int:
+        """Pages that a visit's history takes."""
+        return -(-self.history_of(visit) // self.page_size)
+
+    @property
+    def needed_pages(self) -> int:
+        """Pages that the histories of all users take with their last visit."""
+        last = {visit.user: self.pages_of(visit) for step in self.steps for visit in step}
+        return sum(last.values())
+
+    @property
+    def pool_pages(self) -> int:
+        """Pages of the pool of a series."""
+        return int(self.pool_share * self.needed_pages)
+
+    @property
     def found(self) -> int:
-        """Tokens of each history that the step finds cached: whole items, and the context with the first."""
+        """Tokens of each history that a step finds cached: whole items, and the context with the first.
+
+        Of a series this is what the first visit of a user can find.
+        """
         config = self.config
+        if self.cache == POOL:
+            return self.cached
         context, size = len(config.context), config.item_tokens
         tokens = int(self.pool_share * self.cached)
         return max(0, context + (tokens - context) // size * size) if tokens >= context else 0
-
-    @property
-    def rows(self) -> int:
-        """Rows of each user that the step computes: history that is not cached, and candidates."""
-        return self.history - self.found + self.num_candidates
 
     def items(self, tokens: int) -> int:
         """Items of a history of so many tokens."""
@@ -179,7 +230,7 @@ class ServingCase:
     @property
     def id(self) -> str:
         """Short name such as ``bench-b8-t1024-c4096-n256-gpu-hit-p64-bf16``."""
-        how = f"{self.pool_share:g}".replace(".", "_") if self.cache == "partial" else ""
+        how = f"{self.pool_share:g}".replace(".", "_") if self.cache in SHARED else ""
         how += f"-{self.on_host_hit}" if self.on_host_hit != ON_HOST_HIT[0] else ""
         stem = PurePath(self.checkpoint).stem if self.checkpoint else ""
         weights = "_" + "".join(letter if letter.isalnum() else "_" for letter in stem)[:LONGEST_STEM] if stem else ""

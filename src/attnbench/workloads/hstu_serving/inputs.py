@@ -33,33 +33,38 @@ _MODELS: WeakValueDictionary[tuple[str, str | None, str, str], HstuRanking] = We
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingInputs:
-    """A model and the requests of a batch."""
+    """A model and the requests of a batch, or of a series of them."""
 
     case: ServingCase
     model: HstuRanking
     users: tuple[int, ...]
     items: Tensor
-    "int64 [batch, items of the history], in host memory as all of a request"
+    "int64 [users, items of the longest history], in host memory as all of a request"
     actions: Tensor
-    "int64 [batch, items of the history]"
+    "int64 [users, items of the longest history]"
     candidates: Tensor
-    "int64 [batch, num_candidates]"
+    "int64 [users, num_candidates]"
     context: Tensor
-    "int64 [batch, features]"
+    "int64 [users, features]"
 
     def tensors(self) -> dict[str, Tensor]:
         """Requests and weights.  Tables of tokens are left out: no step writes to them, and some have gigabytes."""
         weights = {name: weight for name, weight in self.model.named_parameters() if not name.startswith("tokens.")}
         return weights | {name: getattr(self, name) for name in ("items", "actions", "candidates", "context")}
 
+    def steps(self) -> list[list[Request]]:
+        """What each step is to answer; the arrays are views of the tensors."""
+        case = self.case
+        return [[self._request(one.user, case.items(case.history_of(one))) for one in step] for step in case.steps]
+
     def requests(self) -> list[Request]:
-        """What the step is to answer; the arrays are views of the tensors."""
-        return [self._request(number, self.items.shape[1]) for number in range(self.case.batch)]
+        """Those of all steps, one step after another."""
+        return [request for step in self.steps() for request in step]
 
     def before(self) -> list[Request]:
-        """What was asked when what the step finds was computed: no candidates, and a history of these tokens."""
+        """What was asked when what a step finds was computed: no candidates, and a history of these tokens."""
         items = self.case.items(self.case.found)
-        return [self._request(number, items, candidates=0) for number in range(self.case.batch)]
+        return [self._request(number, items, candidates=0) for number in range(self.case.users)]
 
     def _request(self, number: int, items: int, candidates: int | None = None) -> Request:
         times: np.ndarray = np.arange(items, dtype=np.int64) * MINUTE
@@ -89,25 +94,25 @@ def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.
     if kind not in PLAIN:
         raise unknown(WHO, "input", kind, PLAIN)
     config, drawn = case.config, np.random.default_rng([seed, *case.id.encode()])
-    length = case.items(case.history)
+    count, length = case.users, max(case.items(case.history_of(visit)) for step in case.steps for visit in step)
 
-    def some(size: int, count: int) -> Tensor:
-        shape = (case.batch, count)
+    def some(size: int, each: int) -> Tensor:
+        shape = (count, each)
         if kind == "zeros":
             return torch.zeros(shape, dtype=torch.int64)
         if kind == "normal" and size == config.items:
-            return torch.from_numpy(hashed(draw_ranks(drawn, case.batch * count), size).reshape(shape))
+            return torch.from_numpy(hashed(draw_ranks(drawn, count * each), size).reshape(shape))
         return torch.from_numpy(drawn.integers(0, size, shape))
 
     features = [some(size, 1) for size in config.context]
     return ServingInputs(
         case=case,
         model=_model(case, device),
-        users=tuple(_users(seed, case.batch)),
+        users=tuple(_users(seed, count)),
         items=some(config.items, length),
         actions=some(config.actions, length),
         candidates=some(config.items, case.num_candidates),
-        context=torch.cat(features, dim=1) if features else torch.zeros((case.batch, 0), dtype=torch.int64),
+        context=torch.cat(features, dim=1) if features else torch.zeros((count, 0), dtype=torch.int64),
     )
 
 

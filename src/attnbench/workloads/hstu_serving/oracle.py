@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from attnbench.models.hstu_ranking.attention import Reference, Sequences
+from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu_serving.inputs import ServingInputs
+from attnbench.workloads.hstu_serving.parts import WHOLE, drawn_of
+from attnbench.workloads.hstu_serving.visits import Visit
 
 
-def evaluate(inputs: ServingInputs, *, dtype: torch.dtype, unseen: int = 0) -> dict[str, Tensor]:
-    """Logits of all candidates.
+def evaluate(
+    inputs: ServingInputs, *, dtype: torch.dtype, draw: Draw = WHOLE, unseen: Callable[[Visit], int] | None = None
+) -> dict[str, Tensor]:
+    """Logits of all candidates of the requests.
 
     Args:
         inputs: of the case.
         dtype: to compute in.
-        unseen: so many first tokens of each history are hidden from the rows behind them: a well-known wrong answer.
+        draw: of the requests.
+        unseen: so many first tokens of a visit's history are hidden from the rows behind them: a well-known wrong
+            answer; None: none are.
 
     Returns:
-        out [batch · num_candidates, tasks].
+        out [requests · num_candidates, tasks].
     """
     model = inputs.model.in_precision(dtype)
-    attention = partial(_Blind, unseen) if unseen else Reference
-    # A user at a time: users do not see each other, and results are then the same in any batch.
-    return {"out": torch.cat([model([request], attention=attention) for request in inputs.requests()])}
+    visits = [visit for step in inputs.case.steps for visit in step]
+    # A request at a time: users do not see each other, and results are then the same in any batch.
+    found = []
+    for number, request in drawn_of(inputs.requests(), draw):
+        hidden = unseen(visits[number]) if unseen else 0
+        found.append(model([request], attention=partial(_Blind, hidden) if hidden else Reference))
+    return {"out": torch.cat(found)}
 
 
 class _Blind(Reference):

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from attnbench.dtypes import torch_dtype
+from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu_serving.inputs import ServingInputs
 from attnbench.workloads.hstu_serving.oracle import evaluate
+from attnbench.workloads.hstu_serving.parts import WHOLE
 from attnbench.workloads.noise import Noise
 from attnbench.workloads.rounding import Format
 
@@ -20,16 +22,16 @@ DRAWS, FEW, MORE_DRAWS = 4, 16, 8
 "Evaluations; more of them where there are fewer than so many candidates."
 
 
-def expected_errors(inputs: ServingInputs) -> dict[str, Tensor]:
-    """Standard deviation of each logit, fp64 [batch · num_candidates, tasks]."""
+def expected_errors(inputs: ServingInputs, *, draw: Draw = WHOLE) -> dict[str, Tensor]:
+    """Standard deviation of each logit, fp64 [requests · num_candidates, tasks]."""
     case = inputs.case
     draws = DRAWS if case.num_candidates >= FEW else MORE_DRAWS
-    truth = evaluate(inputs, dtype=torch.float64)["out"]
+    truth = evaluate(inputs, dtype=torch.float64, draw=draw)["out"]
     variance = torch.zeros_like(truth)
     noise = Noise(Format.of(torch_dtype(case.dtype)), truth.device)
     for _ in range(draws):
         with noise:
-            found = evaluate(inputs, dtype=torch.float64)["out"]
+            found = evaluate(inputs, dtype=torch.float64, draw=draw)["out"]
         variance += (found - truth).square() / draws
-    of_users = variance.view(case.batch, case.num_candidates, -1).mean(dim=1, keepdim=True)
+    of_users = variance.view(-1, case.num_candidates, case.config.tasks).mean(dim=1, keepdim=True)
     return {"out": of_users.sqrt().expand(-1, case.num_candidates, -1).reshape(truth.shape)}

@@ -1,4 +1,4 @@
-"""Exact useful work of a serving step, in closed form.  Imports without torch.
+"""Exact useful work of a serving step, or of a series of them, in closed form.  Imports without torch.
 
 Of each user, with m rows of new history (what is not found cached), T candidates, c cached tokens, d hidden, H heads of
 D dims, w = H D, a multiply-add being 2:
@@ -16,6 +16,7 @@ which is no memory of the device and not in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from attnbench.dtypes import DTYPES
@@ -23,37 +24,41 @@ from attnbench.models.hstu_ranking.config import ACTION_DIM, ACTION_HIDDEN, Mode
 from attnbench.record import Work
 from attnbench.workloads.hstu_serving.case import ServingCase
 
+Found = Sequence[Sequence[int]]
 
-def work(case: ServingCase, found: int | None = None) -> Work:
-    """Useful FLOPs and least bytes of one step.
+
+def work(case: ServingCase, found: Found | None = None) -> Work:
+    """Useful FLOPs and least bytes of all steps of a case.
 
     Args:
         case: the problem.
-        found: tokens of each history that are found cached; None: as the case says.
+        found: tokens of each history that are found cached, of each step; None: as the case says.
     """
-    found = case.found if found is None else found
-    config, new = case.config, case.history - found
-    rows, wide = new + case.num_candidates, config.heads * config.dim
-    attention = 4 * wide * pairs(found, new, case.num_candidates)
-    a_user = (
-        rows * _row_flops(config)
-        + config.layers * (rows * layer_row_flops(config) + attention)
-        + case.num_candidates * _tower_flops(config)
-    )
-    item = DTYPES[case.dtype].bytes
-    kept = config.layers * 2 * wide * (found + new)
-    moved = _weights(config) + case.batch * (
-        rows * (config.width + config.hidden) + kept + case.num_candidates * config.tasks
-    )
-    return Work(flops=case.batch * a_user, bytes=item * moved)
+    config, flops = case.config, 0
+    wide, targets = config.heads * config.dim, case.num_candidates
+    moved = len(case.steps) * _weights(config)
+    for history, hit in _histories(case, found):
+        rows = history - hit + targets
+        attention = 4 * wide * pairs(hit, history - hit, targets)
+        flops += rows * _row_flops(config) + config.layers * (rows * layer_row_flops(config) + attention)
+        flops += targets * _tower_flops(config)
+        kept = config.layers * 2 * wide * history
+        moved += rows * (config.width + config.hidden) + kept + targets * config.tasks
+    return Work(flops=flops, bytes=DTYPES[case.dtype].bytes * moved)
 
 
-def attention_flops(case: ServingCase, found: int | None = None) -> int:
+def attention_flops(case: ServingCase, found: Found | None = None) -> int:
     """Of these, what attention takes in all layers."""
-    found = case.found if found is None else found
     config = case.config
-    of_a_layer = 4 * config.heads * config.dim * pairs(found, case.history - found, case.num_candidates)
-    return case.batch * config.layers * of_a_layer
+    seen = sum(pairs(hit, history - hit, case.num_candidates) for history, hit in _histories(case, found))
+    return config.layers * 4 * config.heads * config.dim * seen
+
+
+def _histories(case: ServingCase, found: Found | None) -> Iterator[tuple[int, int]]:
+    """Tokens of each visit's history, and how many of them are found cached."""
+    for number, step in enumerate(case.steps):
+        for place, visit in enumerate(step):
+            yield case.history_of(visit), case.found_of(visit) if found is None else found[number][place]
 
 
 def pairs(cached: int, new: int, candidates: int) -> int:

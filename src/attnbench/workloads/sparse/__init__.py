@@ -5,7 +5,7 @@ Imports without torch; the methods that make or read tensors import what they ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,14 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
             UsageError: an axis is not known or a value not possible.
         """
         return SparseCase(**self.filled(values))
+
+    def fitted(self, values: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
+        """A suite's density gives way to lengths and blocks of which it would leave a row less than one."""
+        density = values.get("density")
+        if not asked or "density" in asked or density is None:
+            return values
+        columns = self.case({**values, "density": None}).blocks[1]
+        return {**values, "density": max(density, 1 / columns)}
 
     def work(self, case: SparseCase) -> Work:
         """Exact useful FLOPs of the map, those of the dense problem, and least bytes; `work.py`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +18,11 @@ from attnbench.workloads.sparse import oracle
 from attnbench.workloads.sparse.case import SparseCase
 from attnbench.workloads.sparse.inputs import SparseInputs
 from attnbench.workloads.sparse.rounding import expected_errors
-from attnbench.workloads.sparse.work import dense_flops, work_of
+from attnbench.workloads.sparse.work import dense_flops, queries_seen, work_of
 
 
 class ChosenMap:
-    """A map by a launch: any, as long as it is one; with `widen`, one that keeps what the case's map keeps."""
+    """A map by a launch: any that leaves each query a key; with `widen`, one that keeps what the case's map keeps."""
 
     followed = "held against attention over the map that it used"
 
@@ -34,6 +35,10 @@ class ChosenMap:
             return [f"dtype={chosen.dtype} is wrong; torch.bool"]
         if case.widen and (lost := int((inputs.block_map & ~chosen).sum())):
             return [f"leaves out {lost} of the {int(inputs.block_map.sum())} blocks that the case's map keeps"]
+        # A map given to be rounded up may leave queries out; one that is chosen would be the faster the more it does.
+        there = queries_seen(case, np.ones(shape, dtype=np.bool_))
+        if not case.widen and (left_out := there - queries_seen(case, chosen.cpu().numpy())):
+            return [f"leaves {left_out} of {there} queries without a visible key"]
         return []
 
     def is_oracles(self, case: SparseCase, inputs: SparseInputs, chosen: Tensor) -> bool:

@@ -63,6 +63,11 @@ def nvmlSystemGetDriverVersion():
         return state["driver"]
 
 
+def nvmlSystemGetCudaDriverVersion_v2():
+    with _state("nvmlSystemGetCudaDriverVersion_v2") as state:
+        return state.get("driver_cuda", 13000)
+
+
 def nvmlSystemGetProcessName(pid):
     with _state("nvmlSystemGetProcessName") as state:
         return state["process_names"].get(str(pid), "unheard-of").encode()  # older bindings answer bytes

@@ -50,6 +50,7 @@ from attnbench.kernels.shared.hopper import (
     store_tile,
     sync_warps,
 )
+from attnbench.kernels.shared.kept import clear, launch
 from attnbench.kernels.shared.rows import section_of
 from attnbench.kernels.shared.tiling import group_of
 
@@ -304,8 +305,8 @@ def launch_hopper_columns(
     """
     cut, heads, heads_kv = config.columns, q.shape[-2], k.shape[-2]
     if q.numel() == 0:
-        dk.zero_()
-        dv.zero_()
+        clear(dk)
+        clear(dv)
         return
     for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout), ("dk", dk), ("dv", dv)):
         if not is_rows(x):
@@ -316,7 +317,9 @@ def launch_hopper_columns(
     tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
     columns = sums.shape[-1]
     reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * columns)
-    flash_hopper_backward[(tiles * pairs,)](
+    launch(
+        flash_hopper_backward,
+        (tiles * pairs,),
         *(rows_of(x, ROWS.value, columns) for x in (q, k, v, dout)),
         _plain(stats.flatten(0, 1), 1),
         *(rows_of(x, ROWS.value, columns) for x in (dk, dv)),

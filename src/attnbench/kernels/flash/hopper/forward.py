@@ -54,6 +54,7 @@ from attnbench.kernels.shared.hopper import (
     partition_work,
     rows_of,
 )
+from attnbench.kernels.shared.kept import launch, zeros
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 if TYPE_CHECKING:
@@ -231,8 +232,10 @@ def launch_hopper_forward(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
     programs, stretch, sharers = partition_work(config.grid, tiles, pairs, section, processors(q))
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if config.grid == "ticket" else None
-    flash_hopper_forward[(programs,)](
+    counter = zeros((1,), q, torch.int32) if config.grid == "ticket" else None
+    launch(
+        flash_hopper_forward,
+        (programs,),
         *described,
         lse,
         counter,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.sparse.portable.lists import list_blocks, order_lists
 from attnbench.kernels.flash.sparse.problem import SparseProblem, check_map, wrong
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, facts_of, launch
 from attnbench.kernels.shared.tiling import group_of
 
 SECTION_MIB = 16
@@ -18,6 +19,8 @@ SECTION_MIB = 16
 CHUNK = 128
 MOST = 128 * CHUNK
 "Lists of a section, at most: each is compared with all others to find its place."
+
+_calls: Kept[Launches] = Kept()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,45 +64,12 @@ def lists_of(
         ValueError: the map does not fit; the one line says what and what is accepted.
     """
     check_map(block_map, problem, q.device)
-    batch, heads, _, columns = problem.map_shape
     unit = unit or problem.block[0]
-    rows = -(-problem.seqlen_q // unit)
-    lists = -(-rows // share)
-    all_lists = batch * heads * lists
-    empty = partial(torch.empty, dtype=torch.int32, device=q.device)
-    indices, items, (listed, whole) = empty(batch, heads, lists, columns), empty(all_lists, 3), empty(2, all_lists)
-    counts = listed.view(batch, heads, rows) if share == 1 else empty(batch, heads, rows)
-    places = None if share == 1 else empty(batch, heads, rows, columns)
-    if all_lists:
-        width = max(16, min(1024, triton.next_power_of_2(columns)))
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            list_blocks[(all_lists,)](
-                block_map.view(torch.uint8),
-                counts,
-                places,
-                listed,
-                whole,
-                indices,
-                *block_map.stride(),
-                heads,
-                rows,
-                lists,
-                columns,
-                problem.seqlen_q,
-                problem.seqlen_k,
-                UNIT=unit,
-                HALVES=problem.block[0] // unit,
-                BLOCK_K=problem.block[1],
-                CAUSAL=problem.causal,
-                SHARE=share,
-                WIDTH=width,
-                num_warps=1 if width <= 256 else 4,
-            )
-            section = min(section_heads(q, k) * lists, MOST)
-            chunks = -(-section // CHUNK)
-            order_lists[(-(-all_lists // section) * chunks,)](
-                listed, whole, items, all_lists, section, chunks, CHUNK=CHUNK, num_warps=4
-            )
+    section = section_heads(q, k)
+    key = problem, share, unit, section, facts_of(block_map)
+    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, problem, share, unit, section)))
+    counts, indices, places, items = launches(block_map)
+    assert counts is not None and indices is not None and items is not None  # noqa: PT018 (no test)
     return BlockLists(
         counts=counts,
         indices=indices,
@@ -112,6 +82,59 @@ def lists_of(
         seqlen_k=problem.seqlen_k,
         causal=problem.causal,
     )
+
+
+def _run(problem: SparseProblem, share: int, unit: int, section: int, block_map: Tensor) -> Results:
+    batch, heads, _, columns = problem.map_shape
+    rows = -(-problem.seqlen_q // unit)
+    lists = -(-rows // share)
+    all_lists = batch * heads * lists
+    new = partial(empty, like=block_map, dtype=torch.int32)
+    indices, items = new((batch, heads, lists, columns)), new((all_lists, 3))
+    listed, whole = new((batch, heads, lists)), new((all_lists,))
+    counts = listed if share == 1 else new((batch, heads, rows))
+    places = None if share == 1 else new((batch, heads, rows, columns))
+    if all_lists:
+        width = max(16, min(1024, triton.next_power_of_2(columns)))
+        launch(
+            list_blocks,
+            (all_lists,),
+            block_map.view(torch.uint8),
+            counts,
+            places,
+            listed,
+            whole,
+            indices,
+            *block_map.stride(),
+            heads,
+            rows,
+            lists,
+            columns,
+            problem.seqlen_q,
+            problem.seqlen_k,
+            UNIT=unit,
+            HALVES=problem.block[0] // unit,
+            BLOCK_K=problem.block[1],
+            CAUSAL=problem.causal,
+            SHARE=share,
+            WIDTH=width,
+            num_warps=1 if width <= 256 else 4,
+        )
+        of_section = min(section * lists, MOST)
+        chunks = -(-of_section // CHUNK)
+        launch(
+            order_lists,
+            (-(-all_lists // of_section) * chunks,),
+            listed,
+            whole,
+            items,
+            all_lists,
+            of_section,
+            chunks,
+            CHUNK=CHUNK,
+            num_warps=4,
+        )
+    return counts, indices, places, items
 
 
 def section_heads(q: Tensor, k: Tensor) -> int:

@@ -22,39 +22,19 @@ and fp32, dims 1 to 256, blocks of 16 to 128 keys, 1 to 16 blocks a query, any s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
 from attnbench.kernels.hstu.bsa.call import BsaCall, allocate, forward_workspace
+from attnbench.kernels.hstu.bsa.calls import HstuBsaAttention, call_of
 from attnbench.kernels.hstu.bsa.forward import forward
-from attnbench.kernels.hstu.bsa.plan import (
-    SCHEDULES,
-    BsaConfig,
-    backward_shapes,
-    changed_config,
-    config_fault,
-    default_config,
-)
-from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
+from attnbench.kernels.hstu.bsa.inputs import WHO, BsaTensors, check, problem_of
+from attnbench.kernels.hstu.bsa.operators import FORWARD
+from attnbench.kernels.hstu.bsa.plan import BsaConfig, backward_shapes, changed_config, config_fault, default_config
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
-from attnbench.kernels.hstu.dense.problem import (
-    LARGEST_COUNT,
-    Problem,
-    check_device,
-    check_tensors,
-    check_values,
-    default_alpha,
-)
-from attnbench.kernels.hstu.dense.problem import WHO as DENSE
-from attnbench.kernels.shared.hopper import is_rows
-from attnbench.kernels.shared.limits import lies_in_rows
+from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
     "BsaCall",
@@ -74,153 +54,6 @@ __all__ = [
     "hstu_bsa_attention",
     "problem_of",
 ]
-
-WHO = "hstu_bsa_attention"
-BLOCK_SIZES = (16, 32, 64, 128)
-MOST_BLOCKS = 16
-SELECTIONS = ("head", "shared")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BsaTensors:
-    """Inputs of a call, as `hstu_bsa_attention` takes them."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gates: Tensor | None
-    offsets: Tensor
-    offsets_q: Tensor | None
-    num_targets: Tensor | None
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        """Of the card; (0, 0) for CPU tensors, which Triton's interpreter takes."""
-        return torch.cuda.get_device_capability(self.q.device) if self.q.device.type == "cuda" else (0, 0)
-
-    @property
-    def rows(self) -> bool:
-        """Whether the kernels for Hopper can read them."""
-        return all(is_rows(x) or not x.numel() for x in (self.q, self.k, self.v))
-
-    def call(
-        self, problem: BsaProblem, config: BsaConfig, out: Tensor, blocks: Tensor, workspace: dict[str, Tensor]
-    ) -> BsaCall:
-        """Join them with results and workspace."""
-        return BsaCall(
-            problem=problem,
-            config=config,
-            q=self.q,
-            k=self.k,
-            v=self.v,
-            gates=self.gates,
-            offsets=self.offsets,
-            offsets_q=self.offsets_q,
-            num_targets=self.num_targets,
-            out=out,
-            blocks=blocks,
-            workspace=workspace,
-        )
-
-
-def problem_of(
-    tensors: BsaTensors,
-    *,
-    max_seqlen: int,
-    max_seqlen_q: int,
-    block_size: int,
-    block_counts: int,
-    alpha: float,
-    scaling_seqlen: int,
-    local_window: int | None,
-    selection: str,
-    pairs: bool,
-) -> BsaProblem:
-    """Put the numbers of a call together; shapes are read off the tensors, unchecked."""
-    t = tensors
-    return BsaProblem(
-        batch=t.offsets.shape[0] - 1,
-        heads=t.q.shape[1],
-        queries=t.q.shape[0],
-        keys=t.k.shape[0],
-        max_seqlen=max_seqlen,
-        max_seqlen_q=max_seqlen_q,
-        attn_dim=t.q.shape[2],
-        linear_dim=t.v.shape[2],
-        dtype=t.q.dtype,
-        block_size=block_size,
-        block_counts=block_counts,
-        local_window=local_window or 0,
-        gates=0 if t.gates is None else t.gates.shape[-1],
-        alpha=alpha,
-        scaling_seqlen=scaling_seqlen,
-        shared=selection == "shared",
-        pairs=pairs,
-        has_targets=t.num_targets is not None,
-        has_cache=t.offsets_q is not None,
-    )
-
-
-class _HstuBsaAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        gates: Tensor | None,
-        tensors: BsaTensors,
-        problem: BsaProblem,
-        config: BsaConfig,
-    ) -> tuple[Tensor, Tensor]:
-        p = problem
-        tensors = BsaTensors(
-            q=q,
-            k=k,
-            v=v,
-            gates=gates,
-            offsets=tensors.offsets,
-            offsets_q=tensors.offsets_q,
-            num_targets=tensors.num_targets,
-        )
-        out = torch.empty(p.queries, p.heads, p.linear_dim, dtype=p.dtype, device=q.device)
-        blocks = torch.empty(p.queries, p.list_heads, p.block_counts, dtype=torch.int32, device=q.device)
-        workspace = forward_workspace(p, config, q.device)
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            forward(tensors.call(p, config, out, blocks, workspace))
-        kept = [name for name in ("means_k", "means_v", "entries", "starts") if name in workspace]
-        optional = {
-            name: x for name in ("gates", "offsets_q", "num_targets") if (x := getattr(tensors, name)) is not None
-        }
-        ctx.save_for_backward(q, k, v, tensors.offsets, blocks, *optional.values(), *(workspace[x] for x in kept))
-        ctx.names, ctx.kept, ctx.problem, ctx.config = list(optional), kept, p, config
-        ctx.mark_non_differentiable(blocks)
-        return out, blocks
-
-    @staticmethod
-    @once_differentiable  # a second derivative would be missing in silence
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, offsets, blocks, *rest = ctx.saved_tensors
-        optional = dict.fromkeys(("gates", "offsets_q", "num_targets")) | dict(zip(ctx.names, rest, strict=False))
-        workspace = dict(zip(ctx.kept, rest[len(ctx.names) :], strict=True))
-        tensors = BsaTensors(q=q, k=k, v=v, offsets=offsets, **optional)
-        p, config = ctx.problem, ctx.config
-        dout = grads[0] if lies_in_rows(grads[0]) else grads[0].clone(memory_format=torch.contiguous_format)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        dgates = None if tensors.gates is None else torch.empty_like(tensors.gates)
-        grad = BsaGradients(
-            # The backward reads no output; `blocks` stands where it would.
-            call=tensors.call(p, config, blocks, blocks, workspace),
-            dout=dout,
-            dq=dq,
-            dk=dk,
-            dv=dv,
-            dgates=dgates,
-            workspace=allocate(backward_shapes(p, config), q.device),
-        )
-        with torch.cuda.device_of(q):
-            backward(grad)
-        return dq, dk, dv, dgates, None, None, None
 
 
 def hstu_bsa_attention(
@@ -275,133 +108,28 @@ def hstu_bsa_attention(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    tensors = BsaTensors(q=q, k=k, v=v, gates=gates, offsets=offsets, offsets_q=offsets_q, num_targets=num_targets)
-    alpha = default_alpha(q) if alpha is None else float(alpha)
-    scaling_seqlen = max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen
-    max_seqlen_q = max_seqlen if max_seqlen_q is None else max_seqlen_q
-    numbers: dict[str, Any] = {
-        "max_seqlen": max_seqlen,
-        "max_seqlen_q": max_seqlen_q,
-        "alpha": alpha,
-        "scaling_seqlen": scaling_seqlen,
-    }
-    check(
-        tensors,
-        **numbers,
-        block_size=block_size,
-        block_counts=block_counts,
-        local_window=local_window,
-        selection=selection,
-        config=config,
-        validate=validate,
+    given = q, k, v, gates, offsets, offsets_q, num_targets
+    alpha = None if alpha is None else float(alpha)
+    numbers: tuple[Any, ...] = (
+        max_seqlen,
+        block_size,
+        block_counts,
+        local_window,
+        selection,
+        bool(pairs),
+        max_seqlen_q,
+        alpha,
+        scaling_seqlen,
     )
-    problem = problem_of(
-        tensors,
-        **numbers,
-        block_size=block_size,
-        block_counts=block_counts,
-        local_window=local_window,
-        selection=selection,
-        pairs=pairs,
-    )
-    config = config or default_config(problem, tensors.capability, rows=tensors.rows)
-    return _HstuBsaAttention.apply(q, k, v, gates, tensors, problem, config)
-
-
-def check(
-    tensors: BsaTensors,
-    *,
-    max_seqlen: int,
-    max_seqlen_q: int,
-    alpha: float,
-    scaling_seqlen: int,
-    block_size: int,
-    block_counts: int,
-    local_window: int | None,
-    selection: str,
-    config: BsaConfig | None = None,
-    validate: bool = False,
-) -> None:
-    """Refuse what the kernels cannot take; with `validate` also values inside the tensors, waiting for the device.
-
-    Raises:
-        ValueError: naming the argument, its value and what is accepted.
-    """
-    t = tensors
-    shared = Problem(
-        offsets=t.offsets,
-        offsets_q=t.offsets_q,
-        num_targets=t.num_targets,
-        max_seqlen=max_seqlen,
-        max_seqlen_q=max_seqlen_q,
-        alpha=alpha,
-        scaling_seqlen=scaling_seqlen,
-        causal=True,
-        contextual_len=0,
-        max_attn_len=None,
-    )
-    _as_ours(lambda: check_tensors(t.q, t.k, t.v, shared))
-    _as_ours(lambda: check_device(t.q, compiled=isinstance(hstu_bsa_pool, triton.JITFunction)))
-    _check_sparse(block_size, block_counts, local_window, selection, alpha, max_seqlen)
-    _check_gates(t, 2 if local_window is None else 3)
-    if config is not None and config.schedule not in SCHEDULES:
-        raise _wrong("config.schedule", config.schedule, "is not known", " or ".join(SCHEDULES))
-    if validate:
-        _as_ours(lambda: check_values(t.q, t.k, t.v, shared))
-
-
-def _as_ours(checked: Callable[[], None]) -> None:
-    """Let the checks of the dense function speak in this one's name."""
-    try:
-        checked()
-    except ValueError as wrong:
-        raise ValueError(str(wrong).replace(DENSE, WHO, 1)) from None
-
-
-def _check_sparse(
-    block_size: int, block_counts: int, local_window: int | None, selection: str, alpha: float, max_seqlen: int
-) -> None:
-    if block_size not in BLOCK_SIZES:
-        power = type(block_size) is int and block_size > 0 and not block_size & (block_size - 1)
-        raise _wrong(
-            "block_size",
-            block_size,
-            "is not supported" if power else "is no power of two",
-            f"one of {', '.join(map(str, BLOCK_SIZES))}",
-        )
-    exist = max(1, -(-max_seqlen // block_size))
-    if type(block_counts) is not int or not 1 <= block_counts <= MOST_BLOCKS:
-        raise _wrong("block_counts", block_counts, "is out of range", f"a whole number from 1 to {MOST_BLOCKS}")
-    if block_counts > exist:
-        raise _wrong(
-            "block_counts",
-            block_counts,
-            f"is over the {exist} blocks of {block_size} in {max_seqlen} rows",
-            f"at most {exist}",
-        )
-    if local_window is not None and (type(local_window) is not int or not 1 <= local_window <= LARGEST_COUNT):
-        raise _wrong(
-            "local_window", local_window, "cannot be used", f"a whole number from 1 to {LARGEST_COUNT}, or None"
-        )
-    if selection not in SELECTIONS:
-        raise _wrong("selection", selection, "is not known", " or ".join(SELECTIONS))
-    if alpha <= 0:
-        raise _wrong("alpha", alpha, "would turn the ranking round", "a finite number above 0")
-
-
-def _check_gates(tensors: BsaTensors, branches: int) -> None:
-    q, gates = tensors.q, tensors.gates
-    if gates is None:
-        return
-    for name, have, want in (
-        ("shape", tuple(gates.shape), (*q.shape[:2], branches)),
-        ("dtype", gates.dtype, q.dtype),
-        ("device", gates.device, q.device),
-        ("is_contiguous()", gates.is_contiguous(), True),
-    ):
-        if have != want:
-            raise _wrong(f"gates.{name}", have, "does not fit", str(want))
-
-
-def _wrong(name: str, value: object, wrong: str, accepted: str) -> ValueError:
-    return ValueError(f"{WHO}: {name}={value} {wrong}; {accepted}")
+    if is_followed(*given):
+        refuse_followed(WHO, validate=validate, config=config)
+        out, blocks, *_ = FORWARD(*given, *numbers)
+        return out, blocks
+    given = *cast(*given[:4]), *given[4:]
+    call = call_of(given, *numbers, config=config, validate=validate)
+    if needs_graph(*given[:4]):
+        return HstuBsaAttention.apply(*given, call)
+    out, blocks, *_ = call.forward(*given)
+    assert out is not None
+    assert blocks is not None
+    return out, blocks

@@ -17,6 +17,7 @@ from attnbench.kernels.hstu.bsa.plan import pairs_of_pass
 from attnbench.kernels.hstu.bsa.portable.grad_keys import hstu_bsa_grad_keys, hstu_bsa_grad_means
 from attnbench.kernels.hstu.bsa.portable.grad_rows import hstu_bsa_grad_rows
 from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_merge, hstu_bsa_sort
+from attnbench.kernels.shared.kept import clear, launch
 
 LARGEST_SUMS = 4096
 """Elements of dk or dv of a block that a program holds; more keys are taken in parts."""
@@ -43,14 +44,16 @@ def backward(grad: BsaGradients) -> None:
     call, p, c = grad.call, grad.call.problem, grad.call.config
     if p.has_targets and p.has_cache:
         # Targets that are no queries are keys nobody sees.
-        grad.dk.zero_()
-        grad.dv.zero_()
+        clear(grad.dk)
+        clear(grad.dv)
     tiles = triton.cdiv(p.max_seqlen // p.block_size, c.means_blocks)
     if not p.units * p.max_seqlen:
         return
     common = _common(grad)
     if tiles:
-        hstu_bsa_grad_means[(p.units * tiles,)](
+        launch(
+            hstu_bsa_grad_means,
+            (p.units * tiles,),
             **common,
             **call.tensors("q", "means_k", "means_v"),
             **call.strides("q"),
@@ -79,7 +82,9 @@ def backward(grad: BsaGradients) -> None:
         _keys(grad, common, first, units)
         tiles = triton.cdiv(p.max_seqlen_q, c.rows_rows)
         if tiles:
-            hstu_bsa_grad_rows[(units * tiles,)](
+            launch(
+                hstu_bsa_grad_rows,
+                (units * tiles,),
                 **common,
                 **call.tensors("means_k", "means_v"),
                 dq_ptr=grad.dq,
@@ -116,8 +121,8 @@ def _order(grad: BsaGradients) -> None:
     grid = (p.batch * p.list_heads * chunks,)
     # The largest key is that of the last entry in the last block; past it stands what is no entry.
     wide = (p.max_seqlen // p.block_size + 1) * p.slot_rows >= 2**31
-    hstu_bsa_sort[grid](**common, **call.tensors("entries"), slot_rows=p.slot_rows, WIDE=wide)
-    hstu_bsa_merge[grid](**common, ordered_ptr=grad.workspace["ordered"], STEPS=c.order_chunk.bit_length())
+    launch(hstu_bsa_sort, grid, **common, **call.tensors("entries"), slot_rows=p.slot_rows, WIDE=wide)
+    launch(hstu_bsa_merge, grid, **common, ordered_ptr=grad.workspace["ordered"], STEPS=c.order_chunk.bit_length())
 
 
 def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) -> None:
@@ -128,7 +133,9 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
         "starts_ptr": call.workspace.get("starts", call.blocks),
     }
     columns = max(p.block_d, p.block_v)
-    hstu_bsa_grad_keys[(units * tiles,)](
+    launch(
+        hstu_bsa_grad_keys,
+        (units * tiles,),
         **common,
         **lists,
         **_pointers(grad, "dmeans"),

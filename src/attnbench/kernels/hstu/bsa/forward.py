@@ -18,6 +18,7 @@ from attnbench.kernels.hstu.bsa.portable.attend import hstu_bsa_attend, hstu_bsa
 from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_place, hstu_bsa_rank, hstu_bsa_scatter
 from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
 from attnbench.kernels.hstu.bsa.portable.select import hstu_bsa_select, hstu_bsa_select_shared
+from attnbench.kernels.shared.kept import clear, launch
 
 PLACED = 256
 "Blocks whose lists are placed at a time."
@@ -36,7 +37,9 @@ def pool(call: BsaCall) -> None:
     p, c = call.problem, call.config
     blocks, rows = p.max_seqlen // p.block_size, min(p.block_size, c.pool_rows)
     if p.units * blocks:
-        hstu_bsa_pool[(p.units * blocks,)](
+        launch(
+            hstu_bsa_pool,
+            (p.units * blocks,),
             **call.tensors("k", "v", "means_k", "means_v"),
             **call.sequences(),
             **call.strides("k", "v"),
@@ -71,7 +74,9 @@ def select(call: BsaCall) -> None:
         return
     if p.shared:
         dims = {name: value for name, value in call.dims().items() if name in ("ATTN_DIM", "BLOCK_D")}
-        hstu_bsa_select_shared[(p.batch * tiles,)](
+        launch(
+            hstu_bsa_select_shared,
+            (p.batch * tiles,),
             **call.tensors("q", "means_k", "blocks"),
             **call.sequences(),
             **call.strides("q"),
@@ -80,7 +85,9 @@ def select(call: BsaCall) -> None:
             **call.flags(),
             **constants,
         )
-    hstu_bsa_select[(p.units * tiles,)](
+    launch(
+        hstu_bsa_select,
+        (p.units * tiles,),
         **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"),
         gates_ptr=first_of(call.gates, call.q),
         **call.sequences(),
@@ -113,16 +120,20 @@ def lists(call: BsaCall) -> None:
     }
     chunks = triton.cdiv(p.slot_rows, c.chunk)
     entries = {"chunks": chunks, "entry_rows": p.queries * p.others, "CHUNK": c.chunk, "num_warps": c.list_warps}
-    call.workspace["counts"].zero_()
-    hstu_bsa_rank[(units * chunks,)](**call.tensors("blocks", "ranks", "counts"), **common, **entries)
-    hstu_bsa_place[(units,)](
+    clear(call.workspace["counts"])
+    launch(hstu_bsa_rank, (units * chunks,), **call.tensors("blocks", "ranks", "counts"), **common, **entries)
+    launch(
+        hstu_bsa_place,
+        (units,),
         **call.tensors("counts", "starts", "tiles", "num_tiles"),
         **common,
         tile_rows=p.tile_rows(c.list_rows),
         ROWS=c.list_rows,
         CHUNK=PLACED,
     )
-    hstu_bsa_scatter[(units * chunks,)](**call.tensors("blocks", "ranks", "starts", "entries"), **common, **entries)
+    launch(
+        hstu_bsa_scatter, (units * chunks,), **call.tensors("blocks", "ranks", "starts", "entries"), **common, **entries
+    )
 
 
 def attend(call: BsaCall) -> None:
@@ -136,8 +147,10 @@ def attend(call: BsaCall) -> None:
     parts, row_parts, span = parts_of(p, c)
     lag, ring = in_flight(p, c)
     if c.schedule == "ticket":
-        call.workspace["progress"].zero_()
-        hstu_bsa_ticket[((p.units + lag) * (parts + row_parts),)](
+        clear(call.workspace["progress"])
+        launch(
+            hstu_bsa_ticket,
+            ((p.units + lag) * (parts + row_parts),),
             **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows},
             **call.tensors("progress"),
             COMBINE_ROWS=c.combine_rows,
@@ -152,9 +165,14 @@ def attend(call: BsaCall) -> None:
     for first in range(0, p.units, ring):
         units = min(ring, p.units - first)
         if parts:
-            hstu_bsa_attend[(units * parts,)](**_attend_arguments(call), first_unit=first, parts=parts)
-        hstu_bsa_combine[(units * row_parts,)](
-            **_combine_arguments(call), first_unit=first, row_parts=row_parts, span=span
+            launch(hstu_bsa_attend, (units * parts,), **_attend_arguments(call), first_unit=first, parts=parts)
+        launch(
+            hstu_bsa_combine,
+            (units * row_parts,),
+            **_combine_arguments(call),
+            first_unit=first,
+            row_parts=row_parts,
+            span=span,
         )
 
 

@@ -15,16 +15,12 @@ fp32, dims 1 to 256, any strides but the last, lengths from 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-import torch
-import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.hstu.dense.backward import launch_backward, workspace_shape
+from attnbench.kernels.hstu.dense.calls import HstuAttention, call_of, configs_of, default_backward, default_forward
 from attnbench.kernels.hstu.dense.configs import (
     BackwardConfig,
     ColumnConfig,
@@ -32,23 +28,11 @@ from attnbench.kernels.hstu.dense.configs import (
     RowConfig,
     backward_config,
     forward_config,
-    hopper_columns_config,
-    hopper_forward_config,
 )
 from attnbench.kernels.hstu.dense.forward import launch_forward
-from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
-from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
-from attnbench.kernels.hstu.dense.problem import (
-    Problem,
-    check_device,
-    check_tensors,
-    check_types,
-    check_values,
-    default_alpha,
-    wrong,
-)
-from attnbench.kernels.shared.hopper import is_rows
-from attnbench.kernels.shared.limits import lies_in_rows
+from attnbench.kernels.hstu.dense.operators import FORWARD
+from attnbench.kernels.hstu.dense.problem import WHO, Problem, check_tensors, check_values
+from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
     "BackwardConfig",
@@ -68,117 +52,6 @@ __all__ = [
     "launch_forward",
     "workspace_shape",
 ]
-
-
-def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
-    """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable."""
-    hopper = None
-    if all(map(is_rows, (q, k, v))):
-        hopper = hopper_forward_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
-    return hopper or forward_config(*_shape(q, v), max_seqlen)
-
-
-def default_backward(
-    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool, alpha: float | None = None
-) -> BackwardConfig:
-    """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable.
-
-    Args:
-        q: [Tq, H, D], whose card, precision, dims and strides it is for.
-        k: [Tk, H, D].
-        v: [Tk, H, Dv].
-        max_seqlen: most rows of a sequence.
-        deterministic: every sum has one order; that for Hopper is not.
-        alpha: factor of the scores; None: 1 / sqrt(D).  Between 0 and 1e-30 that for Hopper cannot hide what is masked.
-    """
-    hopper = None
-    small = 0 < abs(default_alpha(q) if alpha is None else alpha) < LEAST_ALPHA
-    if not deterministic and not small and all(map(is_rows, (q, k, v))):
-        hopper = hopper_columns_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
-    found = (
-        BackwardConfig(columns=hopper, rows=None)
-        if hopper
-        else backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic)
-    )
-    return _precise(found, q.dtype)
-
-
-def configs_of(
-    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any], *, alpha: float | None = None
-) -> tuple[ForwardConfig, BackwardConfig]:
-    """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the configurations by kernel.
-
-    A kernel that nothing is changed of has its default, which may be that for Hopper; one with changes starts from the
-    portable default, so that what a change leaves out does not depend on which of them a card prefers.
-
-    Args:
-        q: whose card, precision, dims and strides the defaults are for.
-        k: the same.
-        v: the same.
-        max_seqlen: most rows of a sequence.
-        changes: such as ``{"forward": {"block_m": 64}, "deterministic": True, "rows": {"warps": 4}}``; the
-            column kernel is ``atomic`` or, deterministic, ``columns``.
-        alpha: factor of the scores; None: 1 / sqrt(D).
-    """
-    deterministic = changes.get("deterministic", False)
-    forward = default_forward(q, k, v, max_seqlen)
-    if rows := changes.get("forward"):
-        forward = replace(forward_config(*_shape(q, v), max_seqlen), **rows)
-    backward = default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=alpha)
-    columns = changes.get("columns" if deterministic else "atomic", {})
-    if columns:
-        backward = _precise(backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic), q.dtype)
-    if columns.get("order") == "ws":
-        columns = {"split": False} | columns  # that kernel holds dK and dV at once, at every dim
-    return forward, BackwardConfig(
-        columns=replace(backward.columns, **columns),
-        rows=backward.rows and replace(backward.rows, **changes.get("rows", {})),
-    )
-
-
-def _precise(config: BackwardConfig, dtype: torch.dtype) -> BackwardConfig:
-    if dtype != torch.float16:
-        return config
-    # tanh.approx is off by 2⁻¹¹, and the slope multiplies that by the score: several times what fp16 is allowed.
-    return BackwardConfig(
-        columns=replace(config.columns, silu="exp"), rows=config.rows and replace(config.rows, silu="exp")
-    )
-
-
-def _shape(q: Tensor, v: Tensor) -> tuple[tuple[int, int], int, int]:
-    return _capability(q), q.element_size(), max(q.shape[2], v.shape[2])
-
-
-def _capability(x: Tensor) -> tuple[int, int]:
-    compiled = isinstance(hstu_dense_forward, triton.JITFunction)
-    return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)
-
-
-class _HstuAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, forward: ForwardConfig, backward: BackwardConfig
-    ) -> Tensor:
-        out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            launch_forward(q, k, v, out, problem, forward)
-        ctx.save_for_backward(q, k, v)
-        ctx.problem, ctx.config = problem, backward
-        return out
-
-    @staticmethod
-    @once_differentiable  # a second derivative would be missing in silence
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        dout = grads[0]
-        if not lies_in_rows(dout) or (ctx.config.columns.hopper and not is_rows(dout)):
-            dout = dout.clone(memory_format=torch.contiguous_format)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        shape = workspace_shape(q, ctx.config)
-        workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)
-        with torch.cuda.device_of(q):
-            launch_backward(q, k, v, dout, dq, dk, dv, ctx.problem, ctx.config, workspace)
-        return dq, dk, dv, None, None, None
 
 
 def hstu_attention(
@@ -236,33 +109,25 @@ def hstu_attention(
             Hopper is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot describe;
             no other runs in its place.  Of the backward's some of that comes with the backward.
     """
-    check_types({"q": q, "k": k, "v": v, "offsets": offsets, "offsets_q": offsets_q, "num_targets": num_targets}, alpha)
-    for name, given, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
-        if given is not None and not isinstance(given, kind):
-            raise wrong(name, repr(given)[:40], f"is of type {type(given).__name__}", f"a {kind.__name__}, or None")
-    problem = Problem(
-        offsets=offsets,
-        offsets_q=offsets_q,
-        num_targets=num_targets,
-        max_seqlen=max_seqlen,
-        max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,
-        alpha=default_alpha(q) if alpha is None else float(alpha),
-        scaling_seqlen=max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
-        causal=causal,
-        contextual_len=contextual_len,
-        max_attn_len=max_attn_len,
+    table = offsets, offsets_q, num_targets
+    numbers: tuple[Any, ...] = (
+        max_seqlen,
+        max_seqlen_q,
+        alpha,
+        scaling_seqlen,
+        causal,
+        contextual_len,
+        max_attn_len,
+        bool(deterministic),
     )
-    check_tensors(q, k, v, problem)
-    if validate:
-        check_values(q, k, v, problem)
-    check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
-    forward = forward or default_forward(q, k, v, max_seqlen)
-    backward = backward or default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=problem.alpha)
-    if deterministic and not backward.deterministic:
-        raise wrong(
-            "backward.columns.atomic",
-            True,
-            "is not deterministic, which deterministic=True asks for",
-            "columns and rows, or None",
-        )
-    return _HstuAttention.apply(q, k, v, problem, forward, backward)
+    if is_followed(q, k, v, *table):
+        refuse_followed(WHO, validate=validate, forward=forward, backward=backward)
+        out: Tensor = FORWARD(q, k, v, *table, *numbers)
+        return out
+    q, k, v = cast(q, k, v)
+    call = call_of(q, k, v, *(*table, *numbers, forward, backward), validate=validate)
+    if needs_graph(q, k, v):
+        return HstuAttention.apply(q, k, v, *table, call)
+    (found,) = call.forward(q, k, v, *table)
+    assert found is not None
+    return found

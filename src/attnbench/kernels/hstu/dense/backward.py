@@ -11,6 +11,7 @@ from attnbench.kernels.hstu.dense.portable.backward import (
     hstu_dense_backward_rows,
 )
 from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
+from attnbench.kernels.shared.kept import clear, launch
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 
@@ -45,7 +46,7 @@ def launch_backward(
     """
     if config.columns.atomic:
         assert workspace is not None
-        workspace.zero_()
+        clear(workspace)
         if config.columns.hopper:
             from attnbench.kernels.hstu.dense.hopper.backward import launch_hopper_backward
 
@@ -89,7 +90,9 @@ def _columns(
     described = [descriptor(x, config.block_m, block_of(x.shape[2])) if tma else None for x in through]
     strides = [stride for x in (q, k, v, dout, dq, dk, dv) for stride in x.stride()[:2]]
     for part in ("dv", "dk") if config.split else ("both",):
-        hstu_dense_backward_columns[(tiles * pairs,)](
+        launch(
+            hstu_dense_backward_columns,
+            (tiles * pairs,),
             q,
             k,
             v,
@@ -131,7 +134,9 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
     strides = [stride for x in (q, k, v, dout, dq) for stride in x.stride()[:2]]
-    hstu_dense_backward_rows[(tiles * pairs,)](
+    launch(
+        hstu_dense_backward_rows,
+        (tiles * pairs,),
         q,
         k,
         v,
@@ -163,7 +168,9 @@ def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
     rows, together = queries * heads, 4096 // block_of(dims)
     if not rows:
         return
-    hstu_dense_backward_round[(-(-rows // together),)](
+    launch(
+        hstu_dense_backward_round,
+        (-(-rows // together),),
         total,
         dq,
         *dq.stride()[:2],

@@ -12,6 +12,7 @@ from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import ROWS, is_rows, rows_of
+from attnbench.kernels.shared.kept import launch, zeros
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 LARGEST_ITEMS = 2**31
@@ -51,7 +52,9 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
     strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
-    hstu_dense_forward[(tiles * pairs,)](
+    launch(
+        hstu_dense_forward,
+        (tiles * pairs,),
         q,
         k,
         v,
@@ -104,7 +107,9 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     parts = _parts(q, v, problem, config, tiles * pairs)
     workspace = workspace_of(out, parts)
     programs, counter = grid_of(tiles * pairs * parts, q)
-    hstu_hopper_forward[(programs,)](
+    launch(
+        hstu_hopper_forward,
+        (programs,),
         rows_of(q, ROWS.value, block_d),
         rows_of(k, config.block_n, block_d),
         rows_of(v, config.block_n, block_v),
@@ -164,4 +169,4 @@ def grid_of(items: int, x: Tensor) -> tuple[int, Tensor | None]:
     A program of one work item needs none, and a launch is one kernel: no zero is written before it.
     """
     programs = min(items, processors(x))
-    return programs, torch.zeros(1, dtype=torch.int32, device=x.device) if items > programs else None
+    return programs, zeros((1,), x, torch.int32) if items > programs else None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "hstu_attention"
@@ -178,7 +178,7 @@ def _check_numbers(problem: Problem) -> None:
         value = getattr(problem, name)
         if value is None and name == "max_attn_len":
             continue
-        if type(value) is not int or not least <= value <= LARGEST_COUNT:
+        if not is_whole(value) or not least <= value <= LARGEST_COUNT:
             raise wrong(name, repr(value), "cannot be used", f"a whole number from {least} to {LARGEST_COUNT}")
     if type(problem.causal) is not bool:
         raise wrong("causal", repr(problem.causal), "cannot be used", "True or False")

@@ -11,6 +11,9 @@ Takes bf16, fp16 and fp32, dims 1 to 256, pages of 32, 64 and 128 keys.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -27,6 +30,7 @@ from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_app
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step, check_step, check_values, wrong
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import is_rows
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 
 __all__ = [
     "PAGE_SIZES",
@@ -84,50 +88,67 @@ def hstu_paged_attention(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
-    if type(scaling_seqlen) is not int or scaling_seqlen < 1:
-        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen), "cannot be used", "a whole number from 1")
-    if splits is not None and (type(splits) is not int or not 1 <= splits <= 1024):
-        raise wrong(ATTENTION, "splits", repr(splits), "cannot be used", "a whole number from 1 to 1024, or None")
-    alpha = q.shape[2] ** -0.5 if alpha is None else alpha
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf"):
-        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
-    if isinstance(config, str):
-        config = _named(config)
-    if config is not None and not isinstance(config, PagedConfig):
-        raise wrong(
-            ATTENTION,
-            "config",
-            repr(config)[:40],
-            f"is of type {type(config).__name__}",
-            "a PagedConfig, its short form, or None",
-        )
-    if validate:
-        check_values(ATTENTION, q.shape[0], pool, step, appends=False)
-    _check_device(ATTENTION, q)
-    config = config or default_forward(q, k, v, pool)
-    _check_config(config, q, k, v, pool)
-    splits = splits_of(q, step, config) if splits is None else splits
-    if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
-        raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    shape = workspace_shape(q, splits)
-    workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        launch_forward(
-            q,
-            k,
-            v,
-            pool,
-            out,
-            step,
-            config,
-            alpha=alpha,
-            scaling_seqlen=scaling_seqlen,
-            splits=splits,
-            workspace=workspace,
-        )
+    tensors, bounds = (q, k, v, pool, *_table(step)), _bounds(step)
+    key = facts_of(*tensors), exact(*bounds, scaling_seqlen, alpha, splits, config)
+    launches = _attentions.get(key)
+    if launches is None or validate:
+        check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
+        _check_numbers(scaling_seqlen, alpha, splits)
+        if validate:
+            check_values(ATTENTION, q.shape[0], pool, step, appends=False)
+        _check_device(ATTENTION, q)
+        config = _named(config) if isinstance(config, str) else config
+        config = default_forward(q, k, v, pool) if config is None else config
+        _check_config(config, q, k, v, pool)
+        splits = splits_of(q, step, config) if splits is None else splits
+        if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
+            raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
+        alpha = q.shape[2] ** -0.5 if alpha is None else alpha
+        numbers = {"alpha": alpha, "scaling_seqlen": scaling_seqlen, "splits": splits}
+        launches = _attentions.keep(key, Launches(partial(_run_attention, bounds, config, numbers)))
+    (out,) = launches(*tensors)
+    assert out is not None
     return out
+
+
+_attentions: Kept[Launches] = Kept()
+_appends: Kept[Launches] = Kept()
+TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
+"Fields of a `Step` that are tensors."
+
+
+def _table(step: Step) -> tuple[Tensor | None, ...]:
+    return tuple(getattr(step, name, None) for name in TABLE)
+
+
+def _bounds(step: Step) -> tuple[int, int]:
+    return getattr(step, "max_new", -1), getattr(step, "max_cached", -1)
+
+
+def _step_of(bounds: tuple[int, int], table: tuple[Any, ...]) -> Step:
+    return Step(**dict(zip(TABLE, table, strict=True)), max_new=bounds[0], max_cached=bounds[1])
+
+
+def _run_attention(
+    bounds: tuple[int, int],
+    config: PagedConfig,
+    numbers: dict[str, Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    *table: Tensor | None,
+) -> Results:
+    out = empty(q.shape, q)
+    shape = workspace_shape(q, numbers["splits"])
+    workspace = None if shape is None else empty(shape, q, torch.float32)
+    launch_forward(q, k, v, pool, out, _step_of(bounds, table), config, workspace=workspace, **numbers)
+    return (out,)
+
+
+def _run_append(bounds: tuple[int, int], k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
+    launch_append(k, v, pool, _step_of(bounds, table))
+    return ()
 
 
 def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = False) -> None:
@@ -143,12 +164,27 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    check_step(APPEND, {"k": k, "v": v}, pool, step)
-    if validate:
-        check_values(APPEND, k.shape[0], pool, step, appends=True)
-    _check_device(APPEND, k)
-    with torch.cuda.device_of(k):
-        launch_append(k, v, pool, step)
+    tensors, bounds = (k, v, pool, *_table(step)), _bounds(step)
+    key = facts_of(*tensors), exact(*bounds)
+    launches = _appends.get(key)
+    if launches is None or validate:
+        check_step(APPEND, {"k": k, "v": v}, pool, step)
+        if validate:
+            check_values(APPEND, k.shape[0], pool, step, appends=True)
+        _check_device(APPEND, k)
+        launches = _appends.keep(key, Launches(partial(_run_append, bounds)))
+    launches(*tensors)
+
+
+def _check_numbers(scaling_seqlen: int, alpha: float | None, splits: int | None) -> None:
+    if type(scaling_seqlen) is not int or scaling_seqlen < 1:
+        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen), "cannot be used", "a whole number from 1")
+    if splits is not None and (type(splits) is not int or not 1 <= splits <= 1024):
+        raise wrong(ATTENTION, "splits", repr(splits), "cannot be used", "a whole number from 1 to 1024, or None")
+    if alpha is not None and (
+        isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf")
+    ):
+        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfig:
@@ -158,7 +194,15 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfi
     return hopper or default_config(*shape)
 
 
-def _check_config(config: PagedConfig, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> None:
+def _check_config(config: Any, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> None:
+    if not isinstance(config, PagedConfig):
+        raise wrong(
+            ATTENTION,
+            "config",
+            repr(config)[:40],
+            f"is of type {type(config).__name__}",
+            "a PagedConfig, its short form, or None",
+        )
     if not config.hopper:
         if config.block_n > pool.shape[2]:
             raise wrong(

@@ -13,6 +13,7 @@ from attnbench.kernels.hstu.paged.hopper.forward import hstu_paged_hopper_forwar
 from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, rows_of
+from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 SECTION_MIB = 24.0
@@ -99,7 +100,9 @@ def _launch_hopper(
     group = group_of((step.max_cached + step.max_new) * 2 * dim * q.element_size(), SECTION_MIB, pairs)
     programs, counter = grid_of(tiles * pairs * splits, q)
     box = min(page_size, config.block_n)
-    hstu_paged_hopper_forward[(programs,)](
+    launch(
+        hstu_paged_hopper_forward,
+        (programs,),
         rows_of(q, ROWS.value, block_d),
         rows_of(k, config.block_n, block_d),
         rows_of(v, config.block_n, block_d),

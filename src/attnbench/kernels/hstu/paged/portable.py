@@ -25,6 +25,7 @@ import triton.language as tl
 from attnbench.kernels.hstu.dense.problem import descriptor
 from attnbench.kernels.hstu.tiles import sees, silu
 from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.rows import load_rows, store_rows
 from attnbench.kernels.shared.tiling import block_of
 
@@ -371,7 +372,9 @@ def launch_forward(
     else:
         target, to = workspace, (workspace.stride(1), workspace.stride(0), workspace.stride(2))
     strides = [stride for x in (q, k, v) for stride in x.stride()[:2]]
-    hstu_paged_forward[(tiles * step.batch * heads * splits,)](
+    launch(
+        hstu_paged_forward,
+        (tiles * step.batch * heads * splits,),
         q,
         k,
         v,
@@ -423,7 +426,9 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
     if tiles * step.batch * heads == 0:
         return
     strides = [stride for x in (k, v) for stride in x.stride()[:2]]
-    hstu_paged_append[(tiles * step.batch, heads)](
+    launch(
+        hstu_paged_append,
+        (tiles * step.batch, heads),
         k,
         v,
         pool,

@@ -51,6 +51,7 @@ from attnbench.kernels.hstu.bsa.tiles import gate_of
 from attnbench.kernels.hstu.tiles import silu
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import Argument, aggregate, allocate_barriers, flat, rows_of, sync_warps
+from attnbench.kernels.shared.kept import clear, launch
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.call import BsaCall
@@ -371,8 +372,10 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
     if not p.units * p.max_seqlen_q or not p.mean_rows:
         return
     group = config.group(p)
-    call.workspace["progress"].zero_()
-    hstu_bsa_hopper_attend[(config.programs * processors(call.q),)](
+    clear(call.workspace["progress"])
+    launch(
+        hstu_bsa_hopper_attend,
+        (config.programs * processors(call.q),),
         q_ptr=call.q,
         k_desc=rows_of(call.k, p.block_size, p.block_d),
         v_desc=rows_of(call.v, p.block_size, p.block_v),

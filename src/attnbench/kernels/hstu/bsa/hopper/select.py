@@ -40,6 +40,7 @@ from attnbench.kernels.hstu.bsa.tiles import complete_seen, gate_of, near_begin,
 from attnbench.kernels.hstu.tiles import sequence
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, aggregate, allocate_ring, coordinates, flat, load_tile, rows_of
+from attnbench.kernels.shared.kept import launch
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.call import BsaCall
@@ -375,7 +376,9 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
         call.workspace[name].transpose(0, 1) if p.mean_rows else x
         for name, x in (("means_k", call.k), ("means_v", call.v))
     )
-    hstu_bsa_hopper_select[(config.programs(jobs, processors(call.q)),)](
+    launch(
+        hstu_bsa_hopper_select,
+        (config.programs(jobs, processors(call.q)),),
         rows_of(call.q, ROWS.value, block_d),
         rows_of(means_k, config.blocks, block_d),
         rows_of(means_v, config.blocks, block_v),

@@ -57,6 +57,7 @@ from attnbench.kernels.shared.hopper import (
     store_tile,
     sync_warps,
 )
+from attnbench.kernels.shared.kept import clear, launch
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 if TYPE_CHECKING:
@@ -334,8 +335,8 @@ def launch_hopper_backward(
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
     tiles, pairs = -(-problem.max_seqlen // config.block_n), problem.batch * heads
     if not q.numel():
-        dk.zero_()
-        dv.zero_()
+        clear(dk)
+        clear(dv)
     if tiles * pairs == 0 or not q.numel():
         return
     _refuse({"q": q, "k": k, "v": v, "dout": dout, "dq": sums, "dk": dk, "dv": dv}, problem, config)
@@ -345,7 +346,9 @@ def launch_hopper_backward(
         else (hstu_hopper_backward, _described(q, k, v, dout, dk, dv, sums))
     )
     reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
-    kernel[(tiles * pairs,)](
+    launch(
+        kernel,
+        (tiles * pairs,),
         *described,
         problem.offsets,
         problem.offsets_q,

@@ -1,0 +1,172 @@
+"""What a call costs the host: time of a warm eager call, queued behind other work, ours beside FlashAttention 3 and SDPA.
+
+Functions take turns in random order in one process.  Before each turn the card is given a spin to wait for, and a turn
+whose calls outlast it is not counted: so no call waits for the card.  A line says the median of all calls, the tenth and
+the ninetieth percentile.  Then shapes that were never seen, of which nothing is compiled anew, and how many are kept.
+
+    python benchmarks/call_cost.py --out benchmarks/results/call-cost-h200.json
+    python benchmarks/call_cost.py --only flash,sdpa --rounds 5 --out /tmp/call-cost.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from call_cost_rows import rows
+from torch import Tensor
+
+from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
+from attnbench.kernels.hstu.paged.api import Step, hstu_paged_append, hstu_paged_attention
+from attnbench.machine.devices import resolve
+from attnbench.machine.fingerprint import environment
+from attnbench.record import to_dict
+
+CALLS = 10
+"A turn has so many."
+SPIN_CYCLES = 60_000_000
+"30 ms of an H200."
+Call = Callable[[], Any]
+
+
+def drawn(*shape: int, grad: bool = False) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=grad)
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def calls() -> Iterator[tuple[str, Call]]:
+    """Every function by name, on tensors of its own."""
+    q, k, v = (drawn(2, 1024, 16, 128) for _ in range(3))
+    yield "flash", lambda: flash_attention(q, k, v, causal=True)
+    heads = [x.transpose(1, 2) for x in (q, k, v)]
+    yield "sdpa", lambda: torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+    packed, offsets = [drawn(2048, 16, 128) for _ in range(3)], ints(0, 1000, 2048)
+    yield "flash-packed", lambda: flash_attention(*packed, cu_seqlens_q=offsets, max_seqlen_q=1048, causal=True)
+    if importlib.util.find_spec("fa3_fwd_interface"):
+        import fa3_fwd_interface as fa3
+
+        yield "fa3-fwd", lambda: fa3.flash_attn_func(q, k, v, causal=True)
+        yield (
+            "fa3-fwd-packed",
+            lambda: fa3.flash_attn_varlen_func(
+                *packed, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=1048, max_seqlen_k=1048, causal=True
+            ),
+        )
+    rows, ends = [drawn(2048, 4, 128) for _ in range(3)], ints(0, 1000, 2048)
+    yield "hstu", lambda: hstu_attention(*rows, ends, 1048)
+    gates = drawn(2048, 4, 2)
+    yield "hstu-bsa", lambda: hstu_bsa_attention(*rows, ends, 1048, gates=gates)
+    table = {"offsets": ends, "cached": ints(1024, 1000), "indptr": ints(0, 32, 64), "indices": ints(*range(64))}
+    step = Step(**table, num_targets=ints(512, 512), max_new=1048, max_cached=1024)
+    pool = drawn(64, 2, 64, 4, 128)
+    yield "hstu-paged", lambda: hstu_paged_attention(*rows, pool, step, scaling_seqlen=2048)
+    yield "hstu-paged-append", lambda: hstu_paged_append(rows[1], rows[2], pool, step)
+    yield from calls_with_gradients()
+
+
+def calls_with_gradients() -> Iterator[tuple[str, Call]]:
+    """Forward and backward, and the forward alone where it is differentiable."""
+    q, k, v = (drawn(2, 1024, 16, 128, grad=True) for _ in range(3))
+    dout = drawn(2, 1024, 16, 128)
+    yield "flash-grad-fwd", lambda: flash_attention(q, k, v, causal=True)
+    yield "flash-fwd-bwd", lambda: torch.autograd.grad(flash_attention(q, k, v, causal=True)[0], (q, k, v), dout)
+    heads, dheads = [x.transpose(1, 2) for x in (q, k, v)], dout.transpose(1, 2)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    yield "sdpa-fwd-bwd", lambda: torch.autograd.grad(sdpa(*heads, is_causal=True), (q, k, v), dheads)
+    rows, ends = [drawn(2048, 4, 128, grad=True) for _ in range(3)], ints(0, 1000, 2048)
+    drows, gates = drawn(2048, 4, 128), drawn(2048, 4, 2)
+    yield "hstu-fwd-bwd", lambda: torch.autograd.grad(hstu_attention(*rows, ends, 1048), rows, drows)
+    yield (
+        "hstu-bsa-fwd-bwd",
+        lambda: torch.autograd.grad(hstu_bsa_attention(*rows, ends, 1048, gates=gates)[0], rows, drows),
+    )
+
+
+def turn(call: Call) -> list[float]:
+    """Host time of each call of a turn, µs; none where the card had nothing left to do."""
+    torch.cuda.synchronize()
+    busy = torch.cuda.Event()
+    torch.cuda._sleep(SPIN_CYCLES)
+    busy.record()
+    found = []
+    for _ in range(CALLS):
+        begun = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - begun) * 1e6)
+    return [] if busy.query() else found
+
+
+def measured(given: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Host times of all functions, in turn."""
+    for call in given.values():
+        for _ in range(3):  # compile, keep, and once more
+            call()
+    found: dict[str, list[float]] = {name: [] for name in given}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(list(given), len(given)):
+            found[name] += turn(given[name])
+    return found
+
+
+def new_shapes(count: int) -> dict[str, list[float]]:
+    """Host time of the first call of shapes never seen, of which nothing is compiled anew."""
+    found: dict[str, list[float]] = {"flash": [], "hstu": []}
+    for length in range(1100, 1100 + count):
+        q = drawn(1, length, 16, 128)
+        rows, ends = drawn(length, 4, 128), ints(0, length)
+        for name, call in (
+            ("flash", lambda: flash_attention(q, q, q, causal=True)),  # noqa: B023 (called here)
+            ("hstu", lambda: hstu_attention(rows, rows, rows, ends, length)),  # noqa: B023
+        ):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            call()
+            found[name].append((time.perf_counter() - begun) * 1e6)
+    return {name: times[len(times) // 4 :] for name, times in found.items()}  # the first may compile
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Median, and the tenth and ninetieth percentile."""
+    if len(times) < 2:
+        return {}
+    tenths = statistics.quantiles(times, n=10)
+    return {"median_us": statistics.median(times), "low_us": tenths[0], "high_us": tenths[-1]}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", default="", help="names of functions, commas between")
+    parser.add_argument("--shapes", type=int, default=80, help="how many shapes never seen")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    only = set(filter(None, args.only.split(",")))
+    given = {name: call for name, call in calls() if not only or name in only}
+    times = measured(given, args.rounds)
+    fresh = new_shapes(args.shapes) if args.shapes else {}
+    result = {
+        "environment": to_dict(environment(resolve("cuda"))),
+        "rounds": args.rounds,
+        "calls": {name: spread(found) | {"times_us": found} for name, found in times.items()},
+        "new_shapes": {name: spread(found) | {"times_us": found} for name, found in fresh.items()},
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    for line in rows(result, result):
+        print("  ".join(f"{cell:18}" for cell in line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""A call of the flash kernels without its tensors: checks, configurations, and the launches that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.kernels.flash.backward import launch_backward, workspace_of
+from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward, parse_backward
+from attnbench.kernels.flash.config.defaults import forward_config
+from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
+from attnbench.kernels.flash.config.space import Shape, ahead_fault, hopper_fault, nearest
+from attnbench.kernels.flash.forward import launch_forward
+from attnbench.kernels.flash.portable.forward import flash_forward
+from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of
+from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.limits import lies_in_rows
+from attnbench.kernels.shared.tiling import block_of
+
+WHO = "flash_attention"
+_Config = TypeVar("_Config", ForwardConfig, BackwardConfig)
+
+
+def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
+    # Its products are of 32 columns at least, and keys' and values' as wide.
+    blocks = block_of(q.shape[-1]), block_of(v.shape[-1])
+    return forward_config(
+        _capability(q),
+        q.element_size(),
+        max(q.shape[-1], v.shape[-1]),
+        problem.max_seqlen_k,
+        right=problem.right is not None,
+        hopper=blocks[0] == blocks[1] >= 32 and _hopper_takes(q, k, v),
+    )
+
+
+def default_backward(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, deterministic: bool = False
+) -> BackwardConfig:
+    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
+    return backward_config(
+        _capability(q),
+        q.element_size(),
+        max(q.shape[-1], v.shape[-1]),
+        deterministic=deterministic,
+        packed=problem.packed,
+        hopper=_hopper_takes(q, k, v),
+    )
+
+
+def _hopper_takes(*tensors: Tensor) -> bool:
+    """Whether tensor maps can describe these, and what is allocated like them, for the kernels of sm_90."""
+    if _capability(tensors[0]) != (9, 0):
+        return False
+    from attnbench.kernels.shared.hopper import is_rows
+
+    return all(is_rows(x) and x.shape[-1] % 8 == 0 for x in tensors)
+
+
+def _capability(x: Tensor) -> tuple[int, int]:
+    return capability_of(x) or (0, 0)
+
+
+def _forward_of(given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    shape = Shape(
+        dim=q.shape[-1],
+        dim_v=v.shape[-1],
+        item_bytes=q.element_size(),
+        packed=problem.packed,
+        capability=capability_of(q) or (9, 0),
+    )
+    config = _read("forward", parse, given, lambda text: nearest(text, shape)) or default_forward(q, k, v, problem)
+    wrong = ahead_fault(config, capability_of(q))
+    if config.order in HOPPER:
+        wrong = hopper_fault(config, shape)
+    if wrong:
+        raise ValueError(f"{WHO}: forward={config.short} {wrong}")
+    return config
+
+
+def _backward_of(
+    given: BackwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem, deterministic: bool
+) -> BackwardConfig:
+    facts = capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1]
+    config = _read("backward", parse_backward, given, lambda text: nearest_backward(text, *facts)) or default_backward(
+        q, k, v, problem, deterministic=deterministic
+    )
+    if deterministic and not config.deterministic:
+        raise ValueError(
+            f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
+            "one with r…, or None"
+        )
+    return config
+
+
+def _read(
+    name: str, reader: Callable[[str], _Config], given: _Config | str | None, near: Callable[[str], str]
+) -> _Config | None:
+    if not isinstance(given, str):
+        return given
+    try:
+        return reader(given)
+    except ValueError as why:
+        raise ValueError(f"{WHO}: {name}={given} {why}; the nearest valid one is {near(given)}") from None
+
+
+def _takes_grad(grad: Tensor, config: BackwardConfig) -> bool:
+    """Whether the kernels take the output's gradient as it lies: autograd lays it out as it likes."""
+    if config.order == "ws":
+        from attnbench.kernels.shared.hopper import is_rows
+
+        return is_rows(grad)
+    return lies_in_rows(grad)
+
+
+class Call:
+    """A call without its tensors: the problem, checked, and the launches of both directions."""
+
+    __slots__ = ("backward", "config", "forward", "problem")
+
+    def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
+        self.problem, self.config = replace(problem, cu_seqlens_q=None, cu_seqlens_k=None), backward
+        self.forward = Launches(partial(_run_forward, self.problem, forward))
+        self.backward: Kept[tuple[bool, Launches]] = Kept()
+        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+
+    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
+        """dq, dk and dv of the tensors of `_run_backward`."""
+        key = facts_of(dout, *tensors)
+        found = self.backward.get(key)
+        if found is None:
+            launches = Launches(partial(_run_backward, self.problem, self.config))
+            found = self.backward.keep(key, (not _takes_grad(dout, self.config), launches))
+        copied, launches = found
+        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+
+
+CALLS: Kept[Call] = Kept()
+
+
+def _run_forward(
+    problem: Problem,
+    config: ForwardConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> Results:
+    problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
+    out = empty((*q.shape[:-1], v.shape[-1]), q)
+    lse = empty(lse_shape(q, problem), q, torch.float32)
+    launch_forward(q, k, v, out, lse, problem, config)
+    return out, lse
+
+
+def _run_backward(
+    problem: Problem,
+    config: BackwardConfig,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> Results:
+    problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
+    dq, dk, dv = (empty(x.shape, x) for x in (q, k, v))
+    workspace = workspace_of(q, problem, config)
+    launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config, workspace)
+    return dq, dk, dv
+
+
+def _with_offsets(problem: Problem, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
+    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    return replace(problem, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
+
+class FlashAttention(torch.autograd.Function):
+    """The differentiable call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, call: Call
+    ) -> Results:
+        """Out and lse."""
+        out, lse = call.forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call, ctx.offsets = call, (cu_seqlens_q, cu_seqlens_k)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # lse has none
+        return out, lse
+
+    @staticmethod
+    @once_differentiable  # a second derivative would be missing in silence
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the forward's arguments."""
+        return *ctx.call.gradients(grads[0], *ctx.saved_tensors, *ctx.offsets), None, None, None
+
+
+def call_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    causal: bool,
+    window: tuple[int, int] | None,
+    scale: float | None,
+    deterministic: bool,
+    forward: ForwardConfig | str | None,
+    backward: BackwardConfig | str | None,
+    *,
+    validate: bool = False,
+) -> Call:
+    """The call of these arguments, those of `flash_attention`: kept, or checked and put together.
+
+    Raises:
+        ValueError: as `flash_attention` says.
+    """
+    causal, deterministic, scale = bool(causal), bool(deterministic), None if scale is None else float(scale)
+    key = (
+        facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k),
+        exact(causal, scale, max_seqlen_q, max_seqlen_k, deterministic, forward, backward),
+        None if window is None else exact(*window),
+    )
+    call = CALLS.get(key)
+    if call is None or validate:
+        problem = problem_of(
+            q,
+            k,
+            v,
+            causal=causal,
+            window=window,
+            scale=scale,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+        )
+        if validate:
+            check_values(problem, q, k)
+        configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
+        check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
+        call = CALLS.keep(key, Call(problem, *configs))
+    return call

@@ -1,0 +1,98 @@
+"""Flash attention as operators of PyTorch: `attnbench::flash_forward` and `attnbench::flash_backward`.
+
+Arguments after the tensors are those of `flash_attention`, configurations by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.flash.calls import call_of
+from attnbench.kernels.flash.config.backward import parse_backward
+from attnbench.kernels.flash.config.forward import parse
+from attnbench.kernels.flash.portable.forward import flash_forward
+from attnbench.kernels.flash.problem import check_device, lse_shape, problem_of
+from attnbench.kernels.shared.kept import Results
+from attnbench.kernels.shared.operators import Operator
+
+TENSORS = "Tensor q, Tensor k, Tensor v"
+NUMBERS = (
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool causal, "
+    "SymInt[]? window, float? scale, bool deterministic, str? forward, str? backward"
+)
+COUNT = len(NUMBERS.split(","))
+
+
+def run_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Results:
+    """`out` and `lse`."""
+    return call_of(q, k, v, *numbers).forward(q, k, v, *numbers[:2])
+
+
+def fake_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Results:
+    """Check the arguments while a caller is traced; results without values.
+
+    Raises:
+        ValueError: as `flash_attention` says, but for what hangs on addresses.
+    """
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, scale, _, forward, backward = numbers
+    problem = problem_of(
+        q,
+        k,
+        v,
+        causal=causal,
+        window=window,
+        scale=scale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+    )
+    check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
+    if forward is not None:
+        parse(forward)
+    if backward is not None:
+        parse_backward(backward)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(lse_shape(q, problem), dtype=torch.float32)
+
+
+def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *numbers: Any) -> Results:
+    """`dq`, `dk` and `dv`."""
+    return call_of(q, k, v, *numbers).gradients(dout, q, k, v, out, lse, *numbers[:2])
+
+
+def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *numbers: Any) -> Results:
+    """Results without values."""
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    """Save for the backward."""
+    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.numbers = inputs
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def gradients(ctx: Any, dout: Tensor, _dlse: Tensor | None) -> tuple[Any, ...]:
+    """Of the forward's arguments."""
+    found: tuple[Any, ...] = BACKWARD(dout, *ctx.saved_tensors, *ctx.numbers)
+    return *found, *(None,) * COUNT
+
+
+BACKWARD = Operator(
+    f"flash_backward(Tensor dout, {TENSORS}, Tensor out, Tensor lse, {NUMBERS}) -> (Tensor, Tensor, Tensor)",
+    run_backward,
+    fake_backward,
+)
+FORWARD = Operator(
+    f"flash_forward({TENSORS}, {NUMBERS}) -> (Tensor, Tensor)",
+    run_forward,
+    fake_forward,
+    setup=save,
+    backward=gradients,
+    casts=3,
+)

@@ -1,0 +1,189 @@
+"""Launch configuration of the quantised forward: tiles, warps, stages and code path.
+
+Short form, what differs from the defaults spelled out:  ``m192n128w12s2-ws``
+Which of them a case has says `space`, and why not `RULES`; tuned defaults are rows of ``defaults.toml``.  Imports
+without torch and Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled
+from attnbench.kernels.shared.configs import nearest as closest
+from attnbench.kernels.shared.family import Family, Part, Values
+
+TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
+SHARED_BYTES = 227 * 1024
+"Shared memory of a program on sm_90."
+QUERY_TILES = 2
+"Of each warpgroup (ws): the next item's queries come beside this one's."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantConfig(LaunchConfig):
+    """Launch configuration of the kernel; precision and dims belong to the case."""
+
+    EXAMPLE: ClassVar[str] = "m192n128w12s4-ws"
+
+    block_m: Annotated[int, Spelled("m{}", (64, 128, 192))]
+    "queries of a tile"
+    block_n: Annotated[int, Spelled("n{}", (64, 128))]
+    "keys of a tile"
+    warps: Annotated[int, Spelled("w{}", (4, 8, 12))]
+    "of the products"
+    stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4, 5, 6))]
+    "tiles of keys and values in flight"
+    order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
+    "plain: the portable kernel; ws: the Hopper kernel, a producer warp that loads for warpgroups of 64 rows each"
+
+    products: Annotated[str, Spelled("-{}", ("apart", "beside"))] = "apart"
+    "apart: one product of a warpgroup at a time; beside: the next scores beside the product with this tile's values (ws)"
+
+    def __post_init__(self) -> None:
+        LaunchConfig.__post_init__(self)
+        if self.order == "plain" and self.products != "apart":
+            raise ValueError("order=plain has no beside; without, or order=ws")
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups of 64 rows each (ws)."""
+        return self.block_m // 64
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that multiplies (ws): what the producer's warps, of 24 each, leave."""
+        return {2: 240, 3: 160}[self.groups]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What of a case and its card the rules ask for."""
+
+    dim: int
+    capability: tuple[int, int] = (9, 0)
+
+    @property
+    def columns(self) -> int:
+        """Of the quantised tensors."""
+        return 64 if self.dim <= 64 else 128
+
+
+def _warps(config: QuantConfig, shape: Shape) -> str | None:
+    if config.block_m // config.warps < 16:
+        return f"has {config.block_m // config.warps} rows a warp; such as m128w8"
+    if config.order == "plain" and (config.block_m == 192 or config.warps == 12):
+        return "has no power of two of rows and warps, which only ws takes; such as m128w8"
+    return None
+
+
+def _hopper(config: QuantConfig, shape: Shape) -> str | None:
+    if config.order != "ws":
+        return None
+    whys = (
+        (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
+        (shape.dim % 8 != 0, f"takes multiples of 8 dims, not {shape.dim}; plain"),
+        (config.groups < 2 or config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
+        (config.block_n != 128, "has tiles of 128 keys; n128"),
+        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+    )
+    return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
+
+
+def _registers(config: QuantConfig, shape: Shape) -> str | None:
+    if config.order == "ws":
+        return None
+    # Output, its part of a tile, scores and weights, of 32 threads to a warp.
+    need = config.block_m * (2 * shape.columns + config.block_n * 5 // 4) // (32 * config.warps)
+    return f"keeps {need} numbers a thread; fewer keys or more warps" if need > 224 else None
+
+
+def shared_bytes(config: QuantConfig, shape: Shape) -> int:
+    """Shared memory of a ws program; barriers are less than 2 KiB beside it."""
+    queries, outputs = QUERY_TILES * config.block_m, 2 * config.block_m
+    return (queries + outputs + 2 * config.stages * config.block_n) * shape.columns
+
+
+def _shared_memory(config: QuantConfig, shape: Shape) -> str | None:
+    have = shared_bytes(config, shape) + 2048
+    if config.order == "plain" or have <= SHARED_BYTES:
+        return None
+    return f"takes {have // 1024} KiB of shared memory, and has {SHARED_BYTES // 1024}; fewer stages"
+
+
+RULES: dict[str, Callable[[QuantConfig, Shape], str | None]] = {
+    "warps": _warps,
+    "warpgroups": _hopper,
+    "registers": _registers,
+    "shared-memory": _shared_memory,
+}
+"Why a configuration is left out, by name: what it says is wrong with it, or None."
+
+
+def fault(config: QuantConfig, shape: Shape) -> tuple[str, str] | None:
+    """Name of the first rule that leaves a configuration out, and what it says; None of a valid one."""
+    return next(((name, said) for name, rule in RULES.items() if (said := rule(config, shape)) is not None), None)
+
+
+def space(shape: Shape) -> list[QuantConfig]:
+    """Every valid configuration for a shape, in one order."""
+    there = (
+        QuantConfig(block_m=m, block_n=n, warps=warps, stages=stages, order=order, products=products)
+        for (order, products), m, n, warps, stages in product(
+            (("ws", "apart"), ("ws", "beside"), ("plain", "apart")), (64, 128, 192), (64, 128), (4, 8, 12), (2, 3, 4)
+        )
+    )
+    return [config for config in there if fault(config, shape) is None]
+
+
+def nearest(text: str, shape: Shape) -> str:
+    """The valid short form most like a text, or like what it says if it can be read; empty where there is none."""
+    there = space(shape)
+    try:
+        wanted = QuantConfig.parse(text, spelled=False)
+    except ValueError:
+        return closest(text, [one.short for one in there])
+    return min(there, key=wanted.distance).short if there else ""
+
+
+def default_config(shape: Shape) -> QuantConfig:
+    """Tuned default; capability (0, 0) is the interpreter."""
+    return TABLE.first(
+        "forward",
+        QuantConfig,
+        cards=shape.capability[0],
+        dim=shape.dim,
+        also=lambda config: _hopper(config, shape) is None,
+    )
+
+
+class _Forward(Part[Shape]):
+    side, hint = "forward", "m…"
+
+    def begins(self, text: str) -> bool:
+        return text.startswith(("m", "block_m"))
+
+    def space(self, shape: Shape) -> Mapping[str, Values]:
+        return {config.short: config.values for config in space(shape)}
+
+    def read(self, text: str, shape: Shape) -> Mapping[str, Any]:
+        config = QuantConfig.parse(text)
+        if (found := fault(config, shape)) and text != self.default(shape):
+            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+        return config.values
+
+    def check(self, text: str, shape: Shape) -> None:
+        self.read(text, shape)
+
+    def tuned(self, shape: Shape) -> str:
+        return default_config(shape).short
+
+    def nearest(self, text: str, shape: Shape) -> str:
+        return nearest(text, shape)
+
+
+FAMILY = Family((_Forward(),))

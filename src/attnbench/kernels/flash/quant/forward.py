@@ -1,0 +1,67 @@
+"""Launch the quantised forward that a configuration names: portable, or for Hopper."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attnbench.kernels.flash.problem import Problem, strides_of
+from attnbench.kernels.flash.quant.config import QuantConfig
+from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
+from attnbench.kernels.flash.quant.prepare import Quantised
+from attnbench.kernels.shared.tiling import group_of
+
+SECTION_MIB = 16
+"Heads whose keys and values are this large together are worked through before the next: they stay in the L2."
+
+
+def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, config: QuantConfig) -> None:
+    """Compute `out` and `lse` of quantised tensors; nothing waits for the device.
+
+    Args:
+        made: quantised for this problem.
+        out: [B, Sq, H, D] or packed [Tq, H, D]; every row is written.
+        lse: fp32 `flash.problem.lse_shape`; every row is written.
+        problem: sequences, mask and scale; checked before.
+        config: valid for the shape.
+    """
+    heads, dim = out.shape[-2:]
+    heads_kv, columns = made.k.shape[0], made.k.shape[-1]
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    if tiles * pairs == 0 or out.numel() == 0:
+        return
+    section = group_of(problem.max_seqlen_k * 2 * columns, SECTION_MIB, problem.batch * heads_kv) * (heads // heads_kv)
+    if config.order == "ws":
+        from attnbench.kernels.flash.quant.hopper.forward import launch_hopper_forward
+
+        launch_hopper_forward(made, out, lse, problem, config, section)
+        return
+    flash_quant_forward[(tiles * pairs,)](
+        made.q,
+        made.k,
+        made.v,
+        made.q_scale,
+        made.q_shift,
+        made.k_scale,
+        made.v_scale,
+        out,
+        lse,
+        *problem.lengths(),
+        *strides_of(out),
+        lse.stride(0),
+        lse.stride(1),
+        heads,
+        heads // heads_kv,
+        pairs,
+        tiles,
+        section,
+        made.q.shape[1],
+        made.k.shape[1],
+        DIM=dim,
+        COLUMNS=columns,
+        HAS_RIGHT=problem.right is not None,
+        PACKED=problem.packed,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )

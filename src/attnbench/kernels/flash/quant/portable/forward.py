@@ -1,0 +1,162 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Quantised softmax attention forward: a program takes a tile of queries through the keys they see.
+
+    for each tile of keys:  S = f Q8 K8ᵀ,  m' = max(m, rowmax S),  P = e4m3(448 exp2(S - m')),  a = exp2(m - m')
+                            l = a l + rowsum P,  R = P V8,  O = a O + R,  m = m'
+    O scale(V) / l,  lse = ln 2 (m + log2(l / 448) + shift)
+
+The scores are whole numbers; f is the scale of a query times that of a key, one of four a tile (`prepare`).  R is a sum
+of its own, since the tensor cores of sm_90 keep 13 bits of one of e4m3: O is summed in fp32.  l sums P before it is
+rounded.  Masked tiles come after the others in a loop of their own.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE
+from attnbench.kernels.flash.tiles import keys_of_rows, padded_start, rows_from, sees, sequence, tiles_of
+from attnbench.kernels.shared.rows import section_of, store_rows
+
+LN_2 = tl.constexpr(0.6931471805599453)
+PEAK = tl.constexpr(8.807354922057604)
+"log2 of the largest number of e4m3, which the largest weight of a row becomes."
+COUNTS = ("lse_batch", "lse_head", "heads", "repeats", "pairs", "tiles", "group", "rows_q", "rows_k")
+"Numbers of a call that no code is compiled anew for."
+
+
+@triton.jit
+@no_type_check
+def fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Merge a tile's scores, still without their scales, into the running softmax: weights, factor, maximum, sum."""
+    scores = scores.reshape([BLOCK_M, BLOCK_N // 8, 4, 2])
+    scales = row_scale[:, None] * key_scale[None, :]  # [BLOCK_M, 4]
+    new_max = tl.maximum(row_max, tl.max(tl.max(tl.max(scores, 3), 1) * scales, 1))
+    # A row that has seen no key yet has no maximum to take off.
+    pivot = tl.where(new_max == float("-inf"), 0.0, new_max) - PEAK
+    weights = tl.math.exp2(scores * scales[:, None, :, None] - pivot[:, None, None, None])
+    factor = tl.math.exp2(row_max - (pivot + PEAK))
+    row_sum = row_sum * factor + tl.sum(tl.sum(tl.sum(weights, 3), 1), 1)
+    # Columns in the order of V's keys (`prepare.key_of`).
+    weights = weights.to(tl.float8e4nv).reshape([BLOCK_M, BLOCK_N // 16, 2, 4, 2]).permute(0, 1, 3, 2, 4)
+    return weights.reshape([BLOCK_M, BLOCK_N]), factor, new_max, row_sum
+
+
+@triton.jit
+@no_type_check
+def load_keys(k_ptr, k_scale_ptr, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Keys [BLOCK_N, COLUMNS] from a row of all heads' on, and their four scales."""
+    rows = tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, COLUMNS)
+    k = tl.load(k_ptr + place * COLUMNS + (rows[:, None] * COLUMNS + columns[None, :]))
+    return k, tl.load(k_scale_ptr + place // TILE * 4 + tl.arange(0, 4))
+
+
+@triton.jit
+@no_type_check
+def load_values(v_ptr, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Values of the same keys, transposed: [COLUMNS, BLOCK_N]."""
+    rows = tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, COLUMNS)
+    return tl.load(v_ptr + place // TILE * (TILE * COLUMNS) + place % TILE + (columns[:, None] * TILE + rows[None, :]))
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def flash_quant_forward(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_scale_ptr,
+    q_shift_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    out_ptr,
+    lse_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    out_batch,
+    out_row,
+    out_head,
+    lse_batch,
+    lse_head,
+    heads,
+    repeats,
+    pairs,
+    tiles,
+    group,
+    rows_q,
+    rows_k,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Output and lse of a tile of queries."""
+    tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
+    number = pair // heads
+    head = pair - number * heads
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    first = (tiles - 1 - tile) * BLOCK_M
+    if first < queries:
+        q_place = tl.cast(head, tl.int64) * rows_q + padded_start(number, query_start, queries, PACKED, Q_PAD) + first
+        k_place = tl.cast(head // repeats, tl.int64) * rows_k + padded_start(number, key_start, keys, PACKED, TILE)
+        at = tl.arange(0, BLOCK_M)
+        columns = tl.arange(0, COLUMNS)
+        rows = first + at
+        there = rows < queries
+        q = tl.load(q_ptr + q_place * COLUMNS + (at[:, None] * COLUMNS + columns[None, :]), there[:, None], other=0)
+        row_scale = tl.load(q_scale_ptr + q_place + at, there, other=1.0)
+        shift = keys - queries
+        last = tl.minimum(first + BLOCK_M, queries) - 1
+        low, all_low, all_high, high = keys_of_rows(first, last, keys, shift, 0, 0, False, HAS_RIGHT)
+        _, _, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+        acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        for index in tl.range(0, split, disable_licm=True):
+            k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
+            scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
+            weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M, BLOCK_N)
+            v = load_values(v_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
+            part = tl.dot(weights, tl.trans(v), out_dtype=tl.float32)
+            acc = tl.fma(acc, tl.broadcast_to(factor[:, None], [BLOCK_M, COLUMNS]), part)
+        for index in tl.range(split, end, num_stages=1, disable_licm=True):
+            k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
+            scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
+            from_tile = index * BLOCK_N
+            see = sees(
+                rows[:, None],
+                tl.arange(0, BLOCK_N)[None, :],
+                keys - from_tile,
+                shift - from_tile,
+                0,
+                0,
+                False,
+                HAS_RIGHT,
+            )
+            scores = tl.where(see, scores, float("-inf"))
+            weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M, BLOCK_N)
+            v = load_values(v_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
+            part = tl.dot(weights, tl.trans(v), out_dtype=tl.float32)
+            acc = tl.fma(acc, tl.broadcast_to(factor[:, None], [BLOCK_M, COLUMNS]), part)
+
+        empty = row_sum == 0.0  # which NaN is not
+        total = tl.where(empty, 1.0, row_sum)
+        v_scale = tl.load(
+            v_scale_ptr + (tl.cast(number, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + columns
+        )
+        acc = acc * (1.0 / total)[:, None] * v_scale[None, :]
+        out_base = rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head)
+        store_rows(out_base, first, queries, out_row, acc, DIM, BLOCK_M, COLUMNS)
+        row_shift = tl.load(q_shift_ptr + q_place + at, there, other=0.0)
+        lse = tl.where(empty, float("-inf"), (row_max + tl.math.log2(total) - PEAK + row_shift) * LN_2)
+        lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
+        tl.store(lse_base + rows, lse, mask=there)

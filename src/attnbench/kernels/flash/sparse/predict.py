@@ -1,0 +1,184 @@
+"""Guess from q and k which blocks matter: three launches, kept and repeated; nothing waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.flash.sparse.portable.predict import multiply_means, pool_blocks, select_blocks
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, facts_of, launch
+
+LARGEST_WIDTH = 8192
+"Columns of a map: a row lies in the registers of one program."
+ROWS = 128
+"Of queries or keys that a program pools, if blocks are no larger."
+TILE = 64
+CHUNK = 32
+"Dims of a step of a tile's product."
+
+_calls: Kept[Launches] = Kept()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """How a map is guessed."""
+
+    block: tuple[int, int]
+    "queries and keys of a block"
+    share: float
+    "of the visible blocks of a row, or of their softmax; each row keeps one at least"
+    by_number: bool
+    "which of the two"
+    scale: float
+    "of the products of means"
+    parts: int = 1
+    "a block's score is log Σ exp of the products of the means of so many parts of its queries and of its keys"
+    gate: float = 0.0
+    "rows and columns of blocks whose rows are less alike than this are kept whole; 0 is none"
+    causal: bool = False
+    "blocks that no query of a row sees are not kept, those on the diagonal are"
+
+
+def predict_blocks(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
+    """The map of the largest scores: bool [B, H, ceil(Sq / bq), ceil(Sk / bk)].
+
+    Args:
+        q: [B, H, Sq, D], last dim contiguous.
+        k: [B, G, Sk, D], the same.
+        rule: with a gate of one part alone.
+
+    Raises:
+        ValueError: more columns than a program holds.
+    """
+    key = rule, facts_of(q, k)
+    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, rule)))
+    (found,) = launches(q, k)
+    assert found is not None
+    return found
+
+
+def _run(rule: Rule, q: Tensor, k: Tensor) -> Results:
+    (batch, heads, seqlen_q, dim), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    (size_q, size_k), (rows, columns) = (size // rule.parts for size in rule.block), _blocks(q, k, rule.block)
+    parts_q, parts_k = _blocks(q, k, (size_q, size_k))
+    q_mean, k_mean = (
+        empty((batch, each, parts, dim), q, torch.float32) for each, parts in ((heads, parts_q), (heads_kv, parts_k))
+    )
+    alike: tuple[Tensor | None, Tensor | None] = (None, None)
+    if rule.gate:
+        alike = empty((batch, heads, rows), q, torch.float32), empty((batch, heads_kv, columns), q, torch.float32)
+    scores = empty((batch, heads, rows, columns), q, torch.float32)
+    width = max(16, triton.next_power_of_2(dim))
+    group_q, group_k = (max(1, ROWS // size) for size in (size_q, size_k))
+    of_queries = batch * heads * -(-parts_q // group_q)
+    of_keys = batch * heads_kv * -(-parts_k // group_k)
+    if scores.numel():
+        launch(
+            pool_blocks,
+            (of_queries + of_keys,),
+            q,
+            k,
+            q_mean,
+            k_mean,
+            *alike,
+            heads,
+            heads_kv,
+            seqlen_q,
+            seqlen_k,
+            of_queries,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            rule.scale,
+            dim,
+            SIZE_Q=size_q,
+            SIZE_K=size_k,
+            GROUP_Q=group_q,
+            GROUP_K=group_k,
+            WIDTH=width,
+            ALIKE=rule.gate > 0,
+            num_warps=8,
+        )
+        launch(
+            multiply_means,
+            (batch * heads * -(-parts_q // TILE) * -(-parts_k // TILE),),
+            q_mean,
+            k_mean,
+            scores,
+            heads,
+            heads_kv,
+            parts_q,
+            parts_k,
+            rows,
+            columns,
+            dim,
+            PARTS=rule.parts,
+            TILE=TILE,
+            WIDTH=width,
+            CHUNK=min(width, CHUNK),
+            num_warps=4,
+        )
+    return (_selected(rule, scores, heads_kv, (seqlen_q, seqlen_k), alike),)
+
+
+def select(scores: Tensor, lengths: tuple[int, int], rule: Rule) -> Tensor:
+    """The map of the largest of scores that somebody else made, [B, H, blocks of queries, blocks of keys].
+
+    Args:
+        scores: NaN and +∞ say nothing, and their blocks are kept.
+        lengths: queries and keys of a sequence.
+        rule: without a gate.
+
+    Raises:
+        ValueError: more columns than a program holds.
+    """
+    scores = scores.float().contiguous()
+    key = rule, lengths, facts_of(scores)
+
+    def run(given: Tensor) -> Results:
+        return (_selected(rule, given, given.shape[1], lengths, (None, None)),)
+
+    (found,) = (_calls.get(key) or _calls.keep(key, Launches(run)))(scores)
+    assert found is not None
+    return found
+
+
+def _selected(
+    rule: Rule, scores: Tensor, heads_kv: int, lengths: tuple[int, int], alike: tuple[Tensor | None, Tensor | None]
+) -> Tensor:
+    batch, heads, rows, columns = scores.shape
+    if columns > LARGEST_WIDTH:
+        raise ValueError(f"select: columns={columns} are too many; at most {LARGEST_WIDTH}")
+    found = empty(tuple(scores.shape), scores, torch.bool)
+    width = max(32, triton.next_power_of_2(columns))
+    if found.numel():
+        launch(
+            select_blocks,
+            (batch * heads * rows,),
+            scores,
+            *alike,
+            found.view(torch.uint8),
+            heads,
+            heads_kv,
+            rows,
+            columns,
+            *lengths,
+            rule.share,
+            rule.gate,
+            BLOCK_Q=rule.block[0],
+            BLOCK_K=rule.block[1],
+            CAUSAL=rule.causal,
+            BY_NUMBER=rule.by_number,
+            GATED=rule.gate > 0,
+            WIDTH=width,
+            num_warps=1 if width <= 512 else width // 256,
+        )
+    return found
+
+
+def _blocks(q: Tensor, k: Tensor, sizes: tuple[int, int]) -> tuple[int, int]:
+    """How many blocks of these sizes the queries and the keys have."""
+    return -(-q.shape[2] // sizes[0]), -(-k.shape[2] // sizes[1])

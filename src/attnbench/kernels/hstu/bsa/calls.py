@@ -1,0 +1,171 @@
+"""A block-sparse HSTU call without its tensors: checks, configuration, and the launches that are kept."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
+from attnbench.kernels.hstu.bsa.forward import forward
+from attnbench.kernels.hstu.bsa.inputs import INPUTS, BsaTensors, check, problem_of
+from attnbench.kernels.hstu.bsa.plan import (
+    BsaConfig,
+    Shapes,
+    backward_shapes,
+    default_config,
+    forward_shapes,
+    saved_shapes,
+)
+from attnbench.kernels.hstu.bsa.problem import BsaProblem
+from attnbench.kernels.hstu.dense.problem import default_alpha
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.limits import lies_in_rows
+
+
+class Call:
+    """A call without its tensors: problem, checked, configuration, and the launches of both directions."""
+
+    __slots__ = ("backward", "config", "forward", "problem")
+
+    def __init__(self, problem: BsaProblem, config: BsaConfig) -> None:
+        self.problem, self.config = problem, config
+        self.forward = Launches(partial(_run_forward, problem, config))
+        self.backward: Kept[tuple[bool, Launches]] = Kept()
+        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+
+    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
+        """dq, dk, dv and dgates of the tensors of `_run_backward`."""
+        key = facts_of(dout, *tensors)
+        found = self.backward.get(key)
+        if found is None:
+            launches = Launches(partial(_run_backward, self.problem, self.config))
+            found = self.backward.keep(key, (not lies_in_rows(dout), launches))
+        copied, launches = found
+        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+
+
+CALLS: Kept[Call] = Kept()
+
+
+def _room_for(shapes: Shapes, like: Tensor) -> dict[str, Tensor]:
+    return {name: empty(shape, like, dtype) for name, (shape, dtype) in shapes.items()}
+
+
+def _run_forward(problem: BsaProblem, config: BsaConfig, *given: Tensor | None) -> Results:
+    tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
+    p, q = problem, tensors.q
+    out = empty((p.queries, p.heads, p.linear_dim), q)
+    blocks = empty((p.queries, p.list_heads, p.block_counts), q, torch.int32)
+    saved = _room_for(saved_shapes(p, config), q)
+    forward(tensors.call(p, config, out, blocks, saved | _room_for(forward_shapes(p, config), q)))
+    return out, blocks, *saved.values()
+
+
+def _run_backward(
+    problem: BsaProblem, config: BsaConfig, dout: Tensor, blocks: Tensor, *given: Tensor | None
+) -> Results:
+    tensors = BsaTensors(**dict(zip(INPUTS, given, strict=False)))
+    p, q = problem, tensors.q
+    saved = dict(zip(saved_shapes(p, config), given[len(INPUTS) :], strict=True))
+    dq, dk, dv = (empty(x.shape, x) for x in (q, tensors.k, tensors.v))
+    dgates = None if tensors.gates is None else empty(tensors.gates.shape, tensors.gates)
+    backward(
+        BsaGradients(
+            # The backward reads no output; `blocks` stands where it would.
+            call=tensors.call(p, config, blocks, blocks, saved),
+            dout=dout,
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            dgates=dgates,
+            workspace=_room_for(backward_shapes(p, config), q),
+        )
+    )
+    return dq, dk, dv, dgates
+
+
+class HstuBsaAttention(torch.autograd.Function):
+    """The differentiable call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: Tensor | None,
+        offsets: Tensor,
+        offsets_q: Tensor | None,
+        num_targets: Tensor | None,
+        call: Call,
+    ) -> Results:
+        """Out and blocks."""
+        given = q, k, v, gates, offsets, offsets_q, num_targets
+        out, blocks, *saved = call.forward(*given)
+        ctx.save_for_backward(blocks, *given, *saved)
+        ctx.call = call
+        ctx.mark_non_differentiable(blocks)
+        ctx.set_materialize_grads(False)  # the selection has none
+        return out, blocks
+
+    @staticmethod
+    @once_differentiable  # a second derivative would be missing in silence
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the forward's arguments."""
+        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None
+
+
+def checked(
+    given: tuple[Tensor | None, ...],
+    max_seqlen: int,
+    block_size: int,
+    block_counts: int,
+    local_window: int | None,
+    selection: str,
+    pairs: bool,
+    max_seqlen_q: int | None,
+    alpha: float | None,
+    scaling_seqlen: int | None,
+    config: BsaConfig | None = None,
+    *,
+    validate: bool = False,
+) -> tuple[BsaTensors, BsaProblem]:
+    """Tensors and problem of these arguments, those of `hstu_bsa_attention`, tensors in the order of INPUTS.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
+    numbers: dict[str, Any] = {
+        "max_seqlen": max_seqlen,
+        "max_seqlen_q": max_seqlen if max_seqlen_q is None else max_seqlen_q,
+        "alpha": default_alpha(tensors.q) if alpha is None else float(alpha),
+        "scaling_seqlen": max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
+        "block_size": block_size,
+        "block_counts": block_counts,
+        "local_window": local_window,
+        "selection": selection,
+    }
+    check(tensors, **numbers, config=config, validate=validate)
+    return tensors, problem_of(tensors, **numbers, pairs=pairs)
+
+
+def call_of(
+    given: tuple[Tensor | None, ...], *numbers: Any, config: BsaConfig | None = None, validate: bool = False
+) -> Call:
+    """The call of these arguments, those of `checked`: kept, or checked and put together.
+
+    Raises:
+        ValueError: as `hstu_bsa_attention` says.
+    """
+    key = facts_of(*given), exact(*numbers, config)
+    call = CALLS.get(key)
+    if call is None or validate:
+        tensors, problem = checked(given, *(*numbers, config), validate=validate)
+        config = config or default_config(problem, tensors.capability, rows=tensors.rows)
+        call = CALLS.keep(key, Call(problem, config))
+    return call

@@ -1,0 +1,338 @@
+"""A call of dense HSTU attention without its tensors: checks, configurations, and the launches that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.kernels.hstu.dense.backward import launch_backward, workspace_shape
+from attnbench.kernels.hstu.dense.configs import (
+    BackwardConfig,
+    ForwardConfig,
+    backward_config,
+    forward_config,
+    hopper_columns_config,
+    hopper_forward_config,
+)
+from attnbench.kernels.hstu.dense.forward import launch_forward
+from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
+from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
+from attnbench.kernels.hstu.dense.problem import (
+    Problem,
+    check_device,
+    check_tensors,
+    check_types,
+    check_values,
+    default_alpha,
+    wrong,
+)
+from attnbench.kernels.shared.hopper import is_rows
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.limits import lies_in_rows
+
+
+def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
+    """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable."""
+    hopper = None
+    if all(map(is_rows, (q, k, v))):
+        hopper = hopper_forward_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
+    return hopper or forward_config(*_shape(q, v), max_seqlen)
+
+
+def default_backward(
+    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool, alpha: float | None = None
+) -> BackwardConfig:
+    """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable.
+
+    Args:
+        q: [Tq, H, D], whose card, precision, dims and strides it is for.
+        k: [Tk, H, D].
+        v: [Tk, H, Dv].
+        max_seqlen: most rows of a sequence.
+        deterministic: every sum has one order; that for Hopper is not.
+        alpha: factor of the scores; None: 1 / sqrt(D).  Between 0 and 1e-30 that for Hopper cannot hide what is masked.
+    """
+    hopper = None
+    small = 0 < abs(default_alpha(q) if alpha is None else alpha) < LEAST_ALPHA
+    if not deterministic and not small and all(map(is_rows, (q, k, v))):
+        hopper = hopper_columns_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
+    found = (
+        BackwardConfig(columns=hopper, rows=None)
+        if hopper
+        else backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic)
+    )
+    return _precise(found, q.dtype)
+
+
+def configs_of(
+    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any], *, alpha: float | None = None
+) -> tuple[ForwardConfig, BackwardConfig]:
+    """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the configurations by kernel.
+
+    A kernel that nothing is changed of has its default, which may be that for Hopper; one with changes starts from the
+    portable default, so that what a change leaves out does not depend on which of them a card prefers.
+
+    Args:
+        q: whose card, precision, dims and strides the defaults are for.
+        k: the same.
+        v: the same.
+        max_seqlen: most rows of a sequence.
+        changes: such as ``{"forward": {"block_m": 64}, "deterministic": True, "rows": {"warps": 4}}``; the
+            column kernel is ``atomic`` or, deterministic, ``columns``.
+        alpha: factor of the scores; None: 1 / sqrt(D).
+    """
+    deterministic = changes.get("deterministic", False)
+    forward = default_forward(q, k, v, max_seqlen)
+    if rows := changes.get("forward"):
+        forward = replace(forward_config(*_shape(q, v), max_seqlen), **rows)
+    backward = default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=alpha)
+    columns = changes.get("columns" if deterministic else "atomic", {})
+    if columns:
+        backward = _precise(backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic), q.dtype)
+    if columns.get("order") == "ws":
+        columns = {"split": False} | columns  # that kernel holds dK and dV at once, at every dim
+    return forward, BackwardConfig(
+        columns=replace(backward.columns, **columns),
+        rows=backward.rows and replace(backward.rows, **changes.get("rows", {})),
+    )
+
+
+def _precise(config: BackwardConfig, dtype: torch.dtype) -> BackwardConfig:
+    if dtype != torch.float16:
+        return config
+    # tanh.approx is off by 2⁻¹¹, and the slope multiplies that by the score: several times what fp16 is allowed.
+    return BackwardConfig(
+        columns=replace(config.columns, silu="exp"), rows=config.rows and replace(config.rows, silu="exp")
+    )
+
+
+def _shape(q: Tensor, v: Tensor) -> tuple[tuple[int, int], int, int]:
+    return _capability(q), q.element_size(), max(q.shape[2], v.shape[2])
+
+
+def _capability(x: Tensor) -> tuple[int, int]:
+    compiled = isinstance(hstu_dense_forward, triton.JITFunction)
+    return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)
+
+
+TABLE = ("offsets", "offsets_q", "num_targets")
+"Fields of a `Problem` that are tensors."
+
+
+class Call:
+    """A call without its tensors: the numbers of its problem, checked, and the launches of both directions."""
+
+    __slots__ = ("backward", "config", "forward", "problem_at")
+
+    def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
+        numbers = {name: getattr(problem, name) for name in Problem.__slots__ if name not in TABLE}
+        self.problem_at, self.config = partial(Problem, **numbers), backward
+        self.forward = Launches(partial(_run_forward, self.problem_at, forward))
+        self.backward: Kept[tuple[bool, Launches]] = Kept()
+        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+
+    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
+        """dq, dk and dv of the tensors of `_run_backward`."""
+        key = facts_of(dout, *tensors)
+        found = self.backward.get(key)
+        if found is None:
+            launches = Launches(partial(_run_backward, self.problem_at, self.config))
+            copied = not lies_in_rows(dout) or (self.config.columns.hopper and not is_rows(dout))
+            found = self.backward.keep(key, (copied, launches))
+        copied, launches = found
+        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+
+
+CALLS: Kept[Call] = Kept()
+
+
+def _run_forward(
+    problem_at: Callable[..., Problem], config: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, *table: Tensor | None
+) -> Results:
+    out = empty((q.shape[0], q.shape[1], v.shape[2]), q)
+    launch_forward(q, k, v, out, problem_at(**dict(zip(TABLE, table, strict=True))), config)
+    return (out,)
+
+
+def _run_backward(
+    problem_at: Callable[..., Problem],
+    config: BackwardConfig,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *table: Tensor | None,
+) -> Results:
+    dq, dk, dv = (empty(x.shape, x) for x in (q, k, v))
+    shape = workspace_shape(q, config)
+    workspace = None if shape is None else empty(shape, q, torch.float32)
+    problem = problem_at(**dict(zip(TABLE, table, strict=True)))
+    launch_backward(q, k, v, dout, dq, dk, dv, problem, config, workspace)
+    return dq, dk, dv
+
+
+class HstuAttention(torch.autograd.Function):
+    """The differentiable call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        offsets: Tensor,
+        offsets_q: Tensor | None,
+        num_targets: Tensor | None,
+        call: Call,
+    ) -> Tensor | None:
+        """Out."""
+        (out,) = call.forward(q, k, v, offsets, offsets_q, num_targets)
+        ctx.save_for_backward(q, k, v)
+        ctx.call, ctx.table = call, (offsets, offsets_q, num_targets)
+        return out
+
+    @staticmethod
+    @once_differentiable  # a second derivative would be missing in silence
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the forward's arguments."""
+        return *ctx.call.gradients(grads[0], *ctx.saved_tensors, *ctx.table), None, None, None, None
+
+
+def problem_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    offsets_q: Tensor | None,
+    num_targets: Tensor | None,
+    max_seqlen: int,
+    max_seqlen_q: int | None,
+    alpha: float | None,
+    scaling_seqlen: int | None,
+    causal: bool,
+    contextual_len: int,
+    max_attn_len: int | None,
+) -> Problem:
+    """The problem of these arguments, those of `hstu_attention`, checked without looking into a tensor.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    check_types({"q": q, "k": k, "v": v, "offsets": offsets, "offsets_q": offsets_q, "num_targets": num_targets}, alpha)
+    problem = Problem(
+        offsets=offsets,
+        offsets_q=offsets_q,
+        num_targets=num_targets,
+        max_seqlen=max_seqlen,
+        max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,
+        alpha=default_alpha(q) if alpha is None else float(alpha),
+        scaling_seqlen=max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
+        causal=causal,
+        contextual_len=contextual_len,
+        max_attn_len=max_attn_len,
+    )
+    check_tensors(q, k, v, problem)
+    return problem
+
+
+def call_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    offsets_q: Tensor | None,
+    num_targets: Tensor | None,
+    max_seqlen: int,
+    max_seqlen_q: int | None,
+    alpha: float | None,
+    scaling_seqlen: int | None,
+    causal: bool,
+    contextual_len: int,
+    max_attn_len: int | None,
+    deterministic: bool,
+    forward: ForwardConfig | None = None,
+    backward: BackwardConfig | None = None,
+    *,
+    validate: bool = False,
+) -> Call:
+    """The call of these arguments, those of `hstu_attention`: kept, or checked and put together.
+
+    Raises:
+        ValueError: as `hstu_attention` says.
+    """
+    key = (
+        facts_of(q, k, v, offsets, offsets_q, num_targets),
+        exact(
+            max_seqlen,
+            max_seqlen_q,
+            alpha,
+            scaling_seqlen,
+            causal,
+            contextual_len,
+            max_attn_len,
+            bool(deterministic),
+            forward,
+            backward,
+        ),
+    )
+    call = CALLS.get(key)
+    if call is None or validate:
+        problem = problem_of(
+            q,
+            k,
+            v,
+            offsets,
+            offsets_q,
+            num_targets,
+            max_seqlen,
+            max_seqlen_q,
+            alpha,
+            scaling_seqlen,
+            causal,
+            contextual_len,
+            max_attn_len,
+        )
+        if validate:
+            check_values(q, k, v, problem)
+        configs = _configs(q, k, v, problem, forward, backward, deterministic)
+        check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
+        call = CALLS.keep(key, Call(problem, *configs))
+    return call
+
+
+def _configs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: Problem,
+    forward: ForwardConfig | None,
+    backward: BackwardConfig | None,
+    deterministic: bool,
+) -> tuple[ForwardConfig, BackwardConfig]:
+    """Configurations as given, or the tuned defaults.
+
+    Raises:
+        ValueError: one is of another type, or is not deterministic and was to be.
+    """
+    for name, given, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
+        if given is not None and not isinstance(given, kind):
+            raise wrong(name, repr(given)[:40], f"is of type {type(given).__name__}", f"a {kind.__name__}, or None")
+    forward = forward or default_forward(q, k, v, problem.max_seqlen)
+    backward = backward or default_backward(
+        q, k, v, problem.max_seqlen, deterministic=deterministic, alpha=problem.alpha
+    )
+    if deterministic and not backward.deterministic:
+        raise wrong(
+            "backward.columns.atomic",
+            True,
+            "is not deterministic, which deterministic=True asks for",
+            "columns and rows, or None",
+        )
+    return forward, backward

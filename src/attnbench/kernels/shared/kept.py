@@ -1,0 +1,266 @@
+"""What a call works out on the host, kept: the next call with the same key repeats its launches on other tensors.
+
+    launches = Launches(function)       function allocates by `empty`, clears by `clear`, launches by `launch`
+    launches(q, k, v)                   runs it, and notes what it allocates, clears and launches
+    launches(q2, k2, v2)                allocates, clears and launches the same on other tensors
+
+All that a function does on the host must follow from the key under which its `Launches` are kept: shapes, strides,
+precisions, cards and the alignment of addresses (`facts_of`), every other argument, and `switches`.  So checks,
+configurations, grids, specialisations and descriptors are those of the first call.  What depends on more is never
+kept: the stream, the current device, memory (only shapes of it), values inside tensors.
+
+A call that cannot be repeated runs its function each time, as do the interpreter and the machine of the tests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.shared.launch import Repeat, is_observed, switches
+
+MOST_KEPT = 1024
+"Calls of a function that are kept, some 5 KB each; the oldest goes first."
+
+_Call = TypeVar("_Call")
+Results = tuple[Tensor | None, ...]
+
+
+class Kept(Generic[_Call]):
+    """What was worked out for a key: no more than MOST_KEPT."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Hashable, _Call] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def get(self, key: Hashable) -> _Call | None:
+        """What is kept for a key; of arguments that cannot be a key, nothing."""
+        try:
+            return self._calls.get(key)
+        except TypeError:
+            return None
+
+    def keep(self, key: Hashable, call: _Call) -> _Call:
+        """Keep a call, or what another thread has kept meanwhile."""
+        try:
+            hash(key)
+        except TypeError:
+            return call
+        with self._lock:
+            if len(self._calls) >= MOST_KEPT:
+                del self._calls[next(iter(self._calls))]
+            return self._calls.setdefault(key, call)
+
+
+def facts_of(*tensors: Tensor | None) -> Hashable:
+    """What a call on these tensors depends on, but values and addresses; of an address how it is aligned.
+
+    Of something else than tensors, what is never met again: it has to be checked each time.
+    """
+    facts: list[Any] = []
+    try:
+        for x in tensors:
+            facts.append(None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15))
+    except (AttributeError, TypeError):
+        return object()
+    return (*facts, *switches())
+
+
+def exact(*values: Any) -> tuple[Any, ...]:
+    """Arguments as a key that tells apart what compares as equal: 1, 1.0 and True."""
+    return values + tuple(map(type, values))
+
+
+class _Notes(threading.local):
+    """What is being noted in this thread."""
+
+    recorder: _Recorder | None = None
+
+
+_notes = _Notes()
+
+
+class _Recorder:
+    """Notes what a function allocates, clears and launches, on tensors by number: its arguments', then its own."""
+
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        self.given = len(tensors)
+        self.tensors: list[Tensor | None] = []
+        for x in tensors:
+            # One tensor given twice is two arguments.
+            twice = any(x is other for other in self.tensors)
+            self.tensors.append(x.view_as(x) if x is not None and twice else x)
+        self.made: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.steps: list[Repeat | int] = []
+        self.fault: LookupError | None = None
+
+    def number(self, x: Tensor) -> int:
+        """Number of a tensor, or of the one whose beginning it is another view of.
+
+        Raises:
+            LookupError: it is none of them, or may be of several.
+        """
+        for number, other in enumerate(self.tensors):
+            if x is other:
+                return number
+        found = [
+            number
+            for number, other in enumerate(self.tensors)
+            if other is not None and other.numel() and other.data_ptr() == x.data_ptr()
+        ]
+        if len(found) != 1:
+            raise LookupError("a tensor is none of the arguments, and was not made by `empty`")
+        return found[0]
+
+    def note(self, step: Callable[[], Repeat | int]) -> None:
+        """Note a step, or why the call cannot be repeated."""
+        try:
+            self.steps.append(step())
+        except LookupError as fault:
+            self.fault = fault
+
+
+def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Allocate a contiguous tensor on the card of another, by default of its precision."""
+    made = like.new_empty(shape, dtype=dtype)
+    recorder = _notes.recorder
+    if recorder is not None:
+        recorder.tensors.append(made)
+        recorder.made.append((tuple(shape), made.dtype))
+    return made
+
+
+def zeros(shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Allocate as `empty` does, and clear."""
+    made = empty(shape, like, dtype)
+    clear(made)
+    return made
+
+
+def clear(x: Tensor) -> None:
+    """Write zeros."""
+    recorder = _notes.recorder
+    if recorder is not None:
+        recorder.note(lambda: recorder.number(x))
+    x.zero_()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *values: Any, **named: Any) -> None:
+    """Launch a kernel of Triton's on the current device: ``kernel[grid](*values, **named)``."""
+    compiled = kernel[grid](*values, **named)
+    recorder = _notes.recorder
+    if recorder is not None:
+        recorder.note(lambda: _repeat(recorder, kernel, compiled, grid, values, named))
+
+
+def _repeat(
+    recorder: _Recorder,
+    kernel: Any,
+    compiled: Any,
+    grid: tuple[int, ...],
+    values: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Repeat:
+    if compiled is None or kernel.pre_run_hooks:
+        raise LookupError("nothing was compiled, or the kernel has hooks")
+    given = dict(zip(kernel.arg_names, values, strict=False)) | named
+    ordered = [given.get(param.name, param.default) for param in kernel.params]
+    return Repeat(compiled, grid, ordered, recorder.number)
+
+
+class Plan:
+    """Allocations, clearings and launches of one call, on tensors by number."""
+
+    __slots__ = ("device", "made", "results", "steps")
+
+    def __init__(self, recorder: _Recorder, results: Results) -> None:
+        self.made, self.steps = tuple(recorder.made), tuple(recorder.steps)
+        self.results = tuple(-1 if x is None else recorder.number(x) for x in results)
+        first = recorder.tensors[0]
+        assert first is not None
+        self.device = first.get_device()
+
+    def __call__(self, tensors: tuple[Tensor | None, ...]) -> Results:
+        """Run it on other tensors, on the current stream of their card."""
+        like: Any = tensors[0]
+        new_empty, known = like.new_empty, [*tensors]
+        for shape, dtype in self.made:
+            known.append(new_empty(shape, dtype=dtype))
+        if current_device() == self.device:
+            self._run(known)
+        else:
+            with torch.cuda.device(self.device):
+                self._run(known)
+        return tuple([None if number < 0 else known[number] for number in self.results])
+
+    def _run(self, tensors: list[Tensor | None]) -> None:
+        addresses = [0 if x is None else x.data_ptr() for x in tensors]
+        stream = current_stream(self.device)
+        for step in self.steps:
+            if type(step) is int:
+                tensors[step].zero_()  # type: ignore[union-attr]
+            else:
+                step(stream, addresses)  # type: ignore[operator]
+
+
+def is_on_card(x: Tensor | None) -> bool:
+    """Whether a tensor lies on a card of CUDA's: elsewhere nothing is launched that could be repeated."""
+    return x is not None and x.is_cuda
+
+
+def current_device() -> int:
+    """Of CUDA, by number; a tensor is on some card, so that CUDA has been set up."""
+    return torch._C._cuda_getDevice()
+
+
+def current_stream(device: int) -> int:
+    """Of a CUDA device, as the driver knows it."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+class Launches:
+    """A function of tensors that launches kernels, repeated from its second call on.
+
+    The function returns tensors that it made by `empty`, and keeps none.  `fault` says why it is not repeated.
+    """
+
+    __slots__ = ("fault", "function", "plan")
+
+    def __init__(self, function: Callable[..., Results]) -> None:
+        self.function = function
+        self.plan: Plan | None = None
+        self.fault: str | None = None
+
+    def __call__(self, *tensors: Tensor | None) -> Results:
+        """Run the function, or repeat what it did; the first tensor is there, and says on which card."""
+        if is_observed():
+            return self._whole(*tensors)
+        if self.plan is not None:
+            return self.plan(tensors)
+        if self.fault is not None or _notes.recorder is not None or not is_on_card(tensors[0]):
+            return self._whole(*tensors)
+        recorder = _notes.recorder = _Recorder(tensors)
+        try:
+            results = self._whole(*recorder.tensors)
+        finally:
+            _notes.recorder = None
+        try:
+            if recorder.fault:
+                raise recorder.fault
+            self.plan = Plan(recorder, results)
+        except LookupError as fault:
+            self.fault = str(fault)
+        return results
+
+    def _whole(self, *tensors: Tensor | None) -> Results:
+        first = tensors[0]
+        assert first is not None
+        with torch.cuda.device_of(first):  # Triton launches on the current device
+            return self.function(*tensors)

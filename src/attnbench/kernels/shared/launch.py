@@ -1,0 +1,169 @@
+"""Launch a kernel through Triton, and launch it again without Triton's work of a call.
+
+`kernel[grid](...)` binds the signature, specialises each argument, looks the compiled kernel up by that and makes a
+tensor map of each descriptor: 100 to 400 µs of the host.  A `Repeat` has all of it but the addresses, and calls the
+launcher of the compiled kernel, which Triton itself calls at the end.  That launcher takes an address as it takes a
+tensor, and a tensor map as made by `make_tensordesc_arg`; Triton 3.6 and 3.9 have it in different places (`_launcher`).
+
+What is not as expected there gives no `Repeat`, and the kernel is launched through Triton each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from inspect import getclosurevars, signature
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from triton import knobs
+
+MOST_MAPS = 64
+"Tensor maps that are kept of an argument, one an address: allocators give few addresses again and again."
+
+
+def is_observed() -> bool:
+    """Whether somebody asked Triton to be told of launches, or to look into compilations: then it launches."""
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or runtime.add_stages_inspection_hook)
+
+
+def switches() -> tuple[Any, ...]:
+    """Triton's switches that choose another compiled kernel for the same call."""
+    return knobs.runtime.debug, knobs.compilation.instrumentation_mode
+
+
+class _Address(NamedTuple):
+    """Stands for a tensor in a descriptor."""
+
+    value: int
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.value
+
+
+class _TensorMap:
+    """The tensor map of a descriptor, made anew for other addresses."""
+
+    __slots__ = ("descriptor", "known", "make")
+
+    def __init__(self, descriptor: Any, make: Callable[[Any], Sequence[Any]]) -> None:
+        self.descriptor = copy(descriptor)
+        self.descriptor.base = None  # nothing here keeps a tensor alive
+        self.make, self.known = make, dict[int, Any]()
+
+    def at(self, address: int) -> Any:
+        """The map of a tensor at this address, which is made and `known` then."""
+        described = copy(self.descriptor)
+        described.base = _Address(address)
+        found = self.make(described)[0]
+        if len(self.known) >= MOST_MAPS:
+            self.known.clear()
+        self.known[address] = found
+        return found
+
+
+class Repeat:
+    """A launch with everything bound but addresses, which are numbered as the caller numbers its tensors."""
+
+    __slots__ = ("after", "arguments", "before", "compiled", "launch", "maps", "nested", "pointers")
+
+    def __init__(
+        self, compiled: Any, grid: Sequence[int], values: Sequence[Any], number: Callable[[Tensor], int]
+    ) -> None:
+        """Keep a launch.
+
+        Args:
+            compiled: Triton's compiled kernel, which has run.
+            grid: programs along each axis.
+            values: all arguments in the kernel's order.
+            number: of a tensor.
+
+        Raises:
+            LookupError: the launcher, an argument or a tensor is none that can be repeated.
+        """
+        launcher = compiled.run
+        self.launch, between, self.nested = _launcher(launcher, compiled.packed_metadata)
+        scratch = ("global_scratch_size", "profile_scratch_size")
+        if any(getattr(launcher, name) for name in scratch) or getattr(launcher, "gsan_enabled", False):
+            raise LookupError("the kernel needs memory of Triton's")
+        x, y, z = (*grid, 1, 1)[:3]
+        self.compiled = compiled  # its code stays loaded
+        self.before: tuple[Any, ...] = (x, y, z)
+        flags = launcher.launch_cooperative_grid, launcher.launch_pdl
+        self.after: tuple[Any, ...] = (compiled.function, *flags, *between)
+        self.arguments: list[Any] = []
+        self.pointers: list[tuple[int, int]] = []
+        self.maps: list[tuple[int, int, _TensorMap]] = []
+        makers = iter(_makers(compiled))
+        for value in values:
+            at = len(self.arguments)
+            if isinstance(value, Tensor):
+                self.pointers.append((at, number(value)))
+                self.arguments.append(None)
+            elif hasattr(value, "block_shape"):
+                self.maps.append((at, number(value.base), _TensorMap(value, next(makers))))
+                self.arguments += (None, *value.shape, *value.strides)
+            elif value is None or isinstance(value, bool | int | float | str) or _is_numbers(value):
+                self.arguments.append(value)
+            else:
+                raise LookupError(f"an argument is of type {type(value).__name__}")
+
+    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
+        """Launch on a stream of the current device."""
+        arguments = self.arguments.copy()
+        for at, number in self.pointers:
+            arguments[at] = addresses[number]
+        for at, number, tensor_map in self.maps:
+            address = addresses[number]
+            arguments[at] = tensor_map.known.get(address) or tensor_map.at(address)
+        if self.nested:
+            self.launch(*self.before, stream, *self.after, arguments)
+        else:
+            self.launch(*self.before, stream, *self.after, *arguments)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, bool | int | float) or one is None for one in value)
+
+
+def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[Any, ...], bool]:
+    """The function in C that launches, what it takes between the flags and the arguments, and whether these nest.
+
+    Raises:
+        LookupError: Triton has another launcher than the two known.
+    """
+    launch: Any = getattr(launcher, "launch", None)
+    if hasattr(launch, "__closure__"):  # of a kernel with descriptors, whose maps it makes
+        launch = getclosurevars(launch).nonlocals.get("launcher")
+    if launch is None:
+        raise LookupError("the launcher has no function to launch")
+    unobserved = (None, None, None)  # launch metadata, and the hooks before and after
+    if hasattr(launcher, "arg_annotations"):
+        scratch = (None, None)
+        return launch, (metadata, *unobserved, *scratch, launcher.arg_annotations, launcher.kernel_signature), True
+    return launch, (None, None, metadata, *unobserved), False
+
+
+def _makers(compiled: Any) -> list[Callable[[Any], Sequence[Any]]]:
+    """Of each descriptor of a kernel, what makes its tensor map.
+
+    Raises:
+        LookupError: Triton makes them in another way.
+    """
+    described = getattr(compiled.metadata, "tensordesc_meta", None) or []
+    if not described:
+        return []
+    from triton.backends.nvidia import driver
+
+    make = driver.make_tensordesc_arg
+    rest = (None,) * (len(signature(make).parameters) - 2)
+
+    def maker(metadata: Mapping[str, Any]) -> Callable[[Any], Sequence[Any]]:
+        if metadata is None:
+            raise LookupError("a descriptor is passed in parts")
+        return lambda descriptor: make(descriptor, metadata, *rest)
+
+    return [maker(metadata) for metadata in described]

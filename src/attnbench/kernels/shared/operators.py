@@ -1,0 +1,141 @@
+"""Operators of PyTorch (`torch.ops.attnbench`) for what follows operators: compilers, exports, modes, transforms.
+
+An eager call on plain tensors never meets them: a dispatch to Python costs more than all that a kept call does.
+`is_followed` says which calls do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+NAMESPACE = "attnbench"
+_PLAIN = (Tensor, torch.nn.Parameter)
+"Types of tensors that hold numbers in memory, and nothing else."
+
+
+def is_followed(*tensors: Tensor | None) -> bool:
+    """Whether a call has to be one operator: it is compiled, exported or transformed, or its tensors are not plain."""
+    if torch.compiler.is_compiling():
+        return True
+    for x in tensors:
+        if type(x) not in _PLAIN and isinstance(x, Tensor):
+            return True
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
+
+
+def needs_graph(*tensors: Tensor | None) -> bool:
+    """Whether autograd has to see a call: for gradients, or to refuse derivatives in forward mode."""
+    if forward_ad._current_level >= 0:
+        return True
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
+
+
+def cast(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Tensors in the precision that autocast has, where it is on: as for PyTorch's own attention."""
+    if not torch._C._is_any_autocast_enabled():
+        return tensors
+    first = tensors[0]
+    assert first is not None
+    device = first.device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x is None or not _is_cast(x, device) else x.to(dtype) for x in tensors)
+
+
+def _is_cast(x: Tensor, device: str) -> bool:
+    return x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == device
+
+
+def refuse_followed(who: str, *, validate: bool, **configs: object) -> None:
+    """Refuse what an operator does not take.
+
+    Raises:
+        ValueError: naming the argument, and what is accepted.
+    """
+    if validate:
+        raise ValueError(f"{who}: validate=True waits for the device; False in what is compiled")
+    for name, config in configs.items():
+        if config is not None:
+            raise ValueError(f"{who}: {name} is given; None, the tuned default, in what is compiled")
+
+
+class Operator:
+    """One operator, whose parts are functions of a module: found anew in each call, as tests import modules anew."""
+
+    def __init__(
+        self,
+        schema: str,
+        run: Callable[..., Any],
+        fake: Callable[..., Any],
+        *,
+        setup: Callable[..., None] | None = None,
+        backward: Callable[..., Any] | None = None,
+        casts: int = 0,
+    ) -> None:
+        """Define an operator.
+
+        Args:
+            schema: name, arguments and results.
+            run: computes it.
+            fake: checks its arguments, and makes empty results.
+            setup: saves for the backward, as `torch.library.register_autograd` says.
+            backward: gradients of all arguments.
+            casts: so many first arguments are cast by autocast.
+        """
+        self.name = schema.partition("(")[0]
+        defined: dict[str, torch.library.Library] = vars(getattr(torch.ops, NAMESPACE)).setdefault("_defined", {})
+        if self.name in defined:
+            return
+        whole = f"{NAMESPACE}::{self.name}"
+        library = defined[self.name] = torch.library.Library(NAMESPACE, "FRAGMENT")
+        library.define(schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+        for key in ("CPU", "CUDA"):
+            library.impl(self.name, _refusing_forward_mode(_now(run), self.name), key)
+        torch.library.register_fake(whole, _now(fake), lib=library)
+        if backward is not None and setup is not None:
+            torch.library.register_autograd(whole, _now(backward), setup_context=_now(setup), lib=library)
+        if casts:
+            for key in ("AutocastCPU", "AutocastCUDA"):
+                library.impl(self.name, self._casting(casts, key), key)
+
+    def _casting(self, count: int, key: str) -> Callable[..., Any]:
+        excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+        def autocast(*arguments: Any) -> Any:
+            given = cast(*arguments[:count])  # before the key is excluded, which is how autocast is off
+            with torch._C._ExcludeDispatchKeyGuard(excluded):
+                return self(*given, *arguments[count:])
+
+        return autocast
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it through PyTorch."""
+        return getattr(getattr(torch.ops, NAMESPACE), self.name).default(*arguments)
+
+
+def _refusing_forward_mode(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        # PyTorch would take a derivative of 0 for one that there is not.
+        if forward_ad._current_level >= 0:
+            raise NotImplementedError(f"{NAMESPACE}::{name} has no derivatives in forward mode")
+        return function(*arguments)
+
+    return run
+
+
+def _now(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        return getattr(sys.modules[function.__module__], function.__name__)(*arguments, **named)
+
+    return call

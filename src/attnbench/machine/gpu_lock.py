@@ -1,0 +1,148 @@
+"""A lock per GPU: two runs on one card would spoil each other's times.
+
+A file per UUID in the system's temporary folder, locked by `flock`: the system lets go of it when its holder ends, in
+whatever way.  Runs that do not share this folder, such as containers with one of their own, do not see each other's
+locks; what they do to times is then only noted (`machine.neighbours`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+from attnbench.errors import Unavailable, refusal
+from attnbench.machine.device import Device
+from attnbench.machine.nvml import open_gpu
+from attnbench.text import for_terminal
+
+LOOK_S = 0.5
+"""How often a lock that another run holds is tried."""
+LONGEST = 1000
+"""Bytes of a lock file that are read."""
+
+
+class GpuLock:
+    """The lock of one GPU; of a device without a UUID (a CPU, a driver without NVML) it does nothing.
+
+    Threads of one process share it: `tune` compiles on the GPU that it measures on.
+
+    Args:
+        device: what is to be measured on.
+        wait: until its holder lets go; False refuses at once.
+        uuid: of the GPU; None asks the driver.
+    """
+
+    _held: ClassVar[dict[str, tuple[int, int]]] = {}
+    "of this process, by UUID: descriptor, and how many hold it"
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, device: Device, *, wait: bool = True, uuid: str | None = None) -> None:
+        self.device, self.wait = device, wait
+        self._uuid = uuid
+        self._mine = False
+
+    def acquire(self, say: Callable[[str], None]) -> None:
+        """Take the lock.
+
+        Args:
+            say: told once who holds it, where it is waited for.
+
+        Raises:
+            Unavailable: another run holds it, and it is not to be waited for.
+        """
+        gpu = None if self._uuid else open_gpu(self.device)
+        self._uuid = self._uuid or (gpu.uuid() if gpu else None)
+        if self._uuid is None or self._mine:
+            return
+        said = False
+        while not self._try(self._uuid):
+            who = _holder(self._uuid)
+            if not self.wait:
+                accepted = "leave out --no-wait to wait for it, or another GPU"
+                raise Unavailable(refusal("attnbench", "device", self.device, f"is held by {who}", accepted))
+            if not said:
+                say(f"waiting for {self.device}, which is held by {who}")
+                said = True
+            time.sleep(LOOK_S)
+        self._mine = True
+
+    def release(self) -> None:
+        """Let go of it."""
+        if not self._mine or self._uuid is None:
+            return
+        self._mine = False
+        with self._guard:
+            handle, count = self._held[self._uuid]
+            if count > 1:
+                self._held[self._uuid] = handle, count - 1
+            else:
+                del self._held[self._uuid]
+                with contextlib.suppress(OSError):  # opened for reading alone
+                    os.ftruncate(handle, 0)
+                os.close(handle)
+
+    def _try(self, uuid: str) -> bool:
+        with self._guard:
+            if uuid in self._held:
+                handle, count = self._held[uuid]
+                self._held[uuid] = handle, count + 1
+                return True
+            try:
+                handle = _open(uuid)
+            except OSError as error:
+                raise Unavailable(f"device: lock={_place(uuid)} cannot be opened ({error.strerror})") from None
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(handle)
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    return False
+                raise Unavailable(f"device: lock={_place(uuid)} cannot be taken ({error.strerror})") from None
+            self._held[uuid] = handle, 1
+            _sign(handle)
+            return True
+
+
+def _place(uuid: str) -> Path:
+    plain = "".join(letter if letter.isalnum() or letter == "-" else "_" for letter in uuid)
+    return Path(tempfile.gettempdir()) / f"attnbench-{plain}.lock"
+
+
+def _open(uuid: str) -> int:
+    """A descriptor of the lock file, for writing where the system lets us: another user may have made it."""
+    place, flags = _place(uuid), os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(place, flags | os.O_RDWR | os.O_CREAT, 0o666)
+        with contextlib.suppress(OSError):
+            os.fchmod(handle, 0o666)  # whatever the umask: the next run may be another user's
+    except PermissionError:
+        return os.open(place, flags | os.O_RDONLY)
+    return handle
+
+
+def _sign(handle: int) -> None:
+    """Write down who holds it; without a user's name, and only the words of the command that name the run."""
+    words = [Path(word).name for word in (sys.argv[0] or "python", *sys.argv[1:3])]
+    said = {"command": " ".join(words), "process": os.getpid(), "since": datetime.now(UTC).strftime("%H:%M:%S UTC")}
+    with contextlib.suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(said).encode(), 0)
+
+
+def _holder(uuid: str) -> str:
+    try:
+        said = json.loads(_place(uuid).read_bytes()[:LONGEST])
+        return for_terminal(f"{said['command']} (process {said['process']}, since {said['since']})")
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another run"

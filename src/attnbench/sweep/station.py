@@ -1,0 +1,144 @@
+"""A station: where a group is measured from its first request to its last record, one device with its worker.
+
+It is the one seam of a run's schedule (`sweep.run`, `sweep.dealing`): a GPU here, one of several here, or one on
+another machine take the same groups and hand back the same `Measured`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from attnbench.errors import NothingToRun
+from attnbench.machine.device import Device
+from attnbench.machine.gpu_lock import GpuLock
+from attnbench.record import Environment, PlannedGroup, Record, Settings
+from attnbench.sweep.device_worker import DeviceWorker
+from attnbench.sweep.group import ConfirmedFailures, GroupMeasurement
+
+
+class StationLost(NothingToRun):
+    """A station measures no more: its machine is gone, or its worker never started.
+
+    Args:
+        reason: in words.
+        measuring: a group was at work, and may be what did it.
+    """
+
+    def __init__(self, reason: str, *, measuring: bool) -> None:
+        super().__init__(reason)
+        self.measuring = measuring
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a station says of a group while it measures it."""
+
+    text: str = ""
+    "what is being done"
+    group: PlannedGroup | None = None
+    backend: str | None = None
+    record: Record | None = None
+    "one that a request gave; a later one of the same backend may replace it"
+
+
+Hear = Callable[[News], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What measuring one group gave."""
+
+    records: tuple[Record, ...]
+    "of every backend of the group; their `environment` counts in `environments`"
+    environments: tuple[Environment, ...]
+    sampling_s: float
+    "wall time spent taking samples"
+
+
+class Station(Protocol):
+    """Measures groups, one at a time."""
+
+    name: str
+    "cuda:1, or also the machine: for the eye"
+
+    def open(self, hear: Hear) -> None:
+        """Make it ours; other runs are kept off from here on.
+
+        Raises:
+            StationLost: it is not there.
+            Unavailable: another run has it.
+        """
+
+    def measure(self, group: PlannedGroup, settings: Settings, hear: Hear) -> Measured:
+        """Measure a group; the station's own device takes the place of that of `settings`.
+
+        Raises:
+            StationLost: it can measure no more; nothing of the group is known.
+            Stopped: `stop` was called meanwhile.
+        """
+
+    def stop(self) -> None:
+        """From another thread: end what is being measured."""
+
+    def close(self) -> None:
+        """End its processes, and let others have it."""
+
+
+class DeviceStation:
+    """A device of this machine.
+
+    Args:
+        device: what is measured on.
+        files: paths of --backends files.
+        measured_before: a worker of this run has been on this device.
+        wait: for another run to let go of the GPU; False refuses.
+    """
+
+    def __init__(
+        self, device: Device, files: tuple[str, ...] = (), *, measured_before: bool = False, wait: bool = True
+    ) -> None:
+        self.name, self.device = str(device), device
+        self.worker = DeviceWorker(device, files, self, measured_before=measured_before)
+        self._lock = GpuLock(device, wait=wait)
+        self._known_failures = ConfirmedFailures()
+        self._replicate = 0
+        self._hear: Hear = lambda news: None
+
+    def open(self, hear: Hear) -> None:
+        """Take the lock of the GPU."""
+        self._lock.acquire(lambda text: hear(News(text)))
+
+    def measure(self, group: PlannedGroup, settings: Settings, hear: Hear) -> Measured:
+        """Measure a group here."""
+        self._hear = hear
+        if group.replicate != self._replicate:
+            self.worker.close()  # replicates are of fresh processes
+            self._replicate = group.replicate
+        before, own = self.worker.sampling_s, dataclasses.replace(settings, device=str(self.device))
+        try:
+            records = GroupMeasurement(self.worker, group, own, self._known_failures).records()
+        except NothingToRun as error:
+            raise StationLost(str(error), measuring=False) from None
+        return Measured(records, tuple(self.worker.environments), self.worker.sampling_s - before)
+
+    def stop(self) -> None:
+        """End what is being measured."""
+        self.worker.stop()
+
+    def close(self) -> None:
+        """End the worker, and let other runs have the GPU."""
+        self.worker.close()
+        self._lock.release()
+
+    # ── what the worker says (`sweep.device_worker.Listener`) ──────────────────────────────────────
+
+    def on_activity(self, text: str, group: PlannedGroup | None = None, backend: str | None = None) -> None:
+        """Pass on what a worker is doing."""
+        self._hear(News(text, group, backend))
+
+    def on_record(self, group: PlannedGroup, record: Record) -> None:
+        """Pass on a record of the group in flight."""
+        self._hear(News(group=group, backend=record.backend, record=record))

@@ -1,0 +1,146 @@
+"""Kernels that are launched on no card: what Triton was given, and what its launcher in C would get.
+
+    with on_no_card() as card:
+        flash_attention(q, k, v)            # CPU tensors
+    card.launched                           # each launch: kernel, grid, arguments in the kernel's order
+
+A launch through Triton and one that repeats it are noted alike, so that they can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+STREAM = 7
+
+
+class Card:
+    """What was launched: (kernel, grid, arguments), an address for a tensor, (address, ...) for a descriptor."""
+
+    def __init__(self, *, nested: bool) -> None:
+        self.nested = nested
+        self.launched: list[tuple[tuple[Any, ...], tuple[int, ...], list[Any]]] = []
+        self.through_triton = 0
+        self.held: list[torch.Tensor] = []
+
+    def hold(self, made: torch.Tensor) -> torch.Tensor:
+        """Keep what a call allocates."""
+        self.held.append(made)
+        return made
+
+    def run(self, kernel: Any, *values: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> Any:
+        """Stands for `JITFunction.run`."""
+        given = dict(zip(kernel.arg_names, values, strict=False)) | named
+        ordered = [given.get(param.name, param.default) for param in kernel.params]
+        name = specialised(kernel, ordered)
+        self.launched.append((name, (*grid, 1, 1)[:3], flat(ordered)))
+        self.through_triton += 1
+        return self.compiled(name, ordered)
+
+    def compiled(self, name: tuple[Any, ...], ordered: list[Any]) -> Any:
+        """Stands for Triton's compiled kernel."""
+
+        def launch(*given: Any) -> None:
+            x, y, z, stream, function = given[:5]
+            assert (stream, function) == (STREAM, name)
+            if self.nested:
+                assert given[5:15] == (False, False, "metadata", None, None, None, None, None, "annotations", "bytes")
+                (arguments,) = given[15:]
+            else:
+                assert given[5:13] == (False, False, None, None, "metadata", None, None, None)
+                arguments = list(given[13:])
+            self.launched.append((name, (x, y, z), list(arguments)))
+
+        run = SimpleNamespace(
+            launch=partial(launch),  # as a function in C, it closes over nothing
+            global_scratch_size=0,
+            profile_scratch_size=0,
+            launch_cooperative_grid=False,
+            launch_pdl=False,
+        )
+        if self.nested:
+            run.arg_annotations, run.kernel_signature = "annotations", "bytes"
+        described: list[Any] = [{} for x in ordered if hasattr(x, "block_shape")]
+        return SimpleNamespace(
+            run=run, function=name, packed_metadata="metadata", metadata=SimpleNamespace(tensordesc_meta=described)
+        )
+
+
+def specialised(kernel: Any, ordered: list[Any]) -> tuple[Any, ...]:
+    """What Triton compiles a kernel for: precisions, alignment, whole numbers that are 1 or divisible by 16."""
+    found: list[Any] = [kernel.fn.__name__]
+    for param, x in zip(kernel.params, ordered, strict=True):
+        if isinstance(x, torch.Tensor):
+            found.append((x.dtype, x.data_ptr() % 16 == 0))
+        elif hasattr(x, "block_shape"):
+            found.append((x.base.dtype, *x.block_shape))
+        elif param.is_constexpr or x is None:
+            found.append(x)
+        elif type(x) is int and not param.do_not_specialize:
+            found.append((x == 1, x % 16 == 0, x >= 2**31))
+        else:
+            found.append(type(x))
+    return tuple(found)
+
+
+def flat(ordered: list[Any]) -> list[Any]:
+    """Arguments as the launcher in C gets them."""
+    found: list[Any] = []
+    for x in ordered:
+        if isinstance(x, torch.Tensor):
+            found.append(x.data_ptr())
+        elif hasattr(x, "block_shape"):
+            found += [tensor_map(x), *x.shape, *x.strides]
+        else:
+            found.append(x)
+    return found
+
+
+def tensor_map(described: Any, *_given: Any) -> tuple[Any, ...]:
+    """Stands for a tensor map: all that it is made of."""
+    return "map", described.base.data_ptr(), *described.shape, *described.strides, *described.block_shape
+
+
+@contextmanager
+def on_no_card(*, nested: bool = True) -> Iterator[Card]:
+    """Launch every compiled kernel on a `Card`; public functions take CPU tensors.
+
+    Args:
+        nested: the launcher in C takes arguments as Triton 3.9's does, else as that of 3.6.
+    """
+    from triton.backends.nvidia import driver
+    from triton.runtime.jit import JITFunction
+
+    from attnbench.kernels.shared import kept
+
+    card = Card(nested=nested)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JITFunction, "run", lambda kernel, *values, **named: card.run(kernel, *values, **named))
+        patch.setattr(driver, "make_tensordesc_arg", lambda x, _metadata, _base=None: [tensor_map(x)])
+        # What is made stays, so that no two of them have one address.
+        new_empty = torch.Tensor.new_empty
+        patch.setattr(torch.Tensor, "new_empty", lambda x, *shape, **given: card.hold(new_empty(x, *shape, **given)))
+        patch.setattr(kept, "is_on_card", lambda x: True)
+        patch.setattr(kept, "current_device", lambda: -1)
+        patch.setattr(kept, "current_stream", lambda device: STREAM)
+        for name in ("flash.calls", "hstu.dense.calls", "hstu.bsa.inputs"):
+            patch.setattr(f"attnbench.kernels.{name}.check_device", lambda q, *, compiled: None)
+        patch.setattr("attnbench.kernels.hstu.paged.api._check_device", lambda who, x: None)
+        patch.setattr("attnbench.kernels.hstu.layer.api._check_device", lambda who, name, x: None)
+        for name in (
+            "flash.calls.CALLS",
+            "hstu.dense.calls.CALLS",
+            "hstu.bsa.calls.CALLS",
+            "hstu.paged.api._attentions",
+        ):
+            patch.setattr(f"attnbench.kernels.{name}", kept.Kept())
+        patch.setattr("attnbench.kernels.hstu.paged.api._appends", kept.Kept())
+        patch.setattr("attnbench.kernels.hstu.layer.api._calls", kept.Kept())
+        yield card

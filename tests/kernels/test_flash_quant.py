@@ -1,0 +1,198 @@
+"""Quantised attention in Triton's interpreter: what is quantised, the forward over it, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.kernels.flash.quant import api as compiled
+
+from .interpreter import interpreted
+from .quant_cases import held, inputs_of, key_scales, packed_of, recipe_of
+
+SMALL = "m64n64w4s2"
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    with interpreted("attnbench.kernels.flash.quant.api") as modules:
+        yield modules[0]
+
+
+def attend(kernels, inputs, config=SMALL, **options):
+    return kernels.flash_quant_attention(inputs.q, inputs.k, inputs.v, config=config, **(inputs.options | options))
+
+
+CASES = {
+    "one-query": {"seqlen": 1, "seqlen_k": 129, "causal": True},
+    "one-key": {"seqlen": 3, "seqlen_k": 1},
+    "63": {"seqlen": 63, "causal": True},
+    "127": {"seqlen": 127, "batch": 2},
+    "129": {"seqlen": 129, "causal": True, "heads": 2, "dim": 128},
+    "1000": {"seqlen": 129, "seqlen_k": 1000},
+    "1000-causal": {"seqlen": 1000, "causal": True},
+    "rows-without-keys": {"seqlen": 200, "seqlen_k": 70, "causal": True},
+    "grouped": {"seqlen": 130, "heads": 4, "heads_kv": 2, "batch": 2, "causal": True},
+    "96-dims": {"seqlen": 70, "seqlen_k": 150, "dim": 96, "dtype": torch.float16},
+    "odd-dims": {"seqlen": 70, "dim": 37},
+    "no-keys": {"seqlen": 70, "seqlen_k": 0},
+    "outliers": {"seqlen": 100, "seqlen_k": 300, "kind": "outliers"},
+    "channel-bias": {"seqlen": 100, "seqlen_k": 300, "kind": "channel-bias"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_recipe_for_every_mask_and_length(kernels, name):
+    inputs = inputs_of(**CASES[name])
+    held(inputs, *attend(kernels, inputs), tile=64, off=0.09 if name == "outliers" else 0.05)
+
+
+def test_right_by_another_tile_and_scale(kernels):
+    inputs = inputs_of(150, 260, causal=True, dim=128)
+    held(inputs, *attend(kernels, inputs, "m128n128w8s2", scale=0.2), scale=0.2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_are_each_on_their_own(kernels, causal):
+    inputs = packed_of([(1, 129), (130, 3), (0, 5), (63, 64), (7, 0), (128, 128)], heads=2, heads_kv=1, causal=causal)
+    held(inputs, *attend(kernels, inputs, validate=True), tile=64)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_what_is_quantised(kernels, dim):
+    inputs = inputs_of(130, 200, heads=2, heads_kv=1, dim=dim, kind="channel-bias", batch=2)
+    problem = kernels.quant_problem_of(inputs.q, inputs.k, inputs.v)
+    made = kernels.allocate(inputs.q, inputs.k, problem)
+    for x in (made.q, made.k, made.v, made.q_scale, made.k_scale, made.v_scale):
+        x.view(torch.uint8).fill_(0x7F)  # what nobody writes shows
+    kernels.launch_smooth(inputs.k, inputs.v, made, problem)
+    kernels.launch_quantise(inputs.q, inputs.k, inputs.v, made, problem)
+    keys = (inputs.k.double() - inputs.k.double().mean(1, keepdim=True))[:, :, 0]
+    scales = key_scales(keys)
+    for number in range(2):
+        found = made.k.view(2, 256, dim)[number]
+        assert ((found[:200] - keys[number] / scales[number]).abs() < 0.51).all()
+        assert (found[200:] == 0).all()
+        queries = inputs.q[number].double().transpose(0, 1)
+        whole = (queries / queries.abs().amax(-1, keepdim=True) * 127).round()
+        assert (made.q.view(2, 2, 192, dim)[:, number, :130] == whole).double().mean() > 0.999
+        # Values of a key stand where the thread that has its weight reads them, columns behind one another.
+        order = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+        places = torch.cat([16 * part + torch.tensor(order) for part in range(16)])
+        values = made.v.view(2, 2, dim, 128)[number].double().transpose(0, 1).reshape(dim, 256)
+        want = torch.zeros(256, dim, dtype=torch.double)
+        want[:200] = inputs.v[number, :, 0].double()
+        values = values * made.v_scale[number, 0].double()[:, None]
+        step = want.abs().amax(0) / 448 / 512
+        assert ((values.T - want[places]).abs() <= want[places].abs() / 16 + step).all()
+
+
+def test_the_log_of_the_sum_has_what_smoothing_took_off(kernels):
+    inputs = inputs_of(70, 300, kind="channel-bias")
+    _, lse = attend(kernels, inputs)
+    _, plain = attend(kernels, replace(inputs, k=inputs.k - inputs.k.float().mean(1, keepdim=True).bfloat16()))
+    assert (lse - plain).abs().mean() > 1
+    held(inputs, *attend(kernels, inputs), tile=64)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_rows_of_zeros_are_like_any_other(kernels, name):
+    inputs = inputs_of(100, 140, heads=2)
+    getattr(inputs, name)[:, 3:6] = 0
+    held(inputs, *attend(kernels, inputs), tile=64)
+    getattr(inputs, name)[:, :, 1] = 0
+    held(inputs, *attend(kernels, inputs), tile=64)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow encountered", "ignore:All-NaN slice")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_makes_nan_and_only_where_it_is_said(kernels, value):
+    inputs = inputs_of(80, 140, heads=2)
+    out, lse = attend(kernels, inputs)
+    for name in "qkv":
+        odd = replace(inputs, **{name: getattr(inputs, name).clone()})
+        getattr(odd, name)[0, 5, 1, 7] = value
+        found, sums = attend(kernels, odd)
+        there = torch.zeros(out.shape, dtype=torch.bool)
+        there[0, {"q": 5}.get(name, slice(None)), 1, {"v": 7}.get(name, slice(None))] = True
+        assert found[there].isnan().all()
+        assert torch.equal(found[~there], out[~there])
+        of_rows = there.all(-1).transpose(1, 2)
+        assert sums[of_rows].isnan().all()
+        assert torch.equal(sums[~of_rows], lse[~of_rows])
+
+
+def test_keys_in_another_order_change_nothing_but_roundings(kernels):
+    inputs = inputs_of(70, 256)
+    order = torch.arange(256).view(2, 128).flip(0).flatten()
+    out, lse = attend(kernels, inputs)
+    found, sums = attend(kernels, replace(inputs, k=inputs.k[:, order], v=inputs.v[:, order]))
+    torch.testing.assert_close(sums, lse, rtol=1e-5, atol=1e-5)
+    assert (found - out).abs().mean() < 0.01 * out.abs().mean() + 0.002
+
+
+def test_a_view_with_gaps_is_read_as_it_lies(kernels):
+    inputs = inputs_of(70, 90, heads=2)
+    apart = replace(inputs, **{name: torch.stack([getattr(inputs, name)] * 2, 2)[:, :, 1] for name in "qkv"})
+    assert not apart.k.is_contiguous()
+    assert all(torch.equal(*pair) for pair in zip(attend(kernels, apart), attend(kernels, inputs), strict=True))
+
+
+def test_the_recipe_has_the_error_that_was_published():
+    inputs = inputs_of(256, 4096, heads=1, dim=128)
+    want = recipe_of(inputs)[0]
+    from .quant_cases import distance, truth_of
+
+    assert 0.034 < distance(want, truth_of(inputs)[0]) <= 0.040
+
+
+BAD = {
+    "fp32": (
+        {"q": torch.zeros(1, 9, 1, 64), "k": torch.zeros(1, 9, 1, 64), "v": torch.zeros(1, 9, 1, 64)},
+        r"q\.dtype=torch\.float32 is not supported; bfloat16 or float16",
+    ),
+    "dims": (dict.fromkeys("qkv", torch.zeros(1, 9, 1, 136).half()), r"q\.shape=.* has too many dims; 1 to 128 dims"),
+    "value-dims": ({"v": torch.zeros(1, 9, 1, 32).half()}, r"v\.shape\[-1\]=32 does not fit; 64, q's dims"),
+    "heads": (dict.fromkeys("kv", torch.zeros(1, 9, 2, 64).half()), r"k\.shape\[-2\]=2 does not divide"),
+    "scale": ({"scale": 0.0}, r"scale=0\.0 cannot be used; a finite number over 0"),
+    "offsets": ({"max_seqlen_q": 3}, r"max_seqlen_q=given has no cu_seqlens_q beside it"),
+    "config": ({"config": "m64n64"}, r"config=m64n64 is not a short form; such as .*; the nearest valid one is m"),
+    "rule": ({"config": "m64n64w8s2"}, r"config=m64n64w8s2 is not valid, warps: it has 8 rows a warp; .*; the nearest"),
+    "number": ({"config": 3}, "config=3 is no configuration; a QuantConfig, its name or None"),
+    "rows": (
+        {name: torch.empty(1, 1, 1, 64).half().expand(1, 2**26, 64, 64) for name in "qkv"},
+        r"q\.(shape|stride)=.*; at most",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_one_line(kernels, name):
+    change, said = BAD[name]
+    q, k, v = torch.zeros(3, 1, 9, 1, 64).half()
+    with pytest.raises(ValueError, match=f"^flash_quant_attention: {said}") as why:
+        kernels.flash_quant_attention(**({"q": q, "k": k, "v": v} | change))
+    assert "\n" not in str(why.value)
+
+
+def test_offsets_are_looked_into_where_asked(kernels):
+    inputs = packed_of([(3, 5), (4, 4)])
+    inputs.cu_k[1] = 10
+    with pytest.raises(ValueError, match=r"^flash_quant_attention: cu_seqlens_k\[2\]=9 falls from 10"):
+        kernels.flash_quant_attention(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            **(packed_of([(3, 5), (4, 4)]).options | {"cu_seqlens_k": inputs.cu_k}),
+            validate=True,
+        )
+
+
+def test_a_cpu_is_refused_where_kernels_are_compiled():
+    inputs = inputs_of(9)
+    with pytest.raises(ValueError, match=r"^flash_quant_attention: q\.device=cpu has no compiled kernels"):
+        attend(compiled, inputs)

@@ -1,0 +1,112 @@
+"""Launch configurations of the quantised forward: names, rules, defaults, and the adapter that lists them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from attnbench.backends.base import Machine
+from attnbench.backends.registry import all_backends, resolve
+from attnbench.check.examine import examine
+from attnbench.check.reference import References
+from attnbench.errors import Unsupported, UsageError
+from attnbench.kernels.flash.quant.config import RULES, TABLE, QuantConfig, Shape, default_config, fault, nearest, space
+from attnbench.workloads.attention import WORKLOAD
+from attnbench.workloads.attention.inputs import make_inputs
+
+from .interpreter import interpreted
+
+SHAPES = [Shape(dim=dim, capability=card) for dim, card in product((64, 128), ((8, 9), (9, 0)))]
+
+
+def case_of(**values):
+    return WORKLOAD.case({"batch": 1, "seqlen": 1024, "nheads": 2, "headdim": 128, "dtype": "bf16"} | values)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_configuration_reads_back_and_the_default_is_one(shape):
+    there = space(shape)
+    assert len({config.short for config in there}) == len(there) > 5
+    assert all(QuantConfig.parse(config.short) == config == QuantConfig.parse(config.full) for config in there)
+    assert default_config(shape) in there
+    assert (default_config(shape).order == "ws") == (shape.capability == (9, 0))
+
+
+def test_a_row_of_defaults_is_reached_by_some_shape():
+    shapes = [*SHAPES, Shape(dim=64, capability=(0, 0))]
+    assert {row["config"] for row in TABLE.rows("forward")} == {default_config(shape).short for shape in shapes}
+
+
+@pytest.mark.parametrize(
+    ("short", "shape", "name", "said"),
+    [
+        ("m64n64w8s2", Shape(dim=64), "warps", "has 8 rows a warp; such as m128w8"),
+        ("m192n64w12s2", Shape(dim=64), "warps", "has no power of two of rows and warps, which only ws takes"),
+        ("m128n128w8s2-ws", Shape(dim=64, capability=(8, 9)), "warpgroups", "is for sm_90, not sm_89; plain"),
+        ("m128n128w8s2-ws", Shape(dim=100), "warpgroups", "takes multiples of 8 dims, not 100; plain"),
+        ("m128n128w4s2-ws", Shape(dim=64), "warpgroups", "has 64 rows to four warps; such as m128w8"),
+        ("m128n64w8s2-ws", Shape(dim=64), "warpgroups", "has tiles of 128 keys; n128"),
+        ("m128n128w8s1-ws", Shape(dim=64), "warpgroups", "reads a tile while it waits for the next; s2"),
+        (
+            "m128n128w8s6-ws",
+            Shape(dim=128),
+            "shared-memory",
+            "takes 258 KiB of shared memory, and has 227; fewer stages",
+        ),
+        ("m128n128w4s2", Shape(dim=128), "registers", "keeps 416 numbers a thread; fewer keys or more warps"),
+    ],
+)
+def test_a_rule_says_what_is_wrong_and_what_would_do(short, shape, name, said):
+    found = fault(QuantConfig.parse(short), shape)
+    assert found is not None
+    assert found[0] == name
+    assert said in found[1]
+    assert QuantConfig.parse(nearest(short, shape)) in space(shape)
+
+
+def test_every_rule_is_tried_here():
+    assert set(RULES) == {"warps", "warpgroups", "registers", "shared-memory"}
+
+
+def test_the_adapter_lists_names_and_refuses_them_with_the_nearest():
+    backend, case = all_backends()["flash-quant"], case_of()
+    names = [config.short for config in backend.configs(case)]
+    assert backend.default_of(case).short in names
+    assert backend.default_of(case_of(headdim=136)) is None
+    resolve(f"flash-quant[{names[0]}]", case).check(case, Machine("cuda", (9, 0)))
+    with pytest.raises(UsageError, match=r"flash-quant: config=m1 .*; the nearest valid one is m"):
+        resolve("flash-quant[m1]", case)
+
+
+@pytest.mark.parametrize(
+    ("values", "card", "said"),
+    [
+        ({"headdim": 136}, (9, 0), "headdim=136 is too large; at most 128"),
+        ({"dtype": "fp32"}, (9, 0), "dtype=fp32 is not supported; one of fp16, bf16"),
+        ({"mode": "fwd-bwd"}, (9, 0), "mode=fwd-bwd has no backward; fwd"),
+        ({"window": "64:0"}, (9, 0), "window=.* is not supported; none"),
+        ({}, (8, 0), "compute capability=8.0 is too old; at least 8.9"),
+    ],
+)
+def test_the_adapter_refuses_what_the_kernels_do_not_take(values, card, said):
+    with pytest.raises(Unsupported, match=f"flash-quant: {said}"):
+        all_backends()["flash-quant"].check(case_of(**values), Machine("cuda", card))
+
+
+@pytest.mark.parametrize("kind", ["normal", "outliers"])
+@pytest.mark.parametrize(
+    "values", [{"lengths": "uniform", "causal": True, "seqlen": 200}, {"seqlen": 300, "nheads_kv": 1, "causal": True}]
+)
+def test_right_through_the_seam_with_three_phases(values, kind):
+    case = case_of(batch=2, headdim=40, dtype="fp16", **values)
+    backend = resolve("flash-quant", case)
+    backend.check(case, Machine("cuda", (9, 0)))
+    inputs = [make_inputs(case, seed=seed, kind=kind, device="cpu") for seed in (1, 2)]
+    with interpreted(), backend.session(case, inputs[0]) as launch:
+        outcome = examine(launch, References(WORKLOAD, case, *inputs), variant="softmax", budget=backend.budget(case))
+        assert (outcome.ok, outcome.reason) == (True, None)
+        assert list(launch.phases) == ["smooth", "quantise", "kernel"]
+        assert launch.notes == ("forward m64n64w4s1; quantisation is part of the call",)
+        for phase in launch.phases.values():
+            phase()

@@ -1,0 +1,493 @@
+"""What a call works out is kept, and never used for a call that differs: on no card, by what the launcher would get."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton import knobs
+
+from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
+from attnbench.kernels.flash import calls as flash
+from attnbench.kernels.hstu.bsa import calls as bsa
+from attnbench.kernels.hstu.bsa.plan import BsaConfig
+from attnbench.kernels.hstu.dense import calls as dense
+from attnbench.kernels.hstu.dense.api import ForwardConfig
+from attnbench.kernels.hstu.paged import api as paged
+from attnbench.kernels.hstu.paged.api import PagedConfig, Step, hstu_paged_append, hstu_paged_attention
+from attnbench.kernels.shared import kept
+
+from .aot import OLDEST
+from .launches import Card, on_no_card
+
+ROOT = Path(__file__).resolve().parents[2]
+bf16, fp16 = torch.bfloat16, torch.float16
+
+
+def rows(*shape: int, dtype: torch.dtype = bf16, offset: int = 0, gap: int = 0) -> torch.Tensor:
+    """A tensor that begins `offset` elements behind an aligned address, its rows `gap` elements further apart."""
+    *outer, dims = shape
+    count = dims + gap
+    for extent in outer:
+        count *= extent
+    whole = torch.zeros(offset + count * (1 + gap), dtype=dtype)
+    strides = [dims + gap]
+    for extent in reversed(outer[1:]):
+        strides.insert(0, strides[0] * extent)
+    return torch.as_strided(whole, shape, [*strides, 1], offset)
+
+
+def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def flash_given() -> dict[str, Any]:
+    return {
+        "q": rows(2, 64, 4, 64),
+        "k": rows(2, 96, 4, 64),
+        "v": rows(2, 96, 4, 64),
+        "forward": "m128n128w8s2-tma-ws-ticket",
+    }
+
+
+def packed_given() -> dict[str, Any]:
+    numbers = {"cu_seqlens_q": ints(0, 30, 64), "cu_seqlens_k": ints(0, 50, 96), "max_seqlen_q": 34, "max_seqlen_k": 50}
+    return {"q": rows(64, 4, 64), "k": rows(96, 4, 64), "v": rows(96, 4, 64), "forward": "m64n64w4s2"} | numbers
+
+
+def dense_given() -> dict[str, Any]:
+    given = {"q": rows(64, 4, 64), "k": rows(64, 4, 64), "v": rows(64, 4, 64), "offsets": ints(0, 30, 64)}
+    hopper = ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws", silu="tanh")
+    return given | {"max_seqlen": 34, "num_targets": ints(1, 2), "forward": hopper}
+
+
+def bsa_given() -> dict[str, Any]:
+    given = {"q": rows(64, 4, 64), "k": rows(64, 4, 64), "v": rows(64, 4, 64), "offsets": ints(0, 30, 64)}
+    return given | {
+        "max_seqlen": 48,
+        "gates": rows(64, 4, 2),
+        "block_size": 16,
+        "block_counts": 2,
+        "config": BsaConfig(),
+    }
+
+
+def step(**changes: Any) -> Step:
+    given: dict[str, Any] = {"offsets": ints(0, 30, 64), "cached": ints(32, 20), "indptr": ints(0, 2, 4)}
+    given |= {"indices": ints(0, 1, 2, 3), "num_targets": ints(1, 2), "max_new": 34, "max_cached": 32}
+    return Step(**given | changes)
+
+
+def paged_given() -> dict[str, Any]:
+    hopper = PagedConfig(block_m=128, block_n=32, warps=8, stages=2, order="ws")
+    given = {"q": rows(64, 4, 64), "k": rows(64, 4, 64), "v": rows(64, 4, 64), "pool": rows(8, 2, 32, 4, 64)}
+    return given | {"step": step(), "scaling_seqlen": 100, "config": hopper}
+
+
+def append_given() -> dict[str, Any]:
+    return {"k": rows(64, 4, 64), "v": rows(64, 4, 64), "pool": rows(8, 2, 32, 4, 64), "step": step()}
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
+    "flash": (flash_attention, flash_given),
+    "packed": (flash_attention, packed_given),
+    "dense": (hstu_attention, dense_given),
+    "bsa": (hstu_bsa_attention, bsa_given),
+    "paged": (hstu_paged_attention, paged_given),
+    "append": (hstu_paged_append, append_given),
+}
+HALF = ForwardConfig(block_m=128, block_n=64, warps=8, stages=2, order="ws", silu="tanh")
+CHANGES: dict[str, list[dict[str, Any]]] = {
+    "flash": [
+        {"q": rows(2, 65, 4, 64)},
+        {"q": rows(2, 64, 4, 64, gap=64)},
+        {"q": rows(2, 64, 4, 64, dtype=fp16), "k": rows(2, 96, 4, 64, dtype=fp16), "v": rows(2, 96, 4, 64, dtype=fp16)},
+        {"k": rows(2, 96, 2, 64), "v": rows(2, 96, 2, 64)},
+        {"v": rows(2, 96, 4, 40)},
+        {"causal": True},
+        {"window": (5, 3)},
+        {"window": (5, -1)},
+        {"scale": 0.3},
+        {"forward": "m128n64w8s2-tma-ws-ticket"},
+        {"forward": "m64n64w4s2", "q": rows(2, 64, 4, 64, offset=1)},
+        {"forward": "m64n64w4s2-tma", "k": rows(2, 96, 4, 64, offset=1)},
+        {"deterministic": True},
+    ],
+    "packed": [
+        {"cu_seqlens_q": ints(0, 20, 30, 64), "cu_seqlens_k": ints(0, 50, 60, 96)},
+        {"max_seqlen_q": 40},
+        {"max_seqlen_k": 96},
+        {"k": rows(64, 4, 64), "v": rows(64, 4, 64), "cu_seqlens_k": None, "max_seqlen_k": None},
+        {"q": rows(64, 4, 64, offset=1)},
+        {"k": rows(96, 4, 64, offset=4)},
+        {"causal": True},
+    ],
+    "dense": [
+        {"max_seqlen": 40},
+        {"max_seqlen_q": 200},
+        {"alpha": 0.5},
+        {"scaling_seqlen": 77},
+        {"causal": False},
+        {"contextual_len": 3},
+        {"max_attn_len": 9},
+        {"offsets": ints(0, 30, 64, dtype=torch.int64)},
+        {"offsets": ints(0, 30, 40, 64), "num_targets": ints(1, 2, 1)},
+        {"num_targets": None},
+        {"offsets_q": ints(0, 30, 64)},
+        {"forward": HALF},
+        {"q": rows(64, 4, 64, gap=64)},
+        {"deterministic": True},
+    ],
+    "bsa": [
+        {"max_seqlen": 64},
+        {"max_seqlen_q": 50},
+        {"block_size": 32, "block_counts": 2},
+        {"block_counts": 3},
+        {"local_window": 7, "gates": rows(64, 4, 3)},
+        {"selection": "shared"},
+        {"pairs": True},
+        {"gates": None},
+        {"alpha": 0.5},
+        {"scaling_seqlen": 77},
+        {"num_targets": ints(1, 2)},
+        {"config": BsaConfig(schedule="passes")},
+        {"q": rows(64, 4, 64, offset=1)},
+    ],
+    "paged": [
+        {"step": step(max_new=200)},
+        {"step": step(max_cached=640000)},
+        {"step": step(num_targets=None)},
+        {"scaling_seqlen": 50},
+        {"alpha": 0.5},
+        {"splits": 2},
+        {"config": "m64n32w4s2"},
+        {"pool": rows(9, 2, 32, 4, 64)},
+    ],
+    "append": [{"step": step(max_new=64)}, {"step": step(num_targets=None)}, {"k": rows(64, 4, 64, offset=1)}],
+}
+
+
+SAME = ("deterministic", "pool")
+"What changes nothing of a forward's launches: what is of the backward alone, and the number of pages."
+
+
+def tensors_of(given: dict[str, Any]) -> dict[int, str]:
+    """Names of the tensors given, by address."""
+    found = {}
+    for name, value in given.items():
+        fields = {n: getattr(value, n) for n in Step.__slots__} if isinstance(value, Step) else {"": value}
+        found |= {x.data_ptr(): name + field for field, x in fields.items() if isinstance(x, torch.Tensor)}
+    return found
+
+
+def launches_of(card: Card, function: Callable[..., Any], given: dict[str, Any]) -> list[Any]:
+    """What a call launches, its tensors by name and what it allocates by order."""
+    card.launched.clear()
+    function(**given)
+    names = tensors_of(given)
+
+    def named(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(named, value))
+        if type(value) is int and value > 2**40:
+            return names.setdefault(value, f"made {len(names)}")
+        return value
+
+    return [(kernel, grid, named(tuple(values))) for kernel, grid, values in card.launched]
+
+
+def forget() -> None:
+    for module, names in (
+        (flash, ["CALLS"]),
+        (dense, ["CALLS"]),
+        (bsa, ["CALLS"]),
+        (paged, ["_attentions", "_appends"]),
+    ):
+        for name in names:
+            getattr(module, name)._calls.clear()
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["triton-3.9", "triton-3.6"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_launches_what_the_first_did_on_its_own_tensors(name, nested):
+    function, make = CALLS[name]
+    with on_no_card(nested=nested) as card:
+        first = launches_of(card, function, make())
+        assert card.through_triton == len(first) > 0
+        before = make()
+        warm = launches_of(card, function, make())  # the tensors of `before` are alive: others
+        assert card.through_triton == len(first), "a warm call went through Triton"
+        assert warm == first
+        del before
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        pytest.param(name, one, id=f"{name}-{'-'.join(one)}-{at}")
+        for name, many in CHANGES.items()
+        for at, one in enumerate(many)
+    ],
+)
+def test_what_is_kept_is_not_used_for_a_call_that_differs(name, changes):
+    function, make = CALLS[name]
+    with on_no_card() as card:
+        truth = launches_of(card, function, make() | changes)
+        forget()
+        base = [launches_of(card, function, make()) for _ in range(2)][-1]
+        assert [launches_of(card, function, make() | changes) for _ in range(3)] == [truth] * 3
+        assert launches_of(card, function, make()) == base
+        assert (truth == base) is (next(iter(changes)) in SAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "words"),
+    [
+        ("packed", {"max_seqlen_q": 1}, {"max_seqlen_q": True}, "max_seqlen_q=True cannot be used"),
+        ("packed", {"window": (1, 0)}, {"window": (True, 0)}, "window=.True, 0. is not a window"),
+        ("dense", {"contextual_len": 1}, {"contextual_len": True}, "contextual_len=True cannot be used"),
+        ("dense", {"causal": True}, {"causal": 1}, "causal=1 cannot be used"),
+        ("bsa", {"block_counts": 1}, {"block_counts": True}, "block_counts=True is out of range"),
+        ("paged", {"splits": 1}, {"splits": True}, "splits=True cannot be used"),
+        ("dense", {}, {"q": None}, "q=None is of type NoneType"),
+        ("flash", {}, {"window": ([], 0)}, "is not a window"),
+    ],
+)
+def test_what_is_refused_stays_refused_when_its_equal_is_kept(name, good, bad, words):
+    function, make = CALLS[name]
+    with on_no_card():
+        for _ in range(2):
+            function(**make() | good)
+        if name == "dense" and "q" in bad:
+            with pytest.raises(AttributeError):
+                function(**make() | bad)
+            return
+        with pytest.raises(ValueError, match=words):
+            function(**make() | bad)
+
+
+def test_one_tensor_given_twice_is_two_arguments_later():
+    with on_no_card() as card:
+        x = rows(2, 96, 4, 64)
+        for _ in range(2):
+            flash_attention(x, x, x, forward="m64n64w4s2")
+        given = {"q": rows(2, 96, 4, 64), "k": rows(2, 96, 4, 64), "v": rows(2, 96, 4, 64), "forward": "m64n64w4s2"}
+        warm = launches_of(card, flash_attention, given)
+        forget()
+        assert warm == launches_of(card, flash_attention, given)
+
+
+@pytest.mark.parametrize("name", ["flash", "dense", "bsa"])
+def test_a_backward_is_kept_too(name):
+    function, make = CALLS[name]
+
+    def backward(**given):
+        for x in ("q", "k", "v"):
+            given[x] = given[x].detach().requires_grad_()
+        out = function(**given)
+        out = out if isinstance(out, torch.Tensor) else out[0]
+        out.backward(dout)
+
+    with on_no_card() as card:
+        given = make()
+        dout = rows(*given["q"].shape)
+        first = launches_of(card, backward, given)
+        through = card.through_triton
+        assert launches_of(card, backward, given) == first
+        assert card.through_triton == through
+        dout = dout[..., :1].expand(dout.shape)  # a gradient that no kernel reads as it lies
+        assert len(launches_of(card, backward, given)) == len(first)
+        assert card.through_triton > through
+
+
+@pytest.mark.parametrize(("name", "most"), [("flash", 30), ("dense", 30), ("paged", 45), ("bsa", 60)])
+def test_a_warm_call_makes_few_calls_of_python(name, most):
+    """Counted are functions written in Python, those of torch and of the standard library too."""
+    function, make = CALLS[name]
+    with on_no_card() as card:
+        given = make()
+        for _ in range(2):
+            function(**given)
+        counted: list[str] = []
+
+        def count(frame, event, _argument):
+            if (
+                event == "call"
+                and frame.f_code.co_filename != __file__
+                and "launches.py" not in frame.f_code.co_filename
+            ):
+                counted.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}")
+
+        before = card.through_triton
+        sys.setprofile(count)
+        try:
+            function(**given)
+        finally:
+            sys.setprofile(None)
+        assert card.through_triton == before
+        assert len(counted) <= most, counted
+
+
+def test_no_more_is_kept_than_said(monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 8)
+    with on_no_card() as card:
+        for length in range(1, 40):
+            flash_attention(
+                rows(1, length, 1, 16), rows(1, length, 1, 16), rows(1, length, 1, 16), forward="m16n16w4s1"
+            )
+            assert len(flash.CALLS) <= 8
+        truth = launches_of(card, flash_attention, flash_given())
+        assert launches_of(card, flash_attention, flash_given()) == truth
+
+
+def test_no_tensor_is_kept_alive():
+    with on_no_card():
+        for function, make in CALLS.values():
+            given = make()
+            for _ in range(2):
+                function(**given)
+            table = [getattr(given["step"], name) for name in paged.TABLE] if "step" in given else []
+            held = [weakref.ref(x) for x in [*given.values(), *table] if isinstance(x, torch.Tensor)]
+            del given, table
+            gc.collect()
+            assert not [x for x in held if x() is not None]
+
+
+def test_hooks_and_switches_of_triton_are_seen(monkeypatch):
+    heard = []
+    with on_no_card() as card:
+        given = flash_given()
+        for _ in range(2):
+            flash_attention(**given)
+        warm = card.through_triton
+        knobs.runtime.launch_enter_hook.add(heard.append)
+        try:
+            flash_attention(**given)
+        finally:
+            knobs.runtime.launch_enter_hook.remove(heard.append)
+        assert card.through_triton == warm + 1, "a hook was passed over"
+        flash_attention(**given)
+        assert card.through_triton == warm + 1
+        monkeypatch.setattr(knobs.runtime, "debug", True)
+        flash_attention(**given)
+        assert card.through_triton == warm + 2, "another kernel is compiled for debugging"
+
+
+def test_threads_note_for_themselves():
+    with on_no_card() as card:
+        truth = launches_of(card, hstu_bsa_attention, bsa_given())
+        forget()
+        failed = []
+
+        def work():
+            try:
+                for _ in range(20):
+                    hstu_bsa_attention(**bsa_given())
+            except BaseException as why:
+                failed.append(why)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        assert launches_of(card, hstu_bsa_attention, bsa_given()) == truth
+
+
+def test_what_cannot_be_repeated_says_why(monkeypatch):
+    with on_no_card() as card:
+        real = card.compiled
+
+        def with_scratch(name, ordered):
+            compiled = real(name, ordered)
+            compiled.run.global_scratch_size = 8
+            return compiled
+
+        monkeypatch.setattr(card, "compiled", with_scratch)
+        for _ in range(3):
+            flash_attention(**flash_given())
+        (call,) = flash.CALLS._calls.values()
+        assert call.forward.plan is None
+        assert call.forward.fault == "the kernel needs memory of Triton's"
+        assert card.through_triton == 3
+
+
+LAUNCHER = """
+from functools import partial
+from types import SimpleNamespace
+import torch, triton
+from triton.backends.nvidia import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
+from attnbench.kernels.shared.launch import Repeat
+
+calls = []
+def launch(*given):
+    calls.append(given)
+def fill(*given):
+    return ("map", *[list(x) if isinstance(x, (list, tuple)) else x for x in given])
+utils = SimpleNamespace(launch=partial(launch), build_signature_metadata=lambda x: ("bytes", *x),
+                        fill_tma_descriptor=fill, fill_tma_descriptor_tiled=fill)
+triton.runtime.driver.set_active(SimpleNamespace(utils=utils))
+driver.PyKernelArg = lambda **fields: tuple(fields.values())
+driver.compile_module_from_src = lambda **given: SimpleNamespace(launch=partial(launch))
+driver.library_dirs = list
+signature = {"a": "*bf16", "b": "tensordesc<bf16[1,16,1,64]>", "c": "i32", "d": "constexpr", "e": ("i32", "constexpr"),
+             "f": "tensordesc<bf16[1,16,1,64]>", "g": "fp32"}
+described = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 16, 1, 64], "fp4_padded": False}
+metadata = SimpleNamespace(tensordesc_meta=[described, described | {"swizzle": 2}], num_ctas=1, global_scratch_size=0,
+                           global_scratch_align=1, profile_scratch_size=0, profile_scratch_align=1,
+                           launch_cooperative_grid=False, launch_pdl=True, instrumentation_mode="")
+source = SimpleNamespace(constants={}, signature=signature, fn=SimpleNamespace(arg_names=list(signature)))
+launcher = driver.CudaLauncher(source, metadata)
+compiled = SimpleNamespace(run=launcher, function=11, packed_metadata=(8, 1, 0), metadata=metadata)
+def given(x):
+    made = TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 16, 1, 64])
+    return [x, made, 5, "pp", (7, 1), made, 0.5]
+one, two = (torch.zeros(2, 32, 4, 64, dtype=torch.bfloat16) for _ in range(2))
+repeat = Repeat(compiled, (3, 2), given(one), lambda x: 0)
+for x in (one, two, one):
+    launcher(3, 2, 1, 99, 11, (8, 1, 0), None, None, None, *given(x))
+    repeat(99, [x.data_ptr()])
+def plain(value, x):
+    if isinstance(value, torch.Tensor):
+        assert value is x
+        return value.data_ptr()
+    return [plain(one, x) for one in value] if isinstance(value, (list, tuple)) else value
+for at, x in enumerate((one, two, one)):
+    triton_s, ours = (plain(call, x) for call in calls[2 * at : 2 * at + 2])
+    assert triton_s == ours, (triton_s, ours)
+assert plain(calls[0], one) != plain(calls[2], two)
+print(triton.__version__, len(calls))
+"""
+
+
+@pytest.mark.parametrize("folder", [None, OLDEST], ids=["pinned", "3.6"])
+def test_a_repeat_gives_the_launcher_what_triton_gives_it(folder):
+    """Triton's own launcher around a function that notes, of each Triton, in a process of its own."""
+    if folder is not None and not (folder / ".ready").is_file():
+        pytest.skip("Triton 3.6 is not there; `make test` installs it")
+    paths = [str(folder)] * (folder is not None) + [str(ROOT / "src")]
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    version, calls = done.stdout.split()
+    assert calls == "6"
+    assert version.startswith("3.6") is (folder is not None)

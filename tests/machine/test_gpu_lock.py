@@ -1,0 +1,120 @@
+"""One run at a time on a GPU: processes exclude each other, threads of one do not, and a death lets go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from attnbench.errors import Unavailable
+from attnbench.machine import child, gpu_lock
+from attnbench.machine.device import CPU, Device
+from attnbench.machine.gpu_lock import GpuLock
+
+GPU = Device("cuda", 1)
+UUID = "GPU-0badcafe-1111"
+HOLDER = f"""
+import sys
+sys.argv = ["/usr/bin/attnbench", "run", "gpt2-small"]
+from attnbench.machine.device import Device
+from attnbench.machine.gpu_lock import GpuLock
+GpuLock(Device("cuda", 1), uuid={UUID!r}).acquire(lambda text: None)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def holder(folder):
+    """Another process that has the lock."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        env={**child.environment(), "TMPDIR": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_who_holds_a_gpu_is_named_and_keeps_others_off(holder):
+    with pytest.raises(
+        Unavailable,
+        match=rf"^attnbench: device=cuda:1 is held by attnbench run gpt2-small \(process {holder.pid}, since [0-9:]+ UTC\); "
+        r"leave out --no-wait",
+    ):
+        GpuLock(GPU, wait=False, uuid=UUID).acquire(pytest.fail)
+    other = GpuLock(GPU, wait=False, uuid="GPU-2")
+    other.acquire(pytest.fail)
+    other.release()
+
+
+def test_a_lock_is_waited_for_and_a_killed_holder_lets_go(holder, monkeypatch):
+    monkeypatch.setattr(gpu_lock, "LOOK_S", 0.01)
+    said = []
+
+    def say(text):
+        said.append(text)
+        holder.kill()
+
+    lock = GpuLock(GPU, uuid=UUID)
+    lock.acquire(say)
+    lock.release()
+    assert len(said) == 1
+    assert said[0].startswith(f"waiting for cuda:1, which is held by attnbench run gpt2-small (process {holder.pid}, ")
+
+
+def test_threads_of_one_process_share_it_until_the_last_lets_go(folder):
+    first, second = (GpuLock(GPU, wait=False, uuid=UUID) for _ in range(2))
+    first.acquire(pytest.fail)
+    thread = threading.Thread(target=second.acquire, args=(pytest.fail,))
+    thread.start()
+    thread.join()
+    first.release()
+    assert free() is False
+    second.release()
+    second.release()
+    assert free() is True
+
+
+def free() -> bool:
+    """Whether another process gets it at once."""
+    lines = "GpuLock(Device('cuda', 1), wait=False, uuid='GPU-0badcafe-1111').acquire(print)"
+    code = f"from attnbench.machine.device import Device\nfrom attnbench.machine.gpu_lock import GpuLock\n{lines}"
+    env = {**child.environment(), "TMPDIR": tempfile.gettempdir()}
+    return subprocess.run([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def test_what_has_no_uuid_has_no_lock(folder):
+    lock = GpuLock(CPU, wait=False)
+    lock.acquire(pytest.fail)
+    lock.release()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_lock_file_with_nonsense_or_a_link_in_its_place_is_answered_in_one_line(holder, folder, monkeypatch):
+    place = Path(gpu_lock._place(UUID))
+    place.write_text("[1, 2")
+    with pytest.raises(Unavailable, match="is held by another run;"):
+        GpuLock(GPU, wait=False, uuid=UUID).acquire(pytest.fail)
+    place.write_text('{"command": "a\\u001b[31mb", "process": 1, "since": "x"}')
+    with pytest.raises(Unavailable) as refused:
+        GpuLock(GPU, wait=False, uuid=UUID).acquire(pytest.fail)
+    assert "\x1b" not in str(refused.value)
+    gpu_lock._place("GPU-3").symlink_to(folder / "elsewhere")
+    with pytest.raises(Unavailable, match=r"^device: lock=\S+ cannot be opened"):
+        GpuLock(GPU, wait=False, uuid="GPU-3").acquire(pytest.fail)
+    assert not (folder / "elsewhere").exists()

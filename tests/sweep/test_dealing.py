@@ -1,0 +1,297 @@
+"""Groups dealt to several stations: each is measured once, whatever dies, and cases stay where they were begun."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_runs import small_run
+
+from attnbench.errors import NothingToRun
+from attnbench.machine.device import CPU
+from attnbench.record import Environment, Record, Status
+from attnbench.store.runfile import read
+from attnbench.sweep import device_worker
+from attnbench.sweep.dealing import in_order
+from attnbench.sweep.device_worker import Stopped
+from attnbench.sweep.run import execute
+from attnbench.sweep.station import DeviceStation, Measured, News, StationLost
+from attnbench.worker.blame import HARNESS, Word
+from attnbench.worker.process import Loss
+
+LINUX = Environment(os="Linux", python="3.11")
+
+
+class Scripted:
+    """A station that measures by words of a list: ok, lost while measuring, gone before."""
+
+    def __init__(self, name, *words, meanwhile=lambda group: None):
+        self.name, self.words, self.meanwhile = name, list(words), meanwhile
+        self.groups, self.opened, self.closed = [], 0, 0
+        self.stopped = threading.Event()
+
+    def open(self, hear):
+        self.opened += 1
+
+    def close(self):
+        self.closed += 1
+
+    def stop(self):
+        self.stopped.set()
+
+    def measure(self, group, settings, hear):
+        hear(News("sample", group, group.backends[0]))
+        self.meanwhile(group)
+        if self.stopped.is_set():
+            raise Stopped
+        word = self.words.pop(0) if self.words else "ok"
+        if word != "ok":
+            raise StationLost(f"{self.name} went away", measuring=word == "lost")
+        self.groups.append(group.group)
+        environment = dataclasses.replace(LINUX, gpu_uuid=f"GPU-{self.name}")
+        records = tuple(passed(group, name) for name in group.backends)
+        return Measured(records, (LINUX, environment), 0.5)
+
+
+def passed(group, name):
+    return Record(
+        workload="attention",
+        case=group.case,
+        case_id=group.case_id,
+        group=group.group,
+        backend=name,
+        replicate=group.replicate,
+        status=Status.PASSED,
+        environment=1,
+    )
+
+
+def complete(run):
+    """Every row of the plan is there once, in the plan's order, and says how it ended."""
+    assert [(one.group, one.backend) for one in run.records] == [
+        (group.group, name) for group in run.plan for name in group.backends
+    ]
+    assert all(one.reason for one in run.records if one.status is not Status.PASSED)
+
+
+def test_each_group_goes_to_one_station_and_its_records_name_its_gpu():
+    both = threading.Barrier(2, timeout=60)
+    begun = {"a": False, "b": False}
+
+    def first_together(name):
+        def wait(group):
+            if not begun[name]:
+                begun[name] = True
+                both.wait()
+
+        return wait
+
+    a, b = (Scripted(name, meanwhile=first_together(name)) for name in ("a", "b"))
+    events = []
+    run = execute(small_run(*[["honest", "other"]] * 6), stations=[a, b], on_event=events.append)
+    complete(run)
+    assert sorted(a.groups + b.groups) == sorted(group.group for group in run.plan)
+    assert a.groups, "each began one before either had two"
+    assert b.groups
+    for record in run.records:
+        where = "a" if record.group in a.groups else "b"
+        assert run.environments[record.environment].gpu_uuid == f"GPU-{where}"
+    assert (a.opened, a.closed, b.opened, b.closed) == (1, 1, 1, 1)
+    assert events[-1].done == events[-1].total == 12
+    assert events[-1].sampling_s == 3.0
+    assert {event.text for event in events if event.kind == "word"} == {"a sample", "b sample"}
+
+
+def test_the_longest_group_is_begun_first_and_replicates_follow_each_other():
+    groups = small_run(["x"], ["x"], ["x"], replicates=2).plan
+    seconds = {group.group: float(len(groups) - number if number != 1 else 99) for number, group in enumerate(groups)}
+    assert [groups.index(group) for group in in_order(groups, seconds)] == [1, 0, 2, 3, 4, 5]
+
+
+def test_one_station_keeps_the_order_of_the_plan():
+    alone = Scripted("a")
+    run = execute(small_run(*[["honest"]] * 5), stations=[alone])
+    assert alone.groups == [group.group for group in run.plan]
+
+
+def test_the_replicates_of_a_case_stay_on_the_gpu_that_began_it():
+    a, b = Scripted("a"), Scripted("b")
+    run = execute(small_run(["x"], ["x"], ["x"], replicates=3), stations=[a, b])
+    complete(run)
+    for case in {group.case_id for group in run.plan}:
+        assert len({record.environment for record in run.records if record.case_id == case}) == 1
+
+
+def test_a_lost_station_costs_only_its_group_which_another_measures():
+    gone = threading.Event()
+    a = Scripted("a", "ok", "lost")
+    b = Scripted("b", meanwhile=lambda group: gone.wait(60))
+    events = []
+
+    def hear(event):
+        events.append(event)
+        if event.kind == "lost":
+            gone.set()
+
+    run = execute(small_run(*[["honest"]] * 5), stations=[a, b], on_event=hear)
+    complete(run)
+    assert {record.status for record in run.records} == {Status.PASSED}
+    assert [event.text for event in events if event.kind == "lost"] == ["a is lost: a went away"]
+    assert len(a.groups) == 1
+    assert len(b.groups) == 4
+
+
+def test_what_two_stations_were_lost_with_is_crashed_with_both_reasons():
+    a, b = Scripted("a", "lost"), Scripted("b", "lost")
+    run = execute(small_run(["honest", "x"]), stations=[a, b])
+    complete(run)
+    assert {one.status for one in run.records} == {Status.CRASHED}
+    [reason] = {one.reason for one in run.records}
+    assert reason.startswith("2 stations were lost while it was measured: ")
+    assert "a went away" in reason
+    assert "b went away" in reason
+
+
+def test_stations_are_opened_in_one_order_and_one_that_is_not_there_is_left_out():
+    opened = []
+
+    class Opening(Scripted):
+        def open(self, hear):
+            opened.append(self.name)
+            if "gone" in self.words:
+                raise StationLost("no such card", measuring=False)
+
+    events = []
+    stations = [Opening("c"), Opening("a", "gone"), Opening("b")]
+    complete(execute(small_run(["x"], ["x"]), stations=stations, on_event=events.append))
+    assert opened == ["a", "b", "c"], "whatever the order they are named in"
+    assert [event.text for event in events if event.kind == "lost"] == ["a is lost: no such card"]
+    assert stations[1].groups == []
+    with pytest.raises(StationLost, match="no such card"):
+        execute(small_run(["x"]), stations=[Opening("a", "gone"), Opening("b", "gone")])
+
+
+def test_stations_that_never_began_blame_nobody():
+    a, b = Scripted("a", "gone"), Scripted("b", "gone")
+    with pytest.raises(NothingToRun, match="went away"):
+        execute(small_run(["honest"]), stations=[a, b])
+    assert (a.closed, b.closed) == (1, 1)
+
+
+def test_when_no_station_is_left_what_was_measured_is_kept_and_resuming_is_named(tmp_path):
+    path = tmp_path / "run.json"
+    plan = small_run(["x"], ["x"], ["x"])
+    with pytest.raises(NothingToRun, match=r"a went away; 1 of 3 groups are kept; to finish: --resume \S*run.json$"):
+        execute(plan, stations=[Scripted("a", "ok", "lost")], path=path)
+    again = Scripted("b")
+    complete(execute(read(path), stations=[again], path=path))
+    assert again.groups == [group.group for group in plan.plan[1:]]
+
+
+def test_a_mistake_of_ours_in_one_thread_ends_the_run():
+    def wrong(group):
+        raise ZeroDivisionError("ours")
+
+    a, b = Scripted("a", meanwhile=wrong), Scripted("b", meanwhile=lambda group: b.stopped.wait(60))
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        execute(small_run(*[["x"]] * 4), stations=[a, b])
+    assert (a.closed, b.closed) == (1, 1)
+    assert b.groups == []
+
+
+def test_ctrl_c_stops_every_station_and_keeps_what_was_measured(tmp_path):
+    path = tmp_path / "run.json"
+
+    def interrupt(event):
+        if event.kind == "group":
+            raise KeyboardInterrupt
+
+    a, b = Scripted("a"), Scripted("b", meanwhile=lambda group: b.stopped.wait(60))
+    plan = small_run(*[["x"]] * 4)
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, stations=[a, b], path=path, on_event=interrupt)
+    kept = read(path)
+    assert len(kept.records) == 1
+    assert (a.closed, b.closed) == (1, 1)
+    complete(execute(kept, stations=[Scripted("c"), Scripted("d"), Scripted("e")], path=path))
+
+
+@given(
+    st.integers(1, 12), st.lists(st.lists(st.sampled_from(["ok", "ok", "lost", "gone"]), max_size=6), min_size=1, max_size=4),
+    st.integers(1, 2),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_whatever_stations_die_each_group_is_measured_or_failed_with_a_reason(count, scripts, replicates):
+    plan = small_run(*[["honest", "x"]] * count, replicates=replicates)
+    stations = [Scripted(f"s{number}", *words) for number, words in enumerate(scripts)]
+    try:
+        run = execute(plan, stations=stations)
+    except StationLost:
+        assert all("lost" in words or "gone" in words for words in scripts), "somebody could have gone on"
+        return
+    complete(run)
+    measured = sorted(group for station in stations for group in station.groups)
+    assert measured == sorted({one.group for one in run.records if one.status is Status.PASSED}), "each once"
+
+
+# ── workers that die in stations that do not ───────────────────────────────────────────────────────
+
+
+class DyingWorker:
+    """A worker process that is lost now and then, with somebody to blame or nobody."""
+
+    environment = LINUX
+    dice = random.Random(0)
+    lock = threading.Lock()
+
+    def __init__(self, device):
+        self.device = device
+
+    def roll(self):
+        with self.lock:
+            return self.dice.random()
+
+    def start(self):
+        lost = Loss(Status.CRASHED, Word(0, HARNESS, "start"), "no start")
+        return lost if self.roll() < 0.05 else None
+
+    def close(self):
+        pass
+
+    def terminate(self):
+        pass
+
+    def measure(self, group, settings, files, *, on_record, on_word):
+        for index, name in enumerate(group.backends):
+            what = self.roll()
+            if what < 0.15:
+                return Loss(Status.CRASHED, Word(9, index, "sample"), "killed by SIGKILL during sample", outside=True)
+            if what < 0.3:
+                return Loss(Status.CRASHED, Word(9, index, "sample"), "killed by SIGSEGV during sample")
+            if what < 0.35:
+                return Loss(Status.TIMEOUT, Word(9, HARNESS, "oracle"), "no progress")
+            on_record(dataclasses.replace(passed(group, name), environment=None))
+        return 0.1
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_whatever_workers_die_each_group_is_measured_or_failed_with_a_reason(seed, count, groups):
+    DyingWorker.dice = random.Random(seed)
+    plan = small_run(*[["honest", "a", "b"]] * groups)
+    stations = []
+    for number in range(count):
+        station = DeviceStation(CPU)
+        station.name = f"cpu-{number}"
+        stations.append(station)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_worker, "Worker", DyingWorker)
+        try:
+            run = execute(plan, stations=stations)
+        except StationLost:
+            return  # none of them ever had a worker
+        complete(run)
