@@ -23,8 +23,8 @@ from attnbench.store.environments import gpu_of
 from attnbench.store.runfile import new_id, now
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
+from attnbench.sweep.executor import DeviceExecutor
 from attnbench.sweep.run import Event, execute
-from attnbench.sweep.station import DeviceStation
 
 SUITE = """
 name = "scale"
@@ -64,7 +64,7 @@ def carried_out(run: Run, devices: Sequence[Device], path: Path) -> tuple[Run, f
             ends.append(time.perf_counter())
 
     began = time.perf_counter()
-    done = execute(run, path=path, on_event=hear, stations=[DeviceStation(device) for device in devices])
+    done = execute(run, path=path, on_event=hear, executors=[DeviceExecutor(device) for device in devices])
     return done, time.perf_counter() - began, ends[-1] - ends[0]
 
 

@@ -1,4 +1,4 @@
-"""Runs on two stations of a CPU under random kills and stops: nothing may be lost, nothing may grow.
+"""Runs on two executors of a CPU under random kills and stops: nothing may be lost, nothing may grow.
 
     python benchmarks/soak.py 7200      two hours; the seed is printed, `soak.py SECONDS SEED` repeats the dice
 
@@ -21,8 +21,8 @@ from attnbench.errors import NothingToRun
 from attnbench.machine.device import CPU
 from attnbench.record import PlannedGroup, Run, Settings, Status
 from attnbench.store.runfile import new_id, now, read
+from attnbench.sweep.executor import DeviceExecutor
 from attnbench.sweep.run import Event, execute, without_interrupted
-from attnbench.sweep.station import DeviceStation
 from attnbench.workloads.base import load_workload
 
 BACKENDS = ("sdpa-math", "eager")
@@ -69,10 +69,10 @@ def planned(number: int) -> Run:
     )
 
 
-def stations() -> list[DeviceStation]:
-    both = [DeviceStation(CPU), DeviceStation(CPU)]
-    for number, station in enumerate(both):
-        station.name = f"cpu {number}"
+def executors() -> list[DeviceExecutor]:
+    both = [DeviceExecutor(CPU), DeviceExecutor(CPU)]
+    for number, executor in enumerate(both):
+        executor.name = f"cpu {number}"
     return both
 
 
@@ -91,7 +91,7 @@ def one_round(number: int, path: Path, dice: random.Random) -> tuple[Run, int, i
 
     while True:
         try:
-            return execute(run, path=path, stations=stations(), on_event=hear), stops, kills
+            return execute(run, path=path, executors=executors(), on_event=hear), stops, kills
         except (KeyboardInterrupt, NothingToRun):  # by the dice, or because both workers were killed while they started
             stops += 1
             run = without_interrupted(read(path)) if path.exists() else run

@@ -209,10 +209,10 @@ def test_each_group_is_printed_when_it_is_done(attnbench, sweep, monkeypatch):
     assert [answer.out.count(f"b1-s{length}-h4-d64-fp32-fwd   timer") for length in (1, 7)] == [1, 1]
 
 
-def test_a_station_that_is_lost_is_said_on_stderr(attnbench, sweep, monkeypatch):
-    def execute(run, *, on_event, stations, **more):
+def test_a_executor_that_is_lost_is_said_on_stderr(attnbench, sweep, monkeypatch):
+    def execute(run, *, on_event, executors, **more):
         on_event(Event("lost", text="cuda:1 is lost: no such card"))
-        return sweep.execute(run, on_event=on_event, stations=stations, **more)
+        return sweep.execute(run, on_event=on_event, executors=executors, **more)
 
     monkeypatch.setattr("attnbench.sweep.run.execute", execute)
     answer = attnbench("run quick --seqlen 16 --no-causal --backends eager --device cpu --no-save")

@@ -85,16 +85,16 @@ def cluster(tmp_path_factory):
 
 
 def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluster):
-    from attnbench.sweep.ray_engine import ray_stations
+    from attnbench.sweep.ray_engine import ray_executors
 
     address, folder = cluster
     with pytest.raises(Unavailable, match="is a cluster without a GPU; --device cpu"):
-        ray_stations(address, Device("cuda"), [], wait=True)
-    stations = ray_stations(address, CPU, [MISBEHAVING], wait=True)
-    assert [station.name for station in stations] == ["machine 1 cpu", "machine 2 cpu", "machine 3 cpu"]
+        ray_executors(address, Device("cuda"), [], wait=True)
+    executors = ray_executors(address, CPU, [MISBEHAVING], wait=True)
+    assert [executor.name for executor in executors] == ["machine 1 cpu", "machine 2 cpu", "machine 3 cpu"]
     plan, lost, began, killed = small_run(*[["honest"]] * 8), [], {}, threading.Event()
 
-    def hear(event):
+    def on_progress(event):
         if event.kind == "activity" and event.text == "machine 3 cpu measuring" and not killed.is_set():
             began[event.text] = event.group
             raylets = [pid for pid, words in processes(folder, OTHERS[1]) if "raylet/raylet" in words]
@@ -103,7 +103,7 @@ def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluste
         if event.kind == "lost":
             lost.append(event.text)
 
-    run = execute(plan, stations=stations, on_event=hear)
+    run = execute(plan, executors=executors, on_event=on_progress)
     assert killed.is_set()
     assert len(lost) == 1
     assert lost[0].startswith("machine 3 cpu is lost: its machine or its actor is gone (")
@@ -114,11 +114,11 @@ def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluste
 
 
 def test_an_address_that_nobody_answers_is_one_line():
-    from attnbench.sweep.ray_engine import ray_stations
+    from attnbench.sweep.ray_engine import ray_executors
 
     with pytest.raises(UsageError, match=r"^attnbench run: --address=here cannot be used; HOST:PORT of a Ray cluster$"):
-        ray_stations("here", CPU, [], wait=True)
+        ray_executors("here", CPU, [], wait=True)
     with pytest.raises(
         Unavailable, match=r"^attnbench run: --address=127.0.0.1:1 does not answer \(.*refused\); on this"
     ):
-        ray_stations("127.0.0.1:1", CPU, [], wait=True)
+        ray_executors("127.0.0.1:1", CPU, [], wait=True)

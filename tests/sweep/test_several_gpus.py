@@ -14,8 +14,8 @@ from attnbench.machine import gpu_lock
 from attnbench.machine.device import Device
 from attnbench.record import Status
 from attnbench.store.runfile import read
+from attnbench.sweep.executor import DeviceExecutor
 from attnbench.sweep.run import execute
-from attnbench.sweep.station import DeviceStation
 
 FILE = str(FAKES / "on_card.py")
 SETTINGS = {"device": "cuda:0", "baseline": "reference", "warmup": 0, "iterations": 5}
@@ -31,30 +31,30 @@ def cards(nvml, monkeypatch, tmp_path):
     return first, nvml.add("NVIDIA H200", 2)
 
 
-def both() -> list[DeviceStation]:
-    return [DeviceStation(Device("cuda", index), (FILE,), wait=False) for index in (0, 1)]
+def both() -> list[DeviceExecutor]:
+    return [DeviceExecutor(Device("cuda", index), (FILE,), wait=False) for index in (0, 1)]
 
 
 def test_records_name_the_gpu_they_were_measured_on_and_the_run_is_resumed_by_one(cards, tmp_path):
     path, held = tmp_path / "run.json", []
     plan = small_run(*[["reference", "twice-as-fast"]] * 4, **SETTINGS)
     together, first = threading.Barrier(2, timeout=600), {"cuda:0", "cuda:1"}
-    stations = both()
-    for station in stations:
-        measure = station.measure
+    executors = both()
+    for executor in executors:
+        measure = executor.measure
 
-        def wait(group, settings, hear, station=station, measure=measure):
-            if station.name in first:
-                first.remove(station.name)
+        def wait(group, settings, on_progress, executor=executor, measure=measure):
+            if executor.name in first:
+                first.remove(executor.name)
                 together.wait()
-            return measure(group, settings, hear)
+            return measure(group, settings, on_progress)
 
-        station.measure = wait
+        executor.measure = wait
     run = execute(
         plan,
         path=path,
         backend_files=[FILE],
-        stations=stations,
+        executors=executors,
         on_event=lambda event: held.append(set(gpu_lock.GpuLock._held)),
     )
     assert {frozenset(one) for one in held} == {frozenset(cards)}, "all the while"

@@ -39,7 +39,7 @@ def run(
     Args:
         suite: a shipped suite's name or the path of a TOML file.
         device: auto, cpu, cuda or cuda:N.
-        gpus: in its place ``all``, or numbers such as ``0,2``: groups are dealt to a worker on each.
+        gpus: in its place ``all``, or numbers such as ``0,2``: groups go to a worker on each, from one queue.
         backends: names in place of the suite's.
         baseline: to compare with.
         files: paths of files with backends of your own.
@@ -60,9 +60,9 @@ def run(
     from attnbench.store.runfile import new_id, now
     from attnbench.suites.load import load_suite
     from attnbench.suites.plan import Request, build
+    from attnbench.sweep.executor import DeviceExecutor
     from attnbench.sweep.run import execute
     from attnbench.sweep.settings import check_settings
-    from attnbench.sweep.station import DeviceStation
 
     if gpus is not None and device != "auto":
         raise UsageError(refusal("attnbench.run", "device", device, "does not go with gpus", "one of the two"))
@@ -98,8 +98,10 @@ def run(
     check_layout(planned)
     if save is not None:
         check_writable(save)
-    stations = [DeviceStation(one, paths) for one in devices]
-    found = Result(execute(planned, path=None if save is None else Path(save), backend_files=paths, stations=stations))
+    executors = [DeviceExecutor(one, paths) for one in devices]
+    found = Result(
+        execute(planned, path=None if save is None else Path(save), backend_files=paths, executors=executors)
+    )
     if save is not None:
         _remember(Path(save))
     return found

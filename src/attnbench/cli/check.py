@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from attnbench.cli import flags, stations
+from attnbench.cli import executors, flags
 from attnbench.cli.execution import nothing_ran, plan_and_execute
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
@@ -33,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
     )
     flags.add_backends(parser, baseline=False)
     flags.add_measuring(parser, flags.CHECK_SETTINGS)
-    stations.add_arguments(parser)
+    executors.add_arguments(parser)
     flags.add_output(parser)
     parser.show_first(*flags.USUAL)
     parser.example(

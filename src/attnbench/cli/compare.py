@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from attnbench.cli import flags, stations
+from attnbench.cli import executors, flags
 from attnbench.cli.execution import plan_and_execute, verdict
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
     )
     flags.add_backends(parser)
     flags.add_measuring(parser)
-    stations.add_arguments(parser, several=False)
+    executors.add_arguments(parser, several=False)
     flags.add_output(parser)
     flags.add_view(parser)
     parser.show_first(*flags.USUAL)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from attnbench.cli.executors import executors_of
 from attnbench.cli.flags import backend_words, check_exports, exports
 from attnbench.cli.output import Output
 from attnbench.cli.progress import Bar
 from attnbench.cli.request import resumed
-from attnbench.cli.stations import stations_of
 from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
 from attnbench.record import Record, Run, Status
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from attnbench.formats.layouts.base import Layout
     from attnbench.suites.estimate import Estimate
+    from attnbench.sweep.executor import Executor
     from attnbench.sweep.run import Event
-    from attnbench.sweep.station import Station
 
 INTERRUPTED = 130
 
@@ -69,15 +69,15 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
         if kept is not None:
             _check_writable(kept)
         files = backend_words(args.backends)[1]
-        stations = stations_of(args, who, run, files)
-        time = estimate(run, files=files, stations=len(stations))
+        executors = executors_of(args, who, run, files)
+        time = estimate(run, files=files, executors=len(executors))
         if args.dry_run:
-            _show_plan(run, time, stations, output)
+            _show_plan(run, time, executors, output)
             return 0
-        bar.plan(run, time.groups, len(stations))
+        bar.plan(run, time.groups, len(executors))
         growing = _Growing(run, bar, shown, output, aloud=args.verbose)
         try:
-            run = _execute(run, kept, files, growing, stations)
+            run = _execute(run, kept, files, growing, executors)
         except KeyboardInterrupt:
             _show_finished(growing, bar)
             output.note(_stopped(run, kept, args, verb))
@@ -113,7 +113,7 @@ def layout_of(args: argparse.Namespace, who: str, asked: Mapping[str, str]) -> L
 
 
 class _Growing:
-    """Takes the events of a run: the bar hears of each, a group that is done is printed, a lost station is noted.
+    """Takes the events of a run: the bar hears of each, a group that is done is printed, a lost executor is noted.
 
     With `aloud` (--verbose) `output` is told how each row ended.
     """
@@ -138,11 +138,11 @@ class _Growing:
 
 
 def _execute(
-    run: Run, path: Path | None, files: tuple[str, ...], growing: _Growing, stations: Sequence[Station]
+    run: Run, path: Path | None, files: tuple[str, ...], growing: _Growing, executors: Sequence[Executor]
 ) -> Run:
     from attnbench.sweep.run import execute
 
-    return execute(run, path=path, backend_files=files, on_event=growing.event, stations=stations)
+    return execute(run, path=path, backend_files=files, on_event=growing.event, executors=executors)
 
 
 def _told(record: Record) -> str:
@@ -257,7 +257,7 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str) -
     return f"attnbench {verb}: stopped; {groups} of {len(run.plan)} groups are kept; to finish: {line}"
 
 
-def _show_plan(run: Run, time: Estimate, stations: Sequence[Station], output: Output) -> None:
+def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: Output) -> None:
     from attnbench.report.terminal import Terminal
 
     done = {(record.group, record.backend) for record in run.records}
@@ -268,7 +268,7 @@ def _show_plan(run: Run, time: Estimate, stations: Sequence[Station], output: Ou
         return
     rows = sum(len(group.backends) for group in groups)
     terminal = Terminal(output.console())
-    terminal.title(f"{run.suite} on {', '.join(station.name for station in stations)}", "")
+    terminal.title(f"{run.suite} on {', '.join(executor.name for executor in executors)}", "")
     shown: tuple[str, ...] = ()
     for group in groups:
         if group.backends != shown:  # a plan gives every case the same

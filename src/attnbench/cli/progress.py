@@ -29,8 +29,8 @@ TICK_S = 0.25
 class Clock:
     """Time left of a plan: what the estimate says of the groups left, by how far the groups done were off it."""
 
-    def __init__(self, run: Run, seconds: Mapping[str, float], now: float, stations: int = 1) -> None:
-        self.seconds, self.begun, self.group_begun, self.stations = seconds, now, now, stations
+    def __init__(self, run: Run, seconds: Mapping[str, float], now: float, executors: int = 1) -> None:
+        self.seconds, self.begun, self.group_begun, self.executors = seconds, now, now, executors
         have = {(record.group, record.backend) for record in run.records}
         self.left = [group.group for group in run.plan if any((group.group, one) not in have for one in group.backends)]
         self.groups = len(self.left)
@@ -53,10 +53,10 @@ class Clock:
 
     def left_s(self, now: float) -> tuple[float, float]:
         """Seconds until the last group is done, and by how many the one that runs now is late."""
-        ratio = self.stations * (self.group_begun - self.begun) / self.expected if self.expected else 1.0
+        ratio = self.executors * (self.group_begun - self.begun) / self.expected if self.expected else 1.0
         first, *others = [ratio * self.seconds.get(group, 0.0) for group in self.left] or [0.0]
-        if self.stations > 1:  # who is at which group is not known here: all are at all that is left
-            first, others = max(first, *others, (first + sum(others)) / self.stations), []
+        if self.executors > 1:  # who is at which group is not known here: all are at all that is left
+            first, others = max(first, *others, (first + sum(others)) / self.executors), []
         late = now - self.group_begun - first
         return max(0.0, -late) + sum(others), max(0.0, late)
 
@@ -99,11 +99,11 @@ class Bar(AbstractContextManager["Bar"]):
             if self._progress is not None:
                 self._progress.stop()
 
-    def plan(self, run: Run, seconds: Mapping[str, float], stations: int = 1) -> None:
+    def plan(self, run: Run, seconds: Mapping[str, float], executors: int = 1) -> None:
         """Take the plan, the seconds that each of its groups is estimated at, and how many are measured at a time."""
         with self._lock:
             self._title = run.suite
-            self._clock = Clock(run, seconds, time.monotonic(), stations)
+            self._clock = Clock(run, seconds, time.monotonic(), executors)
 
     def event(self, event: Event) -> None:
         """Take the next event of the run."""

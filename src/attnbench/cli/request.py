@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.backends.checkouts import name_checkouts
+from attnbench.cli.executors import planned_device
 from attnbench.cli.flags import AXIS, FIRST, backend_words, selector_words
-from attnbench.cli.stations import planned_device
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.suites.load import load_suite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from attnbench.cli import flags, stations
+from attnbench.cli import executors, flags
 from attnbench.cli.execution import plan_and_execute, verdict
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     )
     flags.add_backends(parser)
     flags.add_measuring(parser)
-    stations.add_arguments(parser)
+    executors.add_arguments(parser)
     flags.add_output(parser)
     group = parser.add_argument_group("capture", "Of the suite video: tensors of the attention of a generation.")
     group.add_argument(

@@ -68,14 +68,14 @@ class Estimate:
     "starting workers"
     basis: str
     "what it stands on"
-    stations: int = 1
+    executors: int = 1
     "how many groups are measured at a time"
 
     @property
     def seconds(self) -> float:
         """Of all that is left."""
         whole, longest = sum(self.groups.values()), max(self.groups.values(), default=0.0)
-        return self.start_s + max(longest, whole / self.stations)
+        return self.start_s + max(longest, whole / self.executors)
 
     def __str__(self) -> str:
         if self.seconds > MONTH_S:
@@ -83,13 +83,13 @@ class Estimate:
         return f"about {_words(self.seconds)}: {self.basis}"
 
 
-def estimate(run: Run, *, files: Sequence[str] = (), stations: int = 1) -> Estimate:
+def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1) -> Estimate:
     """Estimate what is left of a run's plan.
 
     Args:
         run: with its plan and settings; groups that `records` already covers are not counted.
         files: paths of --backends files.
-        stations: how many groups are measured at a time.
+        executors: how many groups are measured at a time.
 
     Raises:
         UsageError: the run names no device.
@@ -111,7 +111,7 @@ def estimate(run: Run, *, files: Sequence[str] = (), stations: int = 1) -> Estim
         groups[group.group] = _group(run.settings, group, runnable, kind, compiled)
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
-    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), stations)
+    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), executors)
 
 
 def _runs(backend: Backend, kind: str) -> bool:

@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 
 class Listener(Protocol):
-    """Who hears what a worker does: `sweep.station.DeviceStation`."""
+    """Who hears what a worker does: `sweep.executor.DeviceExecutor`."""
 
     def on_activity(self, text: str, group: PlannedGroup | None = None, backend: str | None = None) -> None:
         """What a worker is doing."""

@@ -1,7 +1,7 @@
-"""What runs on a machine of a Ray cluster: it unpacks the code that came along and owns a station there.
+"""What runs on a machine of a Ray cluster: it unpacks the code that came along and owns an executor there.
 
 It is sent to the cluster by value and imports nothing of ours before it has unpacked it: the machine needs Ray, torch
-and whatever the backends need, but no attnbench.  It never touches CUDA: the worker process of its station does.
+and whatever the backends need, but no attnbench.  It never touches CUDA: the worker process of its executor does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 
-class RemoteStation:
-    """A station for one device.
+class RemoteExecutor:
+    """An executor for one device.
 
     Args:
         code: a zip file of the package.
@@ -30,7 +30,7 @@ class RemoteStation:
     def __init__(self, code: bytes, digest: str, device: str, files: dict[str, str]) -> None:
         sys.path.insert(0, str(_unpacked(code, digest)))
         from attnbench.machine.device import Device
-        from attnbench.sweep.station import DeviceStation
+        from attnbench.sweep.executor import DeviceExecutor
 
         self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
         paths = []
@@ -38,14 +38,14 @@ class RemoteStation:
             path = Path(self._folder.name) / name
             path.write_text(text, "utf-8")
             paths.append(str(path))
-        self._station = DeviceStation(Device.parse(device), tuple(paths), wait=False)
+        self._executor = DeviceExecutor(Device.parse(device), tuple(paths), wait=False)
 
     def open(self) -> str | None:
         """Take the lock of the GPU; who holds it where another run does."""
         from attnbench.errors import Unavailable
 
         try:
-            self._station.open(lambda news: None)
+            self._executor.open(lambda progress: None)
         except Unavailable as error:
             return str(error)
         return None
@@ -53,15 +53,15 @@ class RemoteStation:
     def measure(self, group: str, settings: str) -> str:
         """Measure a group; all as JSON, since classes of the caller may be of another version."""
         from attnbench.record import PlannedGroup, Settings, from_dict, to_dict
-        from attnbench.sweep.station import StationLost
+        from attnbench.sweep.executor import ExecutorLost
 
         try:
-            found = self._station.measure(
+            found = self._executor.measure(
                 from_dict(PlannedGroup, json.loads(group), "group"),
                 from_dict(Settings, json.loads(settings), "settings"),
-                lambda news: None,
+                lambda progress: None,
             )
-        except StationLost as error:
+        except ExecutorLost as error:
             return json.dumps({"lost": str(error), "measuring": error.measuring})
         return json.dumps(
             {
@@ -73,7 +73,7 @@ class RemoteStation:
 
     def close(self) -> None:
         """End the worker and let go of the GPU."""
-        self._station.close()
+        self._executor.close()
         self._folder.cleanup()
 
 
@@ -97,4 +97,4 @@ def _unpacked(code: bytes, digest: str) -> Path:
 def actor_class(ray: Any) -> Any:
     """The class as Ray takes it: never restarted, and each call is made once at most."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    return ray.remote(max_restarts=0, max_task_retries=0)(RemoteStation)
+    return ray.remote(max_restarts=0, max_task_retries=0)(RemoteExecutor)

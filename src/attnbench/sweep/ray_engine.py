@@ -1,6 +1,6 @@
-"""Stations on a Ray cluster: an actor a GPU, each with the same worker process as here.
+"""Executors on a Ray cluster: an actor a GPU, each with the same worker process as here.
 
-The queue is ours (`sweep.dealing`).  A machine that is lost takes its actor along, and so the group that was at work
+The queue is ours (`sweep.schedule`).  A machine that is lost takes its actor along, and so the group that was at work
 there, which another measures.  The code of this package and the --backends files travel; libraries do not: what each
 machine has of them is in the environment of its records.
 """
@@ -23,7 +23,7 @@ from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Settings, from_dict, to_dict
 from attnbench.sweep import ray_actor
-from attnbench.sweep.station import Hear, Measured, News, StationLost
+from attnbench.sweep.executor import ExecutorLost, Measured, OnProgress, Progress
 
 ANSWER_S = 5.0
 """For the address to take a connection."""
@@ -44,30 +44,30 @@ SURROUNDINGS = {
 WHO = "attnbench run"
 
 
-class RayStation:
+class RayExecutor:
     """A device of a cluster."""
 
     def __init__(self, ray: Any, name: str, actor: Any, *, wait: bool) -> None:
         self.name, self._ray, self._actor, self._wait = name, ray, actor, wait
 
-    def open(self, hear: Hear) -> None:
+    def open(self, on_progress: OnProgress) -> None:
         """Have the actor take the lock of its GPU."""
         said = False
         while (held := self._ask(self._actor.open.remote(), START_S)) is not None:
             if not self._wait:
                 raise Unavailable(f"{self.name}: {held}")
             if not said:
-                hear(News(f"{self.name} waits: {held}"))
+                on_progress(Progress(f"{self.name} waits: {held}"))
                 said = True
             time.sleep(LOOK_S)
 
-    def measure(self, group: PlannedGroup, settings: Settings, hear: Hear) -> Measured:
+    def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
         """Measure a group there."""
-        hear(News("measuring", group))
+        on_progress(Progress("measuring", group))
         words = (json.dumps(to_dict(one)) for one in (group, settings))
         answer = json.loads(self._ask(self._actor.measure.remote(*words)))
         if "lost" in answer:
-            raise StationLost(answer["lost"], measuring=answer["measuring"])
+            raise ExecutorLost(answer["lost"], measuring=answer["measuring"])
         return Measured(
             tuple(from_dict(Record, one, "record") for one in answer["records"]),
             tuple(from_dict(Environment, one, "environment") for one in answer["environments"]),
@@ -82,7 +82,7 @@ class RayStation:
         """End the worker there, then the actor."""
         try:
             self._ask(self._actor.close.remote(), CLOSE_S)
-        except StationLost:
+        except ExecutorLost:
             return
         self._ray.kill(self._actor)
 
@@ -91,13 +91,13 @@ class RayStation:
         try:
             return self._ray.get(call, timeout=timeout_s)
         except errors.RayActorError as error:
-            raise StationLost(f"its machine or its actor is gone ({type(error).__name__})", measuring=True) from None
+            raise ExecutorLost(f"its machine or its actor is gone ({type(error).__name__})", measuring=True) from None
         except errors.GetTimeoutError:
-            raise StationLost(f"no answer within {timeout_s:g} s", measuring=False) from None
+            raise ExecutorLost(f"no answer within {timeout_s:g} s", measuring=False) from None
 
 
-def ray_stations(address: str, device: Device, files: Sequence[str], *, wait: bool) -> list[RayStation]:
-    """A station for each GPU of a cluster, or, for the device cpu, for each machine.
+def ray_executors(address: str, device: Device, files: Sequence[str], *, wait: bool) -> list[RayExecutor]:
+    """An executor for each GPU of a cluster, or, for the device cpu, for each machine.
 
     Args:
         address: HOST:PORT of the cluster; this machine has to be one of it.
@@ -115,7 +115,7 @@ def ray_stations(address: str, device: Device, files: Sequence[str], *, wait: bo
     digest, shared = hashlib.sha256(code).hexdigest()[:16], ray.put(code)
     texts = {Path(file).name: Path(file).read_text("utf-8") for file in files}
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-    stations = []
+    executors = []
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerAddress"])
     for number, node in enumerate(nodes, start=1):
         count = int(node["Resources"].get("GPU", 0)) if device.on_gpu else 1
@@ -124,10 +124,10 @@ def ray_stations(address: str, device: Device, files: Sequence[str], *, wait: bo
             there = actor.options(**options, scheduling_strategy=affinity(node["NodeID"], soft=False))
             here = str(Device(device.kind, 0))  # Ray shows an actor its own GPU only
             name = f"machine {number} {Device(device.kind, index)}"
-            stations.append(RayStation(ray, name, there.remote(shared, digest, here, texts), wait=wait))
-    if not stations:
+            executors.append(RayExecutor(ray, name, there.remote(shared, digest, here, texts), wait=wait))
+    if not executors:
         raise Unavailable(refusal(WHO, "--address", address, "is a cluster without a GPU", "--device cpu, or GPUs"))
-    return stations
+    return executors
 
 
 def packed_code() -> bytes:

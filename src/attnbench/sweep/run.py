@@ -1,6 +1,6 @@
-"""A run carried out: groups dealt to stations, records taken in, written after each group, resumed where it stopped.
+"""A run carried out: groups given to executors, records taken in, written after each group, resumed where it stopped.
 
-`sweep.dealing` decides who measures which group next; `sweep.station` is where a group is measured; there `sweep.group`
+`sweep.schedule` decides who measures which group next; `sweep.executor` is where a group is measured; there `sweep.group`
 decides who is to blame when a backend fails or a worker is lost, and `sweep.device_worker` carries its requests out.
 """
 
@@ -22,8 +22,8 @@ from attnbench.store.derive import derive
 from attnbench.store.files import remove_drafts
 from attnbench.store.runfile import Writer
 from attnbench.suites.estimate import estimate
-from attnbench.sweep.dealing import Finished, Lost, Message, deal, in_order
-from attnbench.sweep.station import DeviceStation, Measured, News, Station, StationLost
+from attnbench.sweep.executor import DeviceExecutor, Executor, ExecutorLost, Measured, Progress
+from attnbench.sweep.schedule import Finished, Lost, Message, in_order, run_groups
 from attnbench.worker.process import ended_from_outside
 
 
@@ -32,7 +32,7 @@ class Event:
     """News of a run, for a progress bar."""
 
     kind: str
-    "start, activity, record, group, lost (a station of several, in `text`), done"
+    "start, activity, record, group, lost (an executor of several, in `text`), done"
     text: str = ""
     group: str | None = None
     backend: str | None = None
@@ -55,7 +55,7 @@ def execute(
     path: Path | None = None,
     backend_files: Sequence[str] = (),
     on_event: OnEvent = lambda event: None,
-    stations: Sequence[Station] = (),
+    executors: Sequence[Executor] = (),
 ) -> Run:
     """Carry out `run.plan`; records that `run` already has are kept and not measured again.
 
@@ -64,22 +64,22 @@ def execute(
         path: run file, written after every group; None writes nothing.
         backend_files: paths of --backends files.
         on_event: called with each event, in this thread.
-        stations: what measures; empty stands for `settings.device`.
+        executors: what measures; empty stands for `settings.device`.
 
     Raises:
-        NothingToRun: no worker could be started, or no station is left.
+        NothingToRun: no worker could be started, or no executor is left.
         Unavailable: clocks were to be locked and may not be, or another run has the GPU.
     """
     with ExitStack() as closing:
-        execution = closing.enter_context(Execution(run, path, backend_files, on_event, stations))
+        execution = closing.enter_context(Execution(run, path, backend_files, on_event, executors))
         if run.settings.lock_clocks:
-            for station in execution.stations:
-                closing.enter_context(locked_clocks(run.settings.lock_clocks, Device.parse(station.name)))
+            for executor in execution.executors:
+                closing.enter_context(locked_clocks(run.settings.lock_clocks, Device.parse(executor.name)))
         return execution.carry_out()
 
 
 class Execution(AbstractContextManager["Execution"]):
-    """A run in progress: its records so far, and the stations that measure its groups.
+    """A run in progress: its records so far, and the executors that measure its groups.
 
     `execute` carries out a plan.  A search that chooses its next group by the last result asks for `one` at a time.
     """
@@ -90,41 +90,41 @@ class Execution(AbstractContextManager["Execution"]):
         path: Path | None = None,
         files: Sequence[str] = (),
         on_event: OnEvent = lambda event: None,
-        stations: Sequence[Station] = (),
+        executors: Sequence[Executor] = (),
     ) -> None:
         self.run, self.files, self.on_event = run, tuple(files), on_event
         self.writer = Writer(path) if path else None
         if path:
             remove_drafts(path)
-        own = DeviceStation(Device.parse(run.settings.device), self.files, measured_before=bool(run.environments))
-        self._asked: Sequence[Station] = stations or [own]
-        self.stations = self._asked
+        own = DeviceExecutor(Device.parse(run.settings.device), self.files, measured_before=bool(run.environments))
+        self._asked: Sequence[Executor] = executors or [own]
+        self.executors = self._asked
         "those that could be opened"
         self.total = sum(len(group.backends) for group in run.plan)
         self.sampling_s = 0.0
-        "wall time spent taking samples, so far: of all stations together"
+        "wall time spent taking samples, so far: of all executors together"
         self._known: dict[str, set[str]] = {}
         "backends that have a record, by group in flight"
         self._order = {group.group: number for number, group in enumerate(run.plan)}
 
     def __enter__(self) -> Execution:
-        there: list[Station] = []
-        lost: StationLost | None = None
+        there: list[Executor] = []
+        lost: ExecutorLost | None = None
         try:
             # By name: two runs that wait for each other's GPUs would wait for ever.
-            for station in sorted(self._asked, key=lambda one: one.name):
+            for executor in sorted(self._asked, key=lambda one: one.name):
                 try:
-                    station.open(partial(self._hear, station.name))
-                    there.append(station)
-                except StationLost as error:
+                    executor.open(partial(self._on_progress, executor.name))
+                    there.append(executor)
+                except ExecutorLost as error:
                     lost = error
-                    self._handle(station.name, Lost(error))
+                    self._handle(executor.name, Lost(error))
             if lost is not None and not there:
                 raise lost
         except BaseException:
             self._close()
             raise
-        self.stations = there
+        self.executors = there
         return self
 
     def __exit__(
@@ -134,8 +134,8 @@ class Execution(AbstractContextManager["Execution"]):
 
     def _close(self) -> None:
         with ExitStack() as closing:  # each, whatever comes of the others
-            for station in self._asked:
-                closing.callback(station.close)
+            for executor in self._asked:
+                closing.callback(executor.close)
 
     def one(self, group: PlannedGroup, settings: Settings) -> tuple[Record, ...]:
         """Measure a group by settings of its own; the run keeps no record of it.
@@ -143,9 +143,9 @@ class Execution(AbstractContextManager["Execution"]):
         Raises:
             NothingToRun: no worker could be started.
         """
-        [station] = self.stations
+        [executor] = self.executors
         self.run = dataclasses.replace(self.run, settings=settings)
-        measured = station.measure(group, settings, partial(self._hear, station.name))
+        measured = executor.measure(group, settings, partial(self._on_progress, executor.name))
         return self._taken(group, measured)
 
     def environment(self) -> Environment:
@@ -154,9 +154,9 @@ class Execution(AbstractContextManager["Execution"]):
         Raises:
             NothingToRun: it could not be started.
         """
-        [station] = self.stations
-        assert isinstance(station, DeviceStation)
-        found = station.worker.environment()
+        [executor] = self.executors
+        assert isinstance(executor, DeviceExecutor)
+        found = executor.worker.environment()
         self._number(found)
         return found
 
@@ -169,38 +169,38 @@ class Execution(AbstractContextManager["Execution"]):
         again = {group.group for group in left}
         kept = tuple(record for record in self.run.records if record.group not in again)
         self.run = dataclasses.replace(self.run, records=kept)
-        if left and len(self.stations) > 1:
+        if left and len(self.executors) > 1:
             left = in_order(left, estimate(self.run, files=self.files).groups)
         if left:
-            self._deal(left)
+            self._run_groups(left)
         self._write()
         self._emit("done")
         return self.run
 
-    def _deal(self, groups: Sequence[PlannedGroup]) -> None:
+    def _run_groups(self, groups: Sequence[PlannedGroup]) -> None:
         try:
-            deal(groups, self.run.settings, self.stations, self._handle)
-        except StationLost as error:
+            run_groups(groups, self.run.settings, self.executors, self._handle)
+        except ExecutorLost as error:
             kept = len({record.group for record in self.run.records})
             if not kept or self.writer is None:
                 raise
             left = f"{kept} of {len(self.run.plan)} groups are kept; to finish: --resume {self.writer.path}"
             raise NothingToRun(f"{error}; {left}") from None
 
-    # ── what stations say (`sweep.dealing`), always in this thread ─────────────────────────────────
+    # ── what executors say (`sweep.schedule`), always in this thread ─────────────────────────────────
 
-    def _handle(self, station: str, message: Message) -> None:
-        if isinstance(message, News):
-            self._hear(station, message)
+    def _handle(self, executor: str, message: Message) -> None:
+        if isinstance(message, Progress):
+            self._on_progress(executor, message)
         elif isinstance(message, Finished):
             self._keep(message.group, message.measured)
-        elif isinstance(message, Lost) and len(self.stations) > 1:
-            self._emit("lost", text=f"{station} is lost: {message.error}")
+        elif isinstance(message, Lost) and len(self.executors) > 1:
+            self._emit("lost", text=f"{executor} is lost: {message.error}")
 
-    def _hear(self, station: str, news: News) -> None:
-        text = f"{station} {news.text}".strip() if len(self.stations) > 1 else news.text
-        kind = "activity" if news.record is None else "record"
-        self._emit(kind, text=text, group=news.group, backend=news.backend, record=news.record)
+    def _on_progress(self, executor: str, progress: Progress) -> None:
+        text = f"{executor} {progress.text}".strip() if len(self.executors) > 1 else progress.text
+        kind = "activity" if progress.record is None else "record"
+        self._emit(kind, text=text, group=progress.group, backend=progress.backend, record=progress.record)
 
     def _keep(self, group: PlannedGroup, measured: Measured) -> None:
         """Take the records of a group into the run, in the order of the plan."""

@@ -1,4 +1,4 @@
-"""Flags that say what measures a run, and the stations that they mean."""
+"""Flags that say what measures a run, and the executors that they mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.record import Run
 
 if TYPE_CHECKING:
     from attnbench.machine.device import Device
-    from attnbench.sweep.station import Station
+    from attnbench.sweep.executor import Executor
 
 
 def add_arguments(parser: Parser, *, several: bool = True) -> None:
@@ -62,7 +62,7 @@ def planned_device(args: argparse.Namespace, who: str, device: str | None) -> De
     return _gpus(args, who)[0]
 
 
-def stations_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[str]) -> list[Station]:
+def executors_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[str]) -> list[Executor]:
     """What measures a run that is planned.
 
     Raises:
@@ -70,24 +70,24 @@ def stations_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[st
         Unavailable: a GPU is not there.
     """
     from attnbench.machine.device import Device
-    from attnbench.sweep.station import DeviceStation
+    from attnbench.sweep.executor import DeviceExecutor
 
     if on_cluster(args, who):
         if run.settings.lock_clocks:
             raise UsageError(
                 refusal(who, "--lock-clocks", run.settings.lock_clocks, "is for this machine", "without --engine ray")
             )
-        from attnbench.sweep.ray_engine import ray_stations
+        from attnbench.sweep.ray_engine import ray_executors
 
         device = Device.parse(run.settings.device)
-        return list(ray_stations(args.address, device, files, wait=not args.no_wait))
+        return list(ray_executors(args.address, device, files, wait=not args.no_wait))
     if args.gpus is None:
         devices: Sequence[Device] = [Device.parse(run.settings.device)]
     else:
         devices = _gpus(args, who)
     alone = len(devices) == 1
     return [
-        DeviceStation(device, tuple(files), measured_before=alone and bool(run.environments), wait=not args.no_wait)
+        DeviceExecutor(device, tuple(files), measured_before=alone and bool(run.environments), wait=not args.no_wait)
         for device in devices
     ]
 

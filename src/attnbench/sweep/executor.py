@@ -1,6 +1,6 @@
-"""A station: where a group is measured from its first request to its last record, one device with its worker.
+"""An executor: where a group is measured from its first request to its last record, one device with its worker.
 
-It is the one seam of a run's schedule (`sweep.run`, `sweep.dealing`): a GPU here, one of several here, or one on
+It is the one seam of a run's schedule (`sweep.run`, `sweep.schedule`): a GPU here, one of several here, or one on
 another machine take the same groups and hand back the same `Measured`.
 """
 
@@ -19,8 +19,8 @@ from attnbench.sweep.device_worker import DeviceWorker
 from attnbench.sweep.group import ConfirmedFailures, GroupMeasurement
 
 
-class StationLost(NothingToRun):
-    """A station measures no more: its machine is gone, or its worker never started.
+class ExecutorLost(NothingToRun):
+    """An executor measures no more: its machine is gone, or its worker never started.
 
     Args:
         reason: in words.
@@ -33,8 +33,8 @@ class StationLost(NothingToRun):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What a station says of a group while it measures it."""
+class Progress:
+    """What an executor says of a group while it measures it."""
 
     text: str = ""
     "what is being done"
@@ -44,7 +44,7 @@ class News:
     "one that a request gave; a later one of the same backend may replace it"
 
 
-Hear = Callable[[News], None]
+OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +58,25 @@ class Measured:
     "wall time spent taking samples"
 
 
-class Station(Protocol):
+class Executor(Protocol):
     """Measures groups, one at a time."""
 
     name: str
     "cuda:1, or also the machine: for the eye"
 
-    def open(self, hear: Hear) -> None:
+    def open(self, on_progress: OnProgress) -> None:
         """Make it ours; other runs are kept off from here on.
 
         Raises:
-            StationLost: it is not there.
+            ExecutorLost: it is not there.
             Unavailable: another run has it.
         """
 
-    def measure(self, group: PlannedGroup, settings: Settings, hear: Hear) -> Measured:
-        """Measure a group; the station's own device takes the place of that of `settings`.
+    def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
+        """Measure a group; the executor's own device takes the place of that of `settings`.
 
         Raises:
-            StationLost: it can measure no more; nothing of the group is known.
+            ExecutorLost: it can measure no more; nothing of the group is known.
             Stopped: `stop` was called meanwhile.
         """
 
@@ -87,7 +87,7 @@ class Station(Protocol):
         """End its processes, and let others have it."""
 
 
-class DeviceStation:
+class DeviceExecutor:
     """A device of this machine.
 
     Args:
@@ -105,15 +105,15 @@ class DeviceStation:
         self._lock = GpuLock(device, wait=wait)
         self._known_failures = ConfirmedFailures()
         self._replicate = 0
-        self._hear: Hear = lambda news: None
+        self._on_progress: OnProgress = lambda progress: None
 
-    def open(self, hear: Hear) -> None:
+    def open(self, on_progress: OnProgress) -> None:
         """Take the lock of the GPU."""
-        self._lock.acquire(lambda text: hear(News(text)))
+        self._lock.acquire(lambda text: on_progress(Progress(text)))
 
-    def measure(self, group: PlannedGroup, settings: Settings, hear: Hear) -> Measured:
+    def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
         """Measure a group here."""
-        self._hear = hear
+        self._on_progress = on_progress
         if group.replicate != self._replicate:
             self.worker.close()  # replicates are of fresh processes
             self._replicate = group.replicate
@@ -121,7 +121,7 @@ class DeviceStation:
         try:
             records = GroupMeasurement(self.worker, group, own, self._known_failures).records()
         except NothingToRun as error:
-            raise StationLost(str(error), measuring=False) from None
+            raise ExecutorLost(str(error), measuring=False) from None
         return Measured(records, tuple(self.worker.environments), self.worker.sampling_s - before)
 
     def stop(self) -> None:
@@ -137,8 +137,8 @@ class DeviceStation:
 
     def on_activity(self, text: str, group: PlannedGroup | None = None, backend: str | None = None) -> None:
         """Pass on what a worker is doing."""
-        self._hear(News(text, group, backend))
+        self._on_progress(Progress(text, group, backend))
 
     def on_record(self, group: PlannedGroup, record: Record) -> None:
         """Pass on a record of the group in flight."""
-        self._hear(News(group=group, backend=record.backend, record=record))
+        self._on_progress(Progress(group=group, backend=record.backend, record=record))

@@ -1,7 +1,7 @@
-"""Groups dealt from one queue to several stations: whoever is free takes the next, the longest first.
+"""Groups from one queue to several executors: whoever is free takes the next, the longest first.
 
-A group is measured by one station from start to end.  So are the replicates of a case: their spread is to be that of
-processes, not of GPUs.  When a station is lost its group goes back into the queue, once: a group that was lost twice
+A group is measured by one executor from start to end.  So are the replicates of a case: their spread is to be that of
+processes, not of GPUs.  When an executor is lost its group goes back into the queue, once: a group that was lost twice
 is `failed`, because it may be what loses them.
 """
 
@@ -15,10 +15,10 @@ from queue import SimpleQueue
 
 from attnbench.record import PlannedGroup, Record, Settings, Status
 from attnbench.sweep.device_worker import Stopped
-from attnbench.sweep.station import Measured, News, Station, StationLost
+from attnbench.sweep.executor import Executor, ExecutorLost, Measured, Progress
 
-MOST_STATIONS_LOST = 2
-"""Stations that a group may lose before its backends are blamed."""
+MOST_EXECUTORS_LOST = 2
+"""Executors that a group may lose before its backends are blamed."""
 
 
 class Queue:
@@ -31,9 +31,9 @@ class Queue:
     def __init__(self, groups: Iterable[PlannedGroup]) -> None:
         self._waiting = list(groups)
         self._in_flight: dict[str, PlannedGroup] = {}
-        "by station"
+        "by executor"
         self._homes: dict[str, str] = {}
-        "the station of each case that was begun"
+        "the executor of each case that was begun"
         self._stopped = False
         self._changed = threading.Condition()
 
@@ -47,33 +47,33 @@ class Queue:
         """Groups that nobody has begun, or not to the end."""
         return len(self._waiting)
 
-    def take(self, station: str) -> PlannedGroup | None:
-        """The next group for a station, waited for while one in flight may come back; None when nothing is left."""
+    def take(self, executor: str) -> PlannedGroup | None:
+        """The next group for an executor, waited for while one in flight may come back; None when nothing is left."""
         with self._changed:
             while not self._stopped:
                 for group in self._waiting:
-                    if self._homes.setdefault(group.case_id, station) == station:
+                    if self._homes.setdefault(group.case_id, executor) == executor:
                         self._waiting.remove(group)
-                        self._in_flight[station] = group
+                        self._in_flight[executor] = group
                         return group
                 if not self._waiting and not self._in_flight:
                     return None
                 self._changed.wait()
             return None
 
-    def done(self, station: str) -> None:
-        """The group that a station took is measured, or given up."""
+    def done(self, executor: str) -> None:
+        """The group that an executor took is measured, or given up."""
         with self._changed:
-            del self._in_flight[station]
+            del self._in_flight[executor]
             self._changed.notify_all()
 
-    def lost(self, station: str, *, again: bool) -> None:
-        """A station is gone: its cases are anybody's, and the group it was at waits again unless it is given up."""
+    def lost(self, executor: str, *, again: bool) -> None:
+        """An executor is gone: its cases are anybody's, and the group it was at waits again unless it is given up."""
         with self._changed:
-            group = self._in_flight.pop(station, None)
+            group = self._in_flight.pop(executor, None)
             if group is not None and again:
                 self._waiting.insert(0, group)
-            self._homes = {case: home for case, home in self._homes.items() if home != station}
+            self._homes = {case: home for case, home in self._homes.items() if home != executor}
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -93,63 +93,65 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A station measures no more."""
+    """An executor measures no more."""
 
-    error: StationLost
+    error: ExecutorLost
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A station has nothing more to do."""
+    """An executor has nothing more to do."""
 
     error: BaseException | None = None
     "a mistake of ours, which ends the run"
 
 
-Message = News | Finished | Lost | Over
+Message = Progress | Finished | Lost | Over
 Handle = Callable[[str, Message], None]
 
 
 def in_order(groups: Sequence[PlannedGroup], seconds: Mapping[str, float]) -> list[PlannedGroup]:
-    """Groups for several stations: replicate by replicate, the longest first, so that all end at about one time."""
+    """Groups for several executors: replicate by replicate, the longest first, so that all end at about one time."""
     return sorted(groups, key=lambda group: (group.replicate, -seconds.get(group.group, 0.0)))
 
 
-def deal(groups: Sequence[PlannedGroup], settings: Settings, stations: Sequence[Station], handle: Handle) -> None:
-    """Have groups measured by stations that are open.
+def run_groups(
+    groups: Sequence[PlannedGroup], settings: Settings, executors: Sequence[Executor], handle: Handle
+) -> None:
+    """Have groups measured by executors that are open.
 
     Args:
         groups: in the order in which they are begun.
         settings: of the run.
-        stations: at least one; with several each has a thread here.
-        handle: told in this thread what happens, with the name of the station.
+        executors: at least one; with several each has a thread here.
+        handle: told in this thread what happens, with the name of the executor.
 
     Raises:
-        StationLost: no station is left, and groups are.
+        ExecutorLost: no executor is left, and groups are.
     """
     queue = Queue(groups)
     dealer = _Dealer(queue, settings)
-    if len(stations) == 1:
-        dealer.work(stations[0], handle)
+    if len(executors) == 1:
+        dealer.work(executors[0], handle)
     else:
-        _in_threads(dealer, stations, handle)
+        _in_threads(dealer, executors, handle)
     if queue.waiting and dealer.loss:
         raise dealer.loss
 
 
-def _in_threads(dealer: _Dealer, stations: Sequence[Station], handle: Handle) -> None:
+def _in_threads(dealer: _Dealer, executors: Sequence[Executor], handle: Handle) -> None:
     inbox: SimpleQueue[tuple[str, Message]] = SimpleQueue()
 
-    def work(station: Station) -> None:
+    def work(executor: Executor) -> None:
         error: BaseException | None = None
         try:
-            dealer.work(station, lambda name, message: inbox.put((name, message)))
+            dealer.work(executor, lambda name, message: inbox.put((name, message)))
         except BaseException as found:  # handed to the thread that waits
             error = found
-        inbox.put((station.name, Over(error)))
+        inbox.put((executor.name, Over(error)))
 
     # As daemons they do not outlive a second Ctrl-C; a worker dies with the process that started it.
-    threads = [threading.Thread(target=work, args=(station,), daemon=True) for station in stations]
+    threads = [threading.Thread(target=work, args=(executor,), daemon=True) for executor in executors]
     for thread in threads:
         thread.start()
     working = len(threads)
@@ -165,50 +167,50 @@ def _in_threads(dealer: _Dealer, stations: Sequence[Station], handle: Handle) ->
     finally:
         dealer.queue.stop()
         if working:
-            for station in stations:
-                station.stop()
+            for executor in executors:
+                executor.stop()
         for thread in threads:
             thread.join()
 
 
 class _Dealer:
-    """What the threads of a deal share."""
+    """What the threads of a schedule share."""
 
     def __init__(self, queue: Queue, settings: Settings) -> None:
         self.queue, self.settings = queue, settings
-        self.loss: StationLost | None = None
+        self.loss: ExecutorLost | None = None
         "the last one"
         self._losses: dict[str, list[str]] = {}
         "reasons, by group"
 
-    def work(self, station: Station, handle: Handle) -> None:
-        """Measure groups until none is left, or the station is lost."""
-        while (group := self.queue.take(station.name)) is not None:
+    def work(self, executor: Executor, handle: Handle) -> None:
+        """Measure groups until none is left, or the executor is lost."""
+        while (group := self.queue.take(executor.name)) is not None:
             try:
-                measured = station.measure(group, self.settings, lambda news: handle(station.name, news))
+                measured = executor.measure(group, self.settings, lambda news: handle(executor.name, news))
             except Stopped:
                 return
-            except StationLost as error:
+            except ExecutorLost as error:
                 if not self.queue.stopped:
-                    self._lost(station, group, error, handle)
+                    self._lost(executor, group, error, handle)
                 return
-            handle(station.name, Finished(group, measured))
-            self.queue.done(station.name)
+            handle(executor.name, Finished(group, measured))
+            self.queue.done(executor.name)
 
-    def _lost(self, station: Station, group: PlannedGroup, error: StationLost, handle: Handle) -> None:
+    def _lost(self, executor: Executor, group: PlannedGroup, error: ExecutorLost, handle: Handle) -> None:
         reasons = self._losses.setdefault(group.group, [])
         reasons += [str(error)] if error.measuring else []
-        given_up = len(reasons) == MOST_STATIONS_LOST
-        handle(station.name, Lost(error))
+        given_up = len(reasons) == MOST_EXECUTORS_LOST
+        handle(executor.name, Lost(error))
         if given_up:
-            handle(station.name, Finished(group, _given_up(group, reasons)))
-        self.queue.lost(station.name, again=not given_up)
+            handle(executor.name, Finished(group, _given_up(group, reasons)))
+        self.queue.lost(executor.name, again=not given_up)
         self.loss = error
 
 
 def _given_up(group: PlannedGroup, reasons: Sequence[str]) -> Measured:
-    """Records of a group that stations were lost with."""
-    reason = f"{len(reasons)} stations were lost while it was measured: {'; '.join(dict.fromkeys(reasons))}"
+    """Records of a group that executors were lost with."""
+    reason = f"{len(reasons)} executors were lost while it was measured: {'; '.join(dict.fromkeys(reasons))}"
     blank = Record(
         workload=group.workload,
         case=group.case,

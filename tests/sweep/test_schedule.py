@@ -1,4 +1,4 @@
-"""Groups dealt to several stations: each is measured once, whatever dies, and cases stay where they were begun."""
+"""Groups given to several executors: each is measured once, whatever dies, and cases stay where they were begun."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from attnbench.machine.device import CPU
 from attnbench.record import Environment, Record, Status
 from attnbench.store.runfile import read
 from attnbench.sweep import device_worker
-from attnbench.sweep.dealing import in_order
 from attnbench.sweep.device_worker import Stopped
+from attnbench.sweep.executor import DeviceExecutor, ExecutorLost, Measured, Progress
 from attnbench.sweep.run import execute
-from attnbench.sweep.station import DeviceStation, Measured, News, StationLost
+from attnbench.sweep.schedule import in_order
 from attnbench.worker.activity import HARNESS, Activity
 from attnbench.worker.process import Loss
 
@@ -27,14 +27,14 @@ LINUX = Environment(os="Linux", python="3.11")
 
 
 class Scripted:
-    """A station that measures by words of a list: ok, lost while measuring, gone before."""
+    """An executor that measures by words of a list: ok, lost while measuring, gone before."""
 
     def __init__(self, name, *words, meanwhile=lambda group: None):
         self.name, self.words, self.meanwhile = name, list(words), meanwhile
         self.groups, self.opened, self.closed = [], 0, 0
         self.stopped = threading.Event()
 
-    def open(self, hear):
+    def open(self, on_progress):
         self.opened += 1
 
     def close(self):
@@ -43,14 +43,14 @@ class Scripted:
     def stop(self):
         self.stopped.set()
 
-    def measure(self, group, settings, hear):
-        hear(News("sample", group, group.backends[0]))
+    def measure(self, group, settings, on_progress):
+        on_progress(Progress("sample", group, group.backends[0]))
         self.meanwhile(group)
         if self.stopped.is_set():
             raise Stopped
         word = self.words.pop(0) if self.words else "ok"
         if word != "ok":
-            raise StationLost(f"{self.name} went away", measuring=word == "lost")
+            raise ExecutorLost(f"{self.name} went away", measuring=word == "lost")
         self.groups.append(group.group)
         environment = dataclasses.replace(LINUX, gpu_uuid=f"GPU-{self.name}")
         records = tuple(passed(group, name) for name in group.backends)
@@ -78,7 +78,7 @@ def complete(run):
     assert all(one.reason for one in run.records if one.status is not Status.PASSED)
 
 
-def test_each_group_goes_to_one_station_and_its_records_name_its_gpu():
+def test_each_group_goes_to_one_executor_and_its_records_name_its_gpu():
     both = threading.Barrier(2, timeout=60)
     begun = {"a": False, "b": False}
 
@@ -92,7 +92,7 @@ def test_each_group_goes_to_one_station_and_its_records_name_its_gpu():
 
     a, b = (Scripted(name, meanwhile=first_together(name)) for name in ("a", "b"))
     events = []
-    run = execute(small_run(*[["honest", "other"]] * 6), stations=[a, b], on_event=events.append)
+    run = execute(small_run(*[["honest", "other"]] * 6), executors=[a, b], on_event=events.append)
     complete(run)
     assert sorted(a.groups + b.groups) == sorted(group.group for group in run.plan)
     assert a.groups, "each began one before either had two"
@@ -112,32 +112,32 @@ def test_the_longest_group_is_begun_first_and_replicates_follow_each_other():
     assert [groups.index(group) for group in in_order(groups, seconds)] == [1, 0, 2, 3, 4, 5]
 
 
-def test_one_station_keeps_the_order_of_the_plan():
+def test_one_executor_keeps_the_order_of_the_plan():
     alone = Scripted("a")
-    run = execute(small_run(*[["honest"]] * 5), stations=[alone])
+    run = execute(small_run(*[["honest"]] * 5), executors=[alone])
     assert alone.groups == [group.group for group in run.plan]
 
 
 def test_the_replicates_of_a_case_stay_on_the_gpu_that_began_it():
     a, b = Scripted("a"), Scripted("b")
-    run = execute(small_run(["x"], ["x"], ["x"], replicates=3), stations=[a, b])
+    run = execute(small_run(["x"], ["x"], ["x"], replicates=3), executors=[a, b])
     complete(run)
     for case in {group.case_id for group in run.plan}:
         assert len({record.environment for record in run.records if record.case_id == case}) == 1
 
 
-def test_a_lost_station_costs_only_its_group_which_another_measures():
+def test_a_lost_executor_costs_only_its_group_which_another_measures():
     gone = threading.Event()
     a = Scripted("a", "ok", "lost")
     b = Scripted("b", meanwhile=lambda group: gone.wait(60))
     events = []
 
-    def hear(event):
+    def on_progress(event):
         events.append(event)
         if event.kind == "lost":
             gone.set()
 
-    run = execute(small_run(*[["honest"]] * 5), stations=[a, b], on_event=hear)
+    run = execute(small_run(*[["honest"]] * 5), executors=[a, b], on_event=on_progress)
     complete(run)
     assert {record.status for record in run.records} == {Status.PASSED}
     assert [event.text for event in events if event.kind == "lost"] == ["a is lost: a went away"]
@@ -145,50 +145,50 @@ def test_a_lost_station_costs_only_its_group_which_another_measures():
     assert len(b.groups) == 4
 
 
-def test_what_two_stations_were_lost_with_is_crashed_with_both_reasons():
+def test_what_two_executors_were_lost_with_is_crashed_with_both_reasons():
     a, b = Scripted("a", "lost"), Scripted("b", "lost")
-    run = execute(small_run(["honest", "x"]), stations=[a, b])
+    run = execute(small_run(["honest", "x"]), executors=[a, b])
     complete(run)
     assert {one.status for one in run.records} == {Status.CRASHED}
     [reason] = {one.reason for one in run.records}
-    assert reason.startswith("2 stations were lost while it was measured: ")
+    assert reason.startswith("2 executors were lost while it was measured: ")
     assert "a went away" in reason
     assert "b went away" in reason
 
 
-def test_stations_are_opened_in_one_order_and_one_that_is_not_there_is_left_out():
+def test_executors_are_opened_in_one_order_and_one_that_is_not_there_is_left_out():
     opened = []
 
     class Opening(Scripted):
-        def open(self, hear):
+        def open(self, on_progress):
             opened.append(self.name)
             if "gone" in self.words:
-                raise StationLost("no such card", measuring=False)
+                raise ExecutorLost("no such card", measuring=False)
 
     events = []
-    stations = [Opening("c"), Opening("a", "gone"), Opening("b")]
-    complete(execute(small_run(["x"], ["x"]), stations=stations, on_event=events.append))
+    executors = [Opening("c"), Opening("a", "gone"), Opening("b")]
+    complete(execute(small_run(["x"], ["x"]), executors=executors, on_event=events.append))
     assert opened == ["a", "b", "c"], "whatever the order they are named in"
     assert [event.text for event in events if event.kind == "lost"] == ["a is lost: no such card"]
-    assert stations[1].groups == []
-    with pytest.raises(StationLost, match="no such card"):
-        execute(small_run(["x"]), stations=[Opening("a", "gone"), Opening("b", "gone")])
+    assert executors[1].groups == []
+    with pytest.raises(ExecutorLost, match="no such card"):
+        execute(small_run(["x"]), executors=[Opening("a", "gone"), Opening("b", "gone")])
 
 
-def test_stations_that_never_began_blame_nobody():
+def test_executors_that_never_began_blame_nobody():
     a, b = Scripted("a", "gone"), Scripted("b", "gone")
     with pytest.raises(NothingToRun, match="went away"):
-        execute(small_run(["honest"]), stations=[a, b])
+        execute(small_run(["honest"]), executors=[a, b])
     assert (a.closed, b.closed) == (1, 1)
 
 
-def test_when_no_station_is_left_what_was_measured_is_kept_and_resuming_is_named(tmp_path):
+def test_when_no_executor_is_left_what_was_measured_is_kept_and_resuming_is_named(tmp_path):
     path = tmp_path / "run.json"
     plan = small_run(["x"], ["x"], ["x"])
     with pytest.raises(NothingToRun, match=r"a went away; 1 of 3 groups are kept; to finish: --resume \S*run.json$"):
-        execute(plan, stations=[Scripted("a", "ok", "lost")], path=path)
+        execute(plan, executors=[Scripted("a", "ok", "lost")], path=path)
     again = Scripted("b")
-    complete(execute(read(path), stations=[again], path=path))
+    complete(execute(read(path), executors=[again], path=path))
     assert again.groups == [group.group for group in plan.plan[1:]]
 
 
@@ -198,12 +198,12 @@ def test_a_mistake_of_ours_in_one_thread_ends_the_run():
 
     a, b = Scripted("a", meanwhile=wrong), Scripted("b", meanwhile=lambda group: b.stopped.wait(60))
     with pytest.raises(ZeroDivisionError, match="ours"):
-        execute(small_run(*[["x"]] * 4), stations=[a, b])
+        execute(small_run(*[["x"]] * 4), executors=[a, b])
     assert (a.closed, b.closed) == (1, 1)
     assert b.groups == []
 
 
-def test_ctrl_c_stops_every_station_and_keeps_what_was_measured(tmp_path):
+def test_ctrl_c_stops_every_executor_and_keeps_what_was_measured(tmp_path):
     path = tmp_path / "run.json"
 
     def interrupt(event):
@@ -213,11 +213,11 @@ def test_ctrl_c_stops_every_station_and_keeps_what_was_measured(tmp_path):
     a, b = Scripted("a"), Scripted("b", meanwhile=lambda group: b.stopped.wait(60))
     plan = small_run(*[["x"]] * 4)
     with pytest.raises(KeyboardInterrupt):
-        execute(plan, stations=[a, b], path=path, on_event=interrupt)
+        execute(plan, executors=[a, b], path=path, on_event=interrupt)
     kept = read(path)
     assert len(kept.records) == 1
     assert (a.closed, b.closed) == (1, 1)
-    complete(execute(kept, stations=[Scripted("c"), Scripted("d"), Scripted("e")], path=path))
+    complete(execute(kept, executors=[Scripted("c"), Scripted("d"), Scripted("e")], path=path))
 
 
 @given(
@@ -225,20 +225,20 @@ def test_ctrl_c_stops_every_station_and_keeps_what_was_measured(tmp_path):
     st.integers(1, 2),
 )  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_whatever_stations_die_each_group_is_measured_or_failed_with_a_reason(count, scripts, replicates):
+def test_whatever_executors_die_each_group_is_measured_or_failed_with_a_reason(count, scripts, replicates):
     plan = small_run(*[["honest", "x"]] * count, replicates=replicates)
-    stations = [Scripted(f"s{number}", *words) for number, words in enumerate(scripts)]
+    executors = [Scripted(f"s{number}", *words) for number, words in enumerate(scripts)]
     try:
-        run = execute(plan, stations=stations)
-    except StationLost:
+        run = execute(plan, executors=executors)
+    except ExecutorLost:
         assert all("lost" in words or "gone" in words for words in scripts), "somebody could have gone on"
         return
     complete(run)
-    measured = sorted(group for station in stations for group in station.groups)
+    measured = sorted(group for executor in executors for group in executor.groups)
     assert measured == sorted({one.group for one in run.records if one.status is Status.PASSED}), "each once"
 
 
-# ── workers that die in stations that do not ───────────────────────────────────────────────────────
+# ── workers that die in executors that do not ───────────────────────────────────────────────────────
 
 
 class DyingWorker:
@@ -285,15 +285,15 @@ class DyingWorker:
 def test_whatever_workers_die_each_group_is_measured_or_failed_with_a_reason(seed, count, groups):
     DyingWorker.dice = random.Random(seed)
     plan = small_run(*[["honest", "a", "b"]] * groups)
-    stations = []
+    executors = []
     for number in range(count):
-        station = DeviceStation(CPU)
-        station.name = f"cpu-{number}"
-        stations.append(station)
+        executor = DeviceExecutor(CPU)
+        executor.name = f"cpu-{number}"
+        executors.append(executor)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_worker, "Worker", DyingWorker)
         try:
-            run = execute(plan, stations=stations)
-        except StationLost:
+            run = execute(plan, executors=executors)
+        except ExecutorLost:
             return  # none of them ever had a worker
         complete(run)
