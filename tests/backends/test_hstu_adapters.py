@@ -375,21 +375,31 @@ def test_fbgemm_is_asked_for_the_case(monkeypatch, values, window, contexts, tar
         assert one[name] is None or one[name].dtype == torch.int32
 
 
-def test_fbgemm_of_an_older_version_divides_by_the_longest_sequence(monkeypatch):
-    case = case_of()
-    install(
-        monkeypatch,
-        fbgemm_gpu={},
-        fbgemm_gpu__experimental={},
-        fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, [], scaling=False)},
-    )
-    backend = all_backends()["hstu-fbgemm"]
-    held(backend, case)
-    with (
-        pytest.raises(Unsupported, match="scaling_seqlen=30 is not taken by this version; the longest sequence, 20"),
-        backend.session(other := replace(case, scaling_seqlen=30), make(other)),
-    ):
-        pass
+def test_fbgemm_of_an_older_version_divides_by_the_bound_of_the_lengths(monkeypatch):
+    case, seen = case_of(), []
+
+    def with_divisor(other):
+        install(
+            monkeypatch,
+            fbgemm_gpu={},
+            fbgemm_gpu__experimental={},
+            fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(other, seen, scaling=False)},
+        )
+        return all_backends()["hstu-fbgemm"]
+
+    held(with_divisor(case), case)
+    for other, lengths in ((case, (20, 20)), (replace(case, scaling_seqlen=30), (30, 30))):
+        with with_divisor(other).session(other, make(other)) as launch:
+            launch.forward()
+        assert seen[-1]["lengths"] == lengths
+    for changed in ({"scaling_seqlen": 10}, {"scaling_seqlen": 30, "delta_q": 5}):
+        with (
+            pytest.raises(
+                Unsupported, match=f"scaling_seqlen={changed['scaling_seqlen']} is not taken by this version"
+            ),
+            with_divisor(case).session(other := replace(case, **changed), make(other)),
+        ):
+            pass
 
 
 def test_fbgemm_says_when_its_kernels_will_end_the_process(monkeypatch):
