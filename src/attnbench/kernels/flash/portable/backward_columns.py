@@ -17,10 +17,10 @@ import triton.language as tl
 from attnbench.kernels.flash.portable.backward_step import add_part, begin_at, fold_rows, hide
 from attnbench.kernels.flash.tiles import (
     BACKWARD_COUNTS,
+    first_row,
     load_tile,
     masked_tile,
     padded_start,
-    rows_from,
     rows_of_keys,
     sequence,
     tiles_of,
@@ -99,10 +99,10 @@ def flash_backward_columns(
     if start >= keys:
         return
     k = load_rows(
-        rows_from(k_ptr, batch, key_start, head_kv, k_strides), start, keys, k_row, DIM, BLOCK_N, BLOCK_D, False
+        first_row(k_ptr, batch, key_start, head_kv, k_strides), start, keys, k_row, DIM, BLOCK_N, BLOCK_D, False
     )
     v = load_rows(
-        rows_from(v_ptr, batch, key_start, head_kv, v_strides), start, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False
+        first_row(v_ptr, batch, key_start, head_kv, v_strides), start, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False
     )
     columns = start + tl.arange(0, BLOCK_N)[:, None]
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -124,8 +124,8 @@ def flash_backward_columns(
     padded = padded_start(number, query_start, queries, PACKED, PAD)
     for member in range(members if GROUPED else 1):
         head = head_kv * members + member
-        q_base = rows_from(q_ptr, batch, query_start, head, q_strides)
-        dout_base = rows_from(dout_ptr, batch, query_start, head, dout_strides)
+        q_base = first_row(q_ptr, batch, query_start, head, q_strides)
+        dout_base = first_row(dout_ptr, batch, query_start, head, dout_strides)
         row = tl.cast(head, tl.int64) * stats_rows + padded
         lse_ptr = stats_ptr + row
         delta_ptr = lse_ptr + tl.cast(heads_kv * members, tl.int64) * stats_rows
@@ -364,8 +364,8 @@ def flash_backward_columns(
             if ATOMIC:
                 add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
     store_rows(
-        rows_from(dk_ptr, batch, key_start, head_kv, dk_strides), start, keys, dk_row, dk * scale, DIM, BLOCK_N, BLOCK_D
+        first_row(dk_ptr, batch, key_start, head_kv, dk_strides), start, keys, dk_row, dk * scale, DIM, BLOCK_N, BLOCK_D
     )
     store_rows(
-        rows_from(dv_ptr, batch, key_start, head_kv, dv_strides), start, keys, dv_row, dv, DIM_V, BLOCK_N, BLOCK_V
+        first_row(dv_ptr, batch, key_start, head_kv, dv_strides), start, keys, dv_row, dv, DIM_V, BLOCK_N, BLOCK_V
     )

@@ -10,11 +10,11 @@ import triton.language as tl
 
 from attnbench.kernels.flash.tiles import (
     BACKWARD_COUNTS,
+    first_row,
     keys_of_rows,
     load_tile,
     masked_tile,
     padded_start,
-    rows_from,
     sees,
     sequence,
     tiles_of,
@@ -64,7 +64,7 @@ def flash_backward_prepare(
     if start >= queries:
         return
     out = load_rows(
-        rows_from(out_ptr, batch, query_start, head, out_strides),
+        first_row(out_ptr, batch, query_start, head, out_strides),
         start,
         queries,
         out_row,
@@ -74,7 +74,7 @@ def flash_backward_prepare(
         False,
     )
     dout = load_rows(
-        rows_from(dout_ptr, batch, query_start, head, dout_strides),
+        first_row(dout_ptr, batch, query_start, head, dout_strides),
         start,
         queries,
         dout_row,
@@ -85,7 +85,7 @@ def flash_backward_prepare(
     )
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     rows = start + tl.arange(0, BLOCK_M)
-    lse_base = rows_from(lse_ptr, batch, query_start, head, (lse_batch, 1, lse_head))
+    lse_base = first_row(lse_ptr, batch, query_start, head, (lse_batch, 1, lse_head))
     none = float("-inf")
     lse = tl.load(lse_base + rows, mask=rows < queries, other=none)
     # A row without keys has the lse -inf, which negated would make its probabilities infinite.
@@ -179,10 +179,10 @@ def flash_backward_rows(
     if start >= queries:
         return
     q = load_rows(
-        rows_from(q_ptr, batch, query_start, head, q_strides), start, queries, q_row, DIM, BLOCK_M, BLOCK_D, False
+        first_row(q_ptr, batch, query_start, head, q_strides), start, queries, q_row, DIM, BLOCK_M, BLOCK_D, False
     )
     dout = load_rows(
-        rows_from(dout_ptr, batch, query_start, head, dout_strides),
+        first_row(dout_ptr, batch, query_start, head, dout_strides),
         start,
         queries,
         dout_row,
@@ -191,8 +191,8 @@ def flash_backward_rows(
         BLOCK_V,
         False,
     )
-    k_base = rows_from(k_ptr, batch, key_start, head_kv, k_strides)
-    v_base = rows_from(v_ptr, batch, key_start, head_kv, v_strides)
+    k_base = first_row(k_ptr, batch, key_start, head_kv, k_strides)
+    v_base = first_row(v_ptr, batch, key_start, head_kv, v_strides)
     stats = (
         stats_ptr
         + tl.cast(head, tl.int64) * stats_rows
@@ -236,7 +236,7 @@ def flash_backward_rows(
         see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
         dq = fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION, True)
     store_rows(
-        rows_from(dq_ptr, batch, query_start, head, dq_strides),
+        first_row(dq_ptr, batch, query_start, head, dq_strides),
         start,
         queries,
         dq_row,
@@ -296,7 +296,7 @@ def flash_backward_round(
     else:
         total = load_rows(sums_ptr + row * COLUMNS, start, queries, COLUMNS, DIM, BLOCK_M, BLOCK_D, False)
     store_rows(
-        rows_from(dq_ptr, batch, query_start, head, dq_strides),
+        first_row(dq_ptr, batch, query_start, head, dq_strides),
         start,
         queries,
         dq_row,

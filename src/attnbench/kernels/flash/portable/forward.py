@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash.tiles import keys_of_rows, load_tile, masked_tile, rows_from, sees, sequence, tiles_of
+from attnbench.kernels.flash.tiles import first_row, keys_of_rows, load_tile, masked_tile, sees, sequence, tiles_of
 from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
@@ -157,9 +157,9 @@ def attend_rows(
     batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
     first = (tiles - 1 - tile) * BLOCK_M
     if first < queries:
-        q_base = rows_from(q_ptr, batch, query_start, head, q_strides)
-        k_base = rows_from(k_ptr, batch, key_start, head_kv, k_strides)
-        v_base = rows_from(v_ptr, batch, key_start, head_kv, v_strides)
+        q_base = first_row(q_ptr, batch, query_start, head, q_strides)
+        k_base = first_row(k_ptr, batch, key_start, head_kv, k_strides)
+        v_base = first_row(v_ptr, batch, key_start, head_kv, v_strides)
         # By pointers: a reshaped tile of a descriptor would be an operand in registers, copied for every product.
         q = load_rows(q_base, first, queries, q_row, DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
         rows = first + tl.arange(0, BLOCK_M)
@@ -331,10 +331,10 @@ def attend_rows(
         empty = row_sum == 0.0  # which NaN is not
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
-        out_base = rows_from(out_ptr, batch, query_start, head, out_strides)
+        out_base = first_row(out_ptr, batch, query_start, head, out_strides)
         store_rows(out_base, first, queries, out_row, acc, DIM_V, BLOCK_M, BLOCK_V)
         lse = tl.where(empty, float("-inf"), (row_max * scale + tl.math.log2(total)) * LN_2)
-        lse_base = rows_from(lse_ptr, batch, query_start, head, lse_strides)
+        lse_base = first_row(lse_ptr, batch, query_start, head, lse_strides)
         tl.store(lse_base + rows, lse, mask=rows < queries)
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.flash.portable.forward import LN_2, fold
-from attnbench.kernels.flash.tiles import load_tile, rows_from, sees
+from attnbench.kernels.flash.tiles import first_row, load_tile, sees
 from attnbench.kernels.shared.rows import load_rows, store_rows
 
 COUNTS = ("lse_batch", "lse_head", "heads", "repeats", "rows", "columns", "seqlen_q", "seqlen_k")
@@ -69,9 +69,9 @@ def flash_sparse_forward(
     if first < seqlen_q:
         none = tl.cast(batch * 0, tl.int64)
         indices = indices_ptr + tl.cast(row, tl.int64) * columns
-        q_base = rows_from(q_ptr, batch, none, head, q_strides)
-        k_base = rows_from(k_ptr, batch, none, head // repeats, k_strides)
-        v_base = rows_from(v_ptr, batch, none, head // repeats, v_strides)
+        q_base = first_row(q_ptr, batch, none, head, q_strides)
+        k_base = first_row(k_ptr, batch, none, head // repeats, k_strides)
+        v_base = first_row(v_ptr, batch, none, head // repeats, v_strides)
         q = load_rows(q_base, first, seqlen_q, q_row, DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
         at_rows = first + tl.arange(0, BLOCK_M)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -105,8 +105,8 @@ def flash_sparse_forward(
         empty = row_sum == 0.0  # which NaN is not
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
-        out_base = rows_from(out_ptr, batch, none, head, out_strides)
+        out_base = first_row(out_ptr, batch, none, head, out_strides)
         store_rows(out_base, first, seqlen_q, out_row, acc, DIM, BLOCK_M, BLOCK_D)
         lse = tl.where(empty, float("-inf"), (row_max * scale + tl.math.log2(total)) * LN_2)
-        lse_base = rows_from(lse_ptr, batch, none, head, (lse_batch, 1, lse_head))
+        lse_base = first_row(lse_ptr, batch, none, head, (lse_batch, 1, lse_head))
         tl.store(lse_base + at_rows, lse, mask=at_rows < seqlen_q)
