@@ -108,7 +108,7 @@ def launch_smooth(k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> No
         DIM=dim,
         COLUMNS=columns,
         PACKED=problem.packed,
-        BLOCK=4096 // WIDTH,
+        BLOCK=2048 // WIDTH,
         WIDTH=WIDTH,
         num_warps=4,
     )
