@@ -17,10 +17,11 @@ from attnbench.kernels.flash.quant.hopper import forward as hopper_forward
 from .aot import NO_OLDEST, Compiled, Job, compile_with, recorded, tritons
 
 CELLS = {
-    "pinned": [("m192n128w12s4-ws", 128, False), ("m192n128w12s4-ws", 64, True), ("m128n64w8s3", 128, True)],
+    "pinned": [("m128n128w8s4-ws-beside", 128, False)],
     "3.6": [
-        ("m192n128w12s4-ws", 128, True),
-        ("m192n128w12s4-ws", 64, False),
+        ("m128n128w8s4-ws-beside", 128, True),
+        ("m192n128w12s4-ws", 128, False),
+        ("m192n128w12s4-ws", 64, True),
         ("m128n64w8s3", 128, False),
         ("m128n128w8s3", 64, True),
     ],
@@ -61,8 +62,9 @@ def compiled(version: str) -> dict[str, Compiled]:
 @pytest.mark.parametrize("version", CELLS)
 def test_the_preparation_spills_nothing(version):
     found = [one for label, one in compiled(version).items() if label.startswith(("smooth", "quantise"))]
-    assert len(found) == 4
-    assert not any(one.spills for one in found)
+    assert len(found) == 2 * len({dim for _, dim, _ in CELLS[version]})
+    # Triton 3.9 puts one number of `smooth` aside before its loop, at 56 registers.
+    assert not any(one.spills > 2 * (version == "pinned") for one in found)
 
 
 @pytest.mark.parametrize("version", CELLS)
@@ -75,7 +77,9 @@ def test_products_are_of_warpgroups_in_8_bits_and_no_loop_spills(version):
         if config.order == "plain":
             faults += [f"{one.spills} spills"] * (one.spills > 0)
         else:
-            faults += [f"{one.waits} waits"] * (one.waits != 2 * config.groups)
+            beside = config.products == "beside"
+            # Each product is waited for, with `beside` also in front of the loop and behind it.
+            faults += [f"{one.waits} waits"] * (one.waits != (4 if beside else 2) * config.groups)
             faults += [f"{one.early} arrivals before the warps have met"] * (one.early > 2)
             faults += [f"{one.warps} warps"] * (one.warps != 4 * config.groups + 4)
             bytes_of_tiles = shared_bytes(config, shape)
@@ -85,8 +89,14 @@ def test_products_are_of_warpgroups_in_8_bits_and_no_loop_spills(version):
             faults += [f"{len(one.loops)} loops"] * (len(one.loops) != config.groups)
             for loop in one.loops:
                 spilled = loop["sass"].get("LDL", 0) + loop["sass"].get("STL", 0)
-                # Triton 3.9 keeps two numbers of a masked tile's position in local memory.
+                # Triton 3.9 keeps a number of a masked tile's position in local memory.
                 faults += [f"{spilled} spills in the loop"] * (spilled > 2 * (version == "pinned"))
+                faults += ["conversions of scores"] * ("I2FP" in loop["sass"])
+                faults += ["weights are rearranged"] * ("PRMT" in loop["sass"])
+                # An exponential a score, 64 rows of them to 128 threads.
+                faults += [f"{loop['beside'].get('MUFU', 0)} MUFU beside products"] * (
+                    beside and loop["beside"].get("MUFU", 0) < config.block_n * 3 // 8
+                )
                 exchanges = loop["sass"].get("SHFL", 0) + loop["sass"].get("SEL", 0)
                 # Two rows of a thread, two exchanges each for the largest score; none for the operand of the weights.
                 faults += [f"{exchanges} exchanges between threads"] * (exchanges != 4)

@@ -11,7 +11,7 @@ from attnbench.kernels.flash.problem import Problem, strides_of
 from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE, quantise, smooth
 
 LOG2_E = 1.4426950408889634
-WARPS = 4
+WARPS = 8
 "Of a program that quantises."
 WIDTH, LEAST_CHUNK, MOST_CHUNKS = 32, 256, 8
 "Of the statistics: columns of a program, its rows at least, and into how many stretches a head's rows are cut at most."
@@ -108,7 +108,7 @@ def launch_smooth(k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> No
         DIM=dim,
         COLUMNS=columns,
         PACKED=problem.packed,
-        BLOCK=4096 // WIDTH,
+        BLOCK=2048 // WIDTH,
         WIDTH=WIDTH,
         num_warps=4,
     )
