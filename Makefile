@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: setup run check test lint types fix clean
+.PHONY: setup run check test card lint types fix clean
 
 setup: .venv/.ready
 
@@ -36,6 +36,11 @@ types: setup
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint types .venv/triton-3.6/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Before a release, on a machine with a GPU: what CI skips, every command of the docs that measures among it.
+card: export PYTHONDONTWRITEBYTECODE =
+card: setup
+	$(BIN)/python -m pytest -m gpu -n 8 --dist worksteal
 
 # The contributor's loop: what breaks most often, in under a minute.  `make test` is the whole.
 check: export PYTHONDONTWRITEBYTECODE =

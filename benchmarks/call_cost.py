@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from call_cost_rows import rows
 from torch import Tensor
 
 from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
@@ -33,19 +34,6 @@ CALLS = 10
 "A turn has so many."
 SPIN_CYCLES = 60_000_000
 "30 ms of an H200."
-BARS = (
-    ("flash", "fa3-fwd", 1.0),
-    ("flash-packed", "fa3-fwd-packed", 1.0),
-    ("hstu", "fa3-fwd", 1.0),
-    ("hstu-paged", "fa3-fwd", 1.0),
-    ("hstu-bsa", "fa3-fwd", 2.5),
-    ("flash-fwd-bwd", "flash", 2.5),
-    ("hstu-fwd-bwd", "hstu", 2.5),
-    ("hstu-bsa-fwd-bwd", "hstu-bsa", 2.5),
-)
-"What may cost how many times as much as what."
-NEW_SHAPE_US = 1000.0
-
 Call = Callable[[], Any]
 
 
@@ -157,18 +145,6 @@ def spread(times: list[float]) -> dict[str, float]:
     return {"median_us": statistics.median(times), "low_us": tenths[0], "high_us": tenths[-1]}
 
 
-def verdicts(medians: dict[str, float], fresh: dict[str, float]) -> Iterator[str]:
-    """What of the bars is met."""
-    for name, other, most in BARS:
-        if name in medians and other in medians:
-            ratio = medians[name] / medians[other]
-            said = "met" if ratio <= most else "NOT MET"
-            yield f"{name:18} {ratio:5.2f} of {other}, at most {most}: {said}"
-    for name, median in fresh.items():
-        said = "met" if median <= NEW_SHAPE_US else "NOT MET"
-        yield f"{name:18} a new shape {median:.0f} µs, at most {NEW_SHAPE_US:.0f}: {said}"
-
-
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -188,12 +164,8 @@ def main() -> None:
         "new_shapes": {name: spread(found) | {"times_us": found} for name, found in fresh.items()},
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name, found in times.items():
-        figures = spread(found)
-        print(f"{name:18}", " ".join(f"{value:8.1f}" for value in figures.values()), f"{len(found)} calls")
-    medians = {name: statistics.median(found) for name, found in times.items() if found}
-    for line in verdicts(medians, {name: statistics.median(found) for name, found in fresh.items() if found}):
-        print(line)
+    for line in rows(result, result):
+        print("  ".join(f"{cell:18}" for cell in line))
 
 
 if __name__ == "__main__":

@@ -6,15 +6,18 @@ sorted.  A line says time, useful TFLOP/s and the ratio to the group's first; at
 
     python benchmarks/hstu_paged.py --out benchmarks/results/hstu-paged-h200.json
     python benchmarks/hstu_paged.py --rows 1x128 --max-seconds 0.5 --out /tmp/hstu-paged.json
+
+All rows are compiled first, each in a process of its own: one after another that took longer than measuring.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,16 +112,16 @@ BARS = (
 class Layers:
     """Tensors of one row: contiguous keys of each layer, and the same tokens in pools of pages."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, layers: int = LAYERS) -> None:
         """Draw them on the card."""
         import torch
 
-        self.row, self.made = row, torch.Generator(device="cuda").manual_seed(1)
+        self.row, self.layers, self.made = row, layers, torch.Generator(device="cuda").manual_seed(1)
         new, rows = NEW + row.targets, CACHED + NEW + row.targets
         self.new = self._draw(3, row.batch * new)
         self.keys = self._draw(2, row.batch * rows)
         for index in range(2):  # the step's own keys are the last of each sequence
-            for layer in range(LAYERS):
+            for layer in range(layers):
                 self.keys[layer][index].view(row.batch, rows, HEADS, row.dim)[:, CACHED:] = self.new[layer][
                     1 + index
                 ].view(row.batch, new, HEADS, row.dim)
@@ -131,7 +134,7 @@ class Layers:
 
         return [
             torch.randn(count, rows, HEADS, self.row.dim, generator=self.made, device="cuda").to(torch.bfloat16)
-            for _ in range(LAYERS)
+            for _ in range(self.layers)
         ]
 
     def _steps(self, length: int) -> Tensor:
@@ -212,9 +215,9 @@ def captured(call: Callable[[int], Tensor]) -> tuple[Callable[[], None], Tensor]
     return graph.replay, outs[-1]
 
 
-def kernels_of(row: Row) -> dict[str, Callable[[int], Tensor]]:
+def kernels_of(row: Row, layers_count: int = LAYERS) -> dict[str, Callable[[int], Tensor]]:
     """What is measured for a row, by name; all compute the same."""
-    layers = Layers(row)
+    layers = Layers(row, layers_count)
     found = {"contiguous": layers.contiguous()}
     if row.batch * row.targets <= 8 * 128:
         found["contiguous-whole"] = layers.contiguous(parts=1)
@@ -223,6 +226,22 @@ def kernels_of(row: Row) -> dict[str, Callable[[int], Tensor]]:
         if row.targets == 1024:
             found[f"paged-{page}-sorted"] = layers.paged(page, order="sorted")
     return found
+
+
+def compile_only(row: Row) -> None:
+    """Call everything of a row once: what it compiles stays in Triton's cache."""
+    import torch
+
+    for call in kernels_of(row, 1).values():
+        call(0)
+    torch.cuda.synchronize()
+
+
+def compile_ahead(rows: Sequence[Row]) -> None:
+    """Compile all rows at a time; one that fails does so again where it is measured."""
+    command = [sys.executable, __file__, "--out", "-", "--compile-only", "--rows"]
+    for process in [subprocess.Popen([*command, row.name]) for row in rows]:
+        process.wait()
 
 
 def measured(row: Row, calls: Mapping[str, Callable[[int], Tensor]], max_seconds: float) -> dict[str, Any]:
@@ -259,10 +278,18 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", default="", help="comma list of beginnings of names, as 8x1024 or 1x128-d256")
     parser.add_argument("--max-seconds", type=float, default=1.5, help="of sampling, a row")
+    parser.add_argument("--compile-only", action="store_true", help="measure nothing")
     args = parser.parse_args()
     wanted = [row for row in ROWS if any(row.name.startswith(part) for part in args.rows.split(","))]
     if not wanted or not torch.cuda.is_available():
         parser.error(f"--rows={args.rows}: one of {', '.join(row.name for row in ROWS)}, on a CUDA device")
+    if args.compile_only:
+        for row in wanted:
+            compile_only(row)
+        return 0
+    begun = time.perf_counter()
+    compile_ahead(wanted)
+    print(f"compiled in {time.perf_counter() - begun:.1f} s", flush=True)
     found: dict[str, Any] = {"environment": to_dict(environment(resolve("cuda"))), "layers": LAYERS, "rows": []}
     rows: list[dict[str, Any]] = found["rows"]
     for row in wanted:

@@ -19,7 +19,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnbench.record import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -745,6 +748,21 @@ def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock:
     )
 
 
+def call_cost(say: Say, path: Path, earlier: Path) -> str:
+    """Host time of a warm eager call, now and before calls were kept."""
+    import call_cost_rows
+
+    data, before = (json.loads(one.read_text("utf-8")) for one in (path, earlier))
+    words = ("call", "median", "tenth to ninetieth percentile", "before calls were kept", "bar", "met")
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], call_cost_rows.rows(data, before)),
+            "",
+            where(data["environment"], say),
+        ]
+    )
+
+
 def hstu_paged(say: Say, path: Path) -> str:
     """The paged HSTU kernel and split keys: time of a layer in a graph, rate, and speed over the contiguous kernel."""
     data = json.loads(path.read_text("utf-8"))
@@ -758,16 +776,56 @@ def hstu_paged(say: Say, path: Path) -> str:
     return "\n".join([markdown([say(word) for word in words], rows), "", where(data["environment"], say)])
 
 
-def serving(say: Say, path: Path) -> str:
-    """Steps of the ranking model: end to end, on the GPU, and over the baseline."""
+def serving_sweep(say: Say, *paths: Path) -> str:
+    """Ranking steps by batch, candidates and cached tokens."""
     import serving_tables
 
-    from attnbench.record import to_dict
+    there = [path for path in paths if path.is_file()]
+    return _of_runs(say, serving_tables.SWEEP, serving_tables.sweep_rows(map(_run, there)), there[0])
+
+
+def serving_host_hits(say: Say, path: Path) -> str:
+    """Cached tokens in host memory: brought back, computed again, or what is measured to be quicker."""
+    import serving_tables
+
+    return _of_runs(say, serving_tables.HOST_HITS, serving_tables.host_hit_rows(_run(path)), path)
+
+
+def serving_pool(say: Say, path: Path) -> str:
+    """Steps over pools of several sizes."""
+    import serving_tables
+
+    return _of_runs(say, serving_tables.POOL, serving_tables.pool_rows(_run(path)), path)
+
+
+def serving_steps(say: Say, path: Path) -> str:
+    """Percentiles of many steps."""
+    import serving_tables
+
+    return _of_runs(say, serving_tables.STEPS, serving_tables.step_rows(_run(path)), path)
+
+
+def serving_stack(say: Say, path: Path) -> str:
+    """The layers of DLRMv3 alone."""
+    import serving_tables
+
+    data = json.loads(path.read_text("utf-8"))
+    table = markdown([say(word) for word in serving_tables.STACK], serving_tables.stack_rows(path))
+    return "\n".join([table, "", where(data["environment"], say)])
+
+
+def _run(path: Path) -> Run:
     from attnbench.store.runfile import read
 
-    run = read(path)
-    table = markdown([say(word) for word in serving_tables.HEAD], serving_tables.serving_rows(run))
-    return "\n".join([table, "", where(to_dict(run.environments[0]), say)])
+    return read(path)
+
+
+def _of_runs(say: Say, head: Sequence[str], rows: Sequence[Sequence[str]], path: Path) -> str:
+    from attnbench.record import to_dict
+
+    return "\n".join(
+        [markdown([say(word) for word in head], rows), "", where(to_dict(_run(path).environments[0]), say)]
+    )
 
 
 def sparse_peers(say: Say, path: Path) -> str:
@@ -802,6 +860,20 @@ def sparse_table(rows_of: str, *options: Any) -> Callable[..., str]:
     return render
 
 
+def suite(say: Say, path: Path) -> str:
+    """A run of a suite: its command, its matrices, who is fastest, what is missing."""
+    import suite_tables
+
+    from attnbench.record import to_dict
+    from attnbench.store.runfile import read
+
+    lines = [f"`{suite_tables.command(path)}`"]
+    for title, head, rows in suite_tables.parts(path):
+        lines += ["", f"{title}:", "", markdown(head, rows)]
+    lines += ["", *suite_tables.sentences(path), where(to_dict(read(path).environments[0]), say)]
+    return "\n".join(lines)
+
+
 def loads(say: Say, *paths: Path) -> str:
     """Latency over rate of models under load."""
     import load_tables
@@ -821,6 +893,18 @@ def generators(say: Say, path: Path) -> str:
     return markdown([say(word) for word in load_tables.GENERATOR_HEAD], load_tables.generator_rows(path))
 
 
+SUITES = (
+    "hstu-bsa",
+    "flash-sweep",
+    "minimal",
+    "compare",
+    "scenarios",
+    "sustained",
+    "timers",
+    "replicates",
+    "hstu-meta",
+)
+"""Runs of whole suites on a card, and of what else a run can be asked for."""
 LOADS = ("load-dlrm-v3-offline-h200.json", "load-dlrm-v3-server-h200.json", "load-bench-h200.json")
 TABLES = {
     "backends": Table((), backends),
@@ -852,7 +936,8 @@ TABLES = {
     "tuner-h200": Table(("tuner-h200.json",), tuner_card),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
-    "serving-h200": Table(("serving-h200.json",), serving),
+    "serving-h200": Table(("hstu-serving-8-h200.json", "serving-h200.json"), serving_sweep),
+    "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
     "sparse-length-h200": Table(("sparse-length-h200.json",), sparse_table("lengths")),
@@ -860,6 +945,8 @@ TABLES = {
     "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
+    "call-cost-h200": Table(("call-cost-h200.json", "call-cost-before-h200.json"), call_cost),
+    **{f"suite-{name}-h200": Table((f"suite-{name}-h200.json",), suite) for name in SUITES},
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 from typing import Any
@@ -216,3 +217,28 @@ def make_run(records: list[Record] | None = None, **changed: Any) -> Run:
         "records": tuple(records),
     }
     return Run(**(values | changed))
+
+
+def make_steps() -> Run:
+    """A run of a whole model's steps: one backend's parts by phases, one's by category of kernels, one without any."""
+    case = make_case()
+    phases = {
+        "base": {"attention": 60.0, "attention alone": 14.0},
+        "quick": {"attention": 34.0, "attention alone": 8.0, "preparation": 4.0, "copies": 3.0},
+        "captured": {"attention": 50.0, "attention alone": 12.0},
+    }
+    counters = {
+        "base": {},
+        "quick": {f"latents_rel_l1_{step}": 1e-3 * step for step in (1, 2, 10)},
+        "captured": {f"latents_rel_l1_{step}": 0.0 for step in (1, 2, 10)}
+        | {"launch_ms_attention": 48.0, "launch_ms_matmul": 30.0, "launch_ms_other": 1.0, "launch_ms_idle": 2.0},
+    }
+    records = []
+    for name, step in {"base": 100.0, "quick": 80.0, "captured": 90.0}.items():
+        one = make_record(case, name, tflops=500.0)
+        timed = {part: make_time([ms] * 3) for part, ms in phases[name].items()}
+        time = make_time([step] * 8, busy_ms=step - 2.0)
+        beside = {"denoising_steps": 1, "layers": 4} | counters[name]
+        records.append(dataclasses.replace(one, time=time, phases=timed, counters=beside))
+    run = make_run([*records, make_record(case, "plain", tflops=500.0)])
+    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, baseline="base"))

@@ -87,6 +87,12 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
         (lambda: attnbench.compare({"a": print, "b": print}, baseline="c"), UsageError, "baseline=c is not known; one"),
         (lambda: attnbench.bench(3), UsageError, r"fn=3 cannot be called; a function"),
         (lambda: attnbench.bench(print, device="tpu"), UsageError, "device=tpu is not known; auto, cpu"),
+        (lambda: attnbench.run(gpus="1,1"), UsageError, "attnbench.run: gpus=1,1 names GPU 1 twice"),
+        (
+            lambda: attnbench.run(gpus="all", device="cpu"),
+            UsageError,
+            "device=cpu does not go with gpus; one of the two",
+        ),
         (lambda: attnbench.bench(lambda: None, device="cpu", timer="cupti"), Unavailable, "does not work on cpu"),
         (lambda: attnbench.bench(lambda: None, device="cpu", l2="hot"), UsageError, "l2=hot is not known"),
         (
@@ -288,7 +294,7 @@ def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
 
 
 def test_a_run_that_a_history_could_not_take_is_kept_and_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files: write(run, path) and run)
+    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, **rest: write(run, path) and run)
     (tmp_path / "history.sqlite").write_bytes(b"no database " * 100)
     with pytest.warns(UserWarning, match=r"not in the history .* is not a database; .*attnbench history --add"):
         made = attnbench.run("minimal", device="cpu", save=tmp_path / "run.json")
@@ -301,7 +307,7 @@ def test_a_run_that_a_history_could_not_take_is_kept_and_warned_of(monkeypatch: 
 
 
 def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files: (run, backend_files))
+    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files, stations: (run, backend_files))
     suite = tmp_path / "own.toml"
     suite.write_text(
         'name = "own"\ntitle = "one"\nworkload = "attention"\nbackends = ["sdpa"]\naxes = { seqlen = [64] }\n'
@@ -321,7 +327,7 @@ def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pyt
 
 def test_a_run_on_a_gpu_is_planned_with_the_suites_section_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: Device("cuda"))
-    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files: run)
+    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files, stations: run)
     planned = attnbench.run("quick").run
     assert planned.settings.device == "cuda:0"
     assert {group.case["dtype"] for group in planned.plan} == {"bf16"}

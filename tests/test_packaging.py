@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-HEAVY = {"vl-convert-python", "pandas", "psycopg", "diffusers", "mlcommons-loadgen"}
+HEAVY = {"vl-convert-python", "pandas", "psycopg", "diffusers", "mlcommons-loadgen", "ray"}
 """What the main job does not need: extras."""
 
 

@@ -82,7 +82,7 @@ def nearest(value: str, names: Iterable[str]) -> list[str]:
         (name for name, text in plain.items() if len(wanted) > 1 and text.startswith(wanted)),
         key=lambda name: (len(name), name),
     )
-    alike = difflib.get_close_matches(wanted, plain.values(), n=1)
+    alike = difflib.get_close_matches(wanted, plain.values(), n=1, cutoff=0.65)
     return same[:1] or begun[:3] or [name for name, text in plain.items() if text in alike][:1]
 
 

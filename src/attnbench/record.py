@@ -300,6 +300,17 @@ class PlannedGroup(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Shard(Spelled):
+    """Which part of a plan a run measures."""
+
+    index: int
+    "from 1"
+    count: int
+    groups: tuple[str, ...] = field(repr=False)
+    "names of all groups of the plan that was cut, in its order"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run(Spelled):
     """One execution of a suite."""
 
@@ -314,6 +325,8 @@ class Run(Spelled):
     "of the older script that the suite stands for; --layout prints it"
     backend_files: tuple[str, ...] = ()
     "names (not paths) of the --backends files"
+    shard: Shard | None = None
+    "what of a larger plan `plan` is; None of the whole"
     environments: tuple[Environment, ...] = field(default=(), repr=False)
     records: tuple[Record, ...] = field(default=(), repr=False)
 

@@ -161,7 +161,7 @@ def test_every_configuration_for_hopper_that_is_offered_can_be_launched(dim, mon
     from attnbench.kernels.hstu.dense.api import configs_of
     from attnbench.kernels.hstu.dense.configs import hopper_columns_fault, hopper_fault
 
-    monkeypatch.setattr("attnbench.kernels.hstu.dense.api._capability", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.hstu.dense.calls._capability", lambda x: (9, 0))
     x = torch.empty(1, 1, dim, dtype=torch.bfloat16, device="meta")
     shape = {"capability": (9, 0), "item_bytes": 2, "attn_dim": dim, "linear_dim": dim}
     for mode in ("fwd", "bwd"):
@@ -177,7 +177,7 @@ def test_every_configuration_for_hopper_that_is_offered_can_be_launched(dim, mon
 def test_every_configuration_of_ours_is_another_launch(mode, monkeypatch):
     from attnbench.kernels.hstu.dense.api import configs_of
 
-    monkeypatch.setattr("attnbench.kernels.hstu.dense.api._capability", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.hstu.dense.calls._capability", lambda x: (9, 0))
     case, x = case_of(mode=mode), torch.empty(1, 1, 128, dtype=torch.bfloat16, device="meta")
     configs = list(all_backends()["hstu-triton"].configs(case))
     cuts = [configs_of(x, x, x, 1024, config.values) for config in configs]
@@ -375,21 +375,31 @@ def test_fbgemm_is_asked_for_the_case(monkeypatch, values, window, contexts, tar
         assert one[name] is None or one[name].dtype == torch.int32
 
 
-def test_fbgemm_of_an_older_version_divides_by_the_longest_sequence(monkeypatch):
-    case = case_of()
-    install(
-        monkeypatch,
-        fbgemm_gpu={},
-        fbgemm_gpu__experimental={},
-        fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(case, [], scaling=False)},
-    )
-    backend = all_backends()["hstu-fbgemm"]
-    held(backend, case)
-    with (
-        pytest.raises(Unsupported, match="scaling_seqlen=30 is not taken by this version; the longest sequence, 20"),
-        backend.session(other := replace(case, scaling_seqlen=30), make(other)),
-    ):
-        pass
+def test_fbgemm_of_an_older_version_divides_by_the_bound_of_the_lengths(monkeypatch):
+    case, seen = case_of(), []
+
+    def with_divisor(other):
+        install(
+            monkeypatch,
+            fbgemm_gpu={},
+            fbgemm_gpu__experimental={},
+            fbgemm_gpu__experimental__hstu={"hstu_attn_varlen_func": fbgemm(other, seen, scaling=False)},
+        )
+        return all_backends()["hstu-fbgemm"]
+
+    held(with_divisor(case), case)
+    for other, lengths in ((case, (20, 20)), (replace(case, scaling_seqlen=30), (30, 30))):
+        with with_divisor(other).session(other, make(other)) as launch:
+            launch.forward()
+        assert seen[-1]["lengths"] == lengths
+    for changed in ({"scaling_seqlen": 10}, {"scaling_seqlen": 30, "delta_q": 5}):
+        with (
+            pytest.raises(
+                Unsupported, match=f"scaling_seqlen={changed['scaling_seqlen']} is not taken by this version"
+            ),
+            with_divisor(case).session(other := replace(case, **changed), make(other)),
+        ):
+            pass
 
 
 def test_fbgemm_says_when_its_kernels_will_end_the_process(monkeypatch):

@@ -287,7 +287,10 @@ def test_a_gathered_step_takes_every_dense_backend_and_refuses_as_it_does():
     backend = all_backends()["serving-gathered"]
     shorts = [config.short for config in backend.configs(one)]
     dense = [name for name, found in all_backends().items() if (found.workload, found.variant) == ("hstu", "hstu")]
-    assert shorts == [short for name in dense for short in (name, f"{name}+no-cache")]
+    ways = ("", "+no-cache", "+graph", "+no-cache+graph")
+    assert shorts == [f"{name}{way}" for name in dense for way in ways]
+    with pytest.raises(Unsupported, match="serving-gathered: device=cpu has no CUDA graphs; cuda"):
+        resolve("serving-gathered[hstu-eager+graph]", one).check(one, Machine("cpu"))
     assert len(dense) >= 5
     with pytest.raises(Unsupported, match="hstu-triton: device=cpu is not supported; cuda"):
         resolve("serving-gathered[hstu-triton]", one).check(one, Machine("cpu"))
@@ -298,6 +301,20 @@ def test_a_gathered_step_takes_every_dense_backend_and_refuses_as_it_does():
         launch.forward()
         torch.testing.assert_close(launch.outputs()["out"], given.model(given.requests()), rtol=1e-4, atol=1e-5)
         assert launch.counters["hit_tokens"] == 0
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_gathered_step_runs_from_the_fixed_buffers_of_its_lengths(cached):
+    one = case()
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve("serving-gathered[hstu-eager]", one)
+    with backend.attention(one) as attention:
+        session = ServingSession(
+            one, group.first.inputs, attention, cached=cached, graph=True, exact=True, capture=False
+        )
+        outcome = examine(session.launch(), group, variant="logits", budget=backend.budget(one))
+    assert outcome.ok, outcome.reason
+    assert [sizes.rows for sizes in session.graphs.sizes] == [2 * ((8 if cached else 70) + 5)]
 
 
 def test_a_gathered_step_needs_sequences_of_one_shape():

@@ -322,6 +322,13 @@ def test_a_map_that_does_not_go_with_the_tokens_is_refused_and_dense_rows_are_no
             H200,
             "dtype=fp16 is not supported; one of bf16",
         ),
+        ("video[sta]", {"model": "cogvideox-2b", "dtype": "bf16"}, H200, "headdim=64 is not supported; one of 128"),
+        (
+            "video[sparge_fp8]",
+            {"model": "cogvideox-2b", "dtype": "bf16"},
+            H200,
+            "block=128x128 is not the block of this card's kernel; 64x128",
+        ),
         ("video[sdpa-flash]", {"model": "cogvideox-2b"}, H200, "dtype=fp32 is not supported"),
         (
             "video[sdpa]",

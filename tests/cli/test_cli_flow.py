@@ -209,6 +209,16 @@ def test_each_group_is_printed_when_it_is_done(attnbench, sweep, monkeypatch):
     assert [answer.out.count(f"b1-s{length}-h4-d64-fp32-fwd   timer") for length in (1, 7)] == [1, 1]
 
 
+def test_a_station_that_is_lost_is_said_on_stderr(attnbench, sweep, monkeypatch):
+    def execute(run, *, on_event, stations, **more):
+        on_event(Event("lost", text="cuda:1 is lost: no such card"))
+        return sweep.execute(run, on_event=on_event, stations=stations, **more)
+
+    monkeypatch.setattr("attnbench.sweep.run.execute", execute)
+    answer = attnbench("run quick --seqlen 16 --no-causal --backends eager --device cpu --no-save")
+    assert (answer.code, answer.err) == (0, "cuda:1 is lost: no such card\n")
+
+
 def test_ctrl_c_shows_what_is_finished(attnbench, sweep):
     sweep.stop_after = 2
     answer = attnbench("run quick --device cpu --seqlen 1,7,9 --no-causal")

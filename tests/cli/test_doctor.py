@@ -315,3 +315,18 @@ def test_watch_in_a_terminal_shows_the_range_seen(nvml):
     os.close(master)
     assert "NVIDIA H200, every 0.05 s" in text
     assert "idle, power cap" in text
+
+
+def test_inside_a_container_it_says_what_that_holds_back(monkeypatch, capsys, no_driver):
+    from attnbench.machine import container
+
+    monkeypatch.setattr(doctor, "check_backends", lambda device, output: [])
+    monkeypatch.setattr(container, "in_container", lambda: False)
+    assert doctor.examine(CPU, Output()).container == []
+    monkeypatch.setattr(container, "in_container", lambda: True)
+    monkeypatch.setattr(container.os, "statvfs", lambda path: type("S", (), {"f_frsize": 1, "f_blocks": 2**26})())
+    report = doctor.examine(CPU, Output())
+    assert [one.what for one in report.container][:2] == ["/dev/shm", "memlock"]
+    text = "".join(str(part) for part in doctor._render(report))
+    assert "Container" in text
+    assert report.container[0].todo == "--shm-size 8G"

@@ -120,6 +120,12 @@ OTHERS = {
     "--no-build-isolation",
     "--no-deps",
     "--durations",  # of pip and pytest
+    "--shm-size",
+    "--cap-add",
+    "--ulimit",
+    "--net",
+    "--init",
+    "--volume",  # of docker
 }
 
 

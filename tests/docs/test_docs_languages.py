@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
-from documents import FENCE, GENERATED, ROOT, commands, inline
+import pytest
+from documents import FENCE, GENERATED, GUIDES, ROOT, commands, inline, name, prose
 
 ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
 
@@ -49,3 +51,16 @@ def test_the_chinese_is_chinese():
     paragraphs = [part for part in re.split(r"\n\s*\n", text) if len(part) > 40]
     assert len(paragraphs) > 10
     assert [part for part in paragraphs if not re.search(r"[\u4e00-\u9fff]", part)] == []
+
+
+def test_the_chinese_text_has_full_width_punctuation():
+    text = re.sub(r"`[^`]*`", "", prose((ROOT / "README.zh-CN.md").read_text("utf-8")))
+    assert re.findall(r"[\u4e00-\u9fff] ?[,;:!?] ?[\u4e00-\u9fff]|：：|，，", text) == []
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=name)
+def test_a_table_has_a_head_with_a_cell_a_column(path):
+    lines = FENCE.sub("", path.read_text("utf-8")).splitlines()
+    for head, rule in itertools.pairwise(lines):
+        if re.fullmatch(r"\|(?: *:?-+:? *\|)+", rule):
+            assert len(re.split(r"(?<!\\)\|", head)) == rule.count("|") + 1, head

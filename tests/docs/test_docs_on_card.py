@@ -4,7 +4,7 @@ Before a release, on a machine with a GPU; -n 8 because most of the time is star
 
     python -m pytest -m gpu -n 8 --dist worksteal tests/docs/test_docs_on_card.py
 
-What reads runs needs no card: test_docs_run.py, test_docs_reading.py.
+What reads runs needs no card: test_docs_run.py.
 """
 
 from __future__ import annotations

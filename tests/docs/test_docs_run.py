@@ -12,20 +12,29 @@ from pathlib import Path
 import pytest
 from documents import GUIDES, ROOT, commands
 
+sys.path.insert(0, str(ROOT / "tests/profile"))
+import made_up_captures
+
 from attnbench.cli import main
 from attnbench.machine.device import Device
 from attnbench.record import Memory
-from attnbench.store.runfile import default_path, read, write
+from attnbench.store.runfile import default_path, now, read, write
 
 WRITING = ("--csv", "--xlsx", "--html", "--json", "--md", "--plots", "--to")
-MEASURING, READING = ("run", "compare", "check"), ("report", "export", "diff", "import")
-PLACEHOLDERS = {"A", "B", "RUN", "RUN...", "DIR", "PATH", "SUITE", "BACKEND", "…"}
+MEASURING, READING = (
+    ("run", "compare", "check"),
+    ("report", "export", "diff", "import", "show", "history", "list", "data"),
+)
+PLANNING = ("tune", "profile")
+PLACEHOLDERS = {"A", "B", "RUN", "RUN...", "DIR", "PATH", "SUITE", "BACKEND", "FILE", "…"}
 LEFT_OUT = {
     "actual_sparsity": "an axis of runs with kernels that this package does not bring",
     "results/serving.json": "a run of serving, which tests/formats exports",
     "serving": "the folder of that export",
-    "previous": "which runs these are depends on the commands before; tests/cli looks them up",
     "--resume": "tests/cli resumes runs",
+    "--source": "KuaiRand-1K, which is fetched by hand: tests/datasets has files of its kind",
+    "--db": "a server of PostgreSQL, which tests/store asks for",
+    "all": "two benchmarks: tests/cli/test_profile_cli.py carries it out",
 }
 """What no run made here can have, and why."""
 
@@ -39,7 +48,7 @@ def _shown(verbs):
                 command.words[1] in verbs
                 and not PLACEHOLDERS & set(rest)
                 and not LEFT_OUT.keys() & set(rest)
-                and (rest or command.words[1] in MEASURING)
+                and (rest or command.words[1] in (*MEASURING, "history"))
                 and "--help" not in rest
             ):
                 found.setdefault((command.words[1:], command.environment), command.where)
@@ -63,8 +72,9 @@ def runs(tmp_path_factory):
     patch.setattr(
         "attnbench.machine.devices.resolve", lambda device: Device.parse("cpu" if device == "auto" else device)
     )
-    for variable in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "ATTNBENCH_HISTORY"):
+    for variable in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM"):
         patch.delenv(variable, raising=False)
+    patch.setenv("ATTNBENCH_HISTORY", "sqlite:///results/history.sqlite")
     shutil.copytree(ROOT / "examples", "examples")
     function = "def attention(q, k, v, causal, scale):\n    return v\n"
     for file in ("mine.py", "old.py", "new.py"):
@@ -98,6 +108,13 @@ def runs(tmp_path_factory):
         one = dataclasses.replace(read(Path("results/sweep.json")), id=f"0badcaf{number}")
         write(one, Path(name))
         write(one, default_path(one, "results"))
+    shutil.copy("before.json", "sweep.json")
+    shutil.copy("after.json", "other.json")
+    card = read(ROOT / "benchmarks/results/quick-h200.json")
+    write(dataclasses.replace(card, id="1a2b3c4d", started=now()), Path("results/card.json"))
+    assert main(["history", "--add", "results/card.json"]) == 0
+    for name in ("profile_fa", "profile_sage2"):
+        made_up_captures.nsys_sqlite(Path(f"{name}.sqlite"))
     assert main(["export", "results/hstu.json", "--layout", "seed-000", "--to", "benchmark_results.json"]) == 0
     assert main(["export", "results/sweep.json", "--layout", "seed-001", "--to", "old-sweep.csv"]) == 0
     assert main(["export", "results/minimal.json", "--layout", "seed-004", "--to", "seed-004"]) == 0
@@ -123,12 +140,37 @@ def test_a_command_that_measures_plans_shows_and_writes(runs, monkeypatch, capsy
 
 @pytest.mark.parametrize(("words", "environment"), _shown(READING))
 def test_a_command_that_reads_runs_answers_and_writes(runs, capsys, words, environment):
+    if "previous" in words:  # commands that measured have left runs of other suites
+        for number in range(2):
+            one = dataclasses.replace(
+                read(Path("before.json")), id=f"0badcaf{number + 5}", started=f"2099-01-01T00:00:0{number}Z"
+            )
+            write(one, default_path(one, "results"))
     code = main(list(words))
     out, err = capsys.readouterr()
     # A run that a command of the docs measured before may stand in place of the fixture's, which cannot be judged.
     assert code in ((0, 3) if words[0] == "diff" else (0,)), err
     assert out
     _written(words)
+
+
+@pytest.mark.parametrize(("words", "environment"), _shown(PLANNING))
+def test_a_command_that_tunes_or_profiles_shows_what_it_would_do(runs, monkeypatch, capsys, words, environment):
+    """With a card, which there is none of here; test_docs_on_card.py carries them out on one."""
+    for key, value in environment:
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(
+        "attnbench.machine.devices.resolve", lambda device: Device.parse("cuda:0" if device == "auto" else device)
+    )
+    monkeypatch.setattr("attnbench.backends.base.Backend.probe", lambda backend: None)
+    code = main([*words, *([] if "--from" in words else ["--dry-run"])])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    assert out
+    if "--from" not in words:
+        assert "launches before the window" in out if words[0] == "profile" else words[1] in out
+    if "--table" in words and "--from" in words:
+        assert "Attn (%)" in out
 
 
 def _written(words):

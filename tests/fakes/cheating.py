@@ -6,6 +6,7 @@ Each does the work somewhere else: in a thread, in a call that is not timed, or 
 from __future__ import annotations
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,56 @@ class SlowForTwoCalls(ByDirtyFlag):
         if self.left >= 0:
             self.memo.pop(self.key(), None)
         return super().work()
+
+
+class WhenAskedFor(Cheating):
+    """Works in a call only if somebody has asked for the outputs since the last, or loaded data."""
+
+    name, asked_for = "when-asked-for", True
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.asked_for = True
+
+    def outputs(self):
+        self.asked_for = True
+        return self.out
+
+    def forward(self):
+        if self.asked_for:
+            super().forward()
+        self.asked_for = False
+
+
+class AfterAPause(Cheating):
+    """Works in a call only if the last was a while ago, or data was loaded."""
+
+    name, last = "after-a-pause", 0.0
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.last = 0.0
+
+    def forward(self):
+        if time.monotonic() - self.last > 5e-4:
+            super().forward()
+        self.last = time.monotonic()
+
+
+class EveryOther(Cheating):
+    """Works in every other call, and in the first three after data was loaded."""
+
+    name, calls, left = "every-other", 0, 3
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.left = 3
+
+    def forward(self):
+        self.calls += 1
+        self.left -= 1
+        if self.left >= 0 or self.calls % 2:
+            super().forward()
 
 
 class StopsWorking(Cheating):

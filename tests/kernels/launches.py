@@ -127,11 +127,13 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         # What is made stays, so that no two of them have one address.
         new_empty = torch.Tensor.new_empty
         patch.setattr(torch.Tensor, "new_empty", lambda x, *shape, **given: card.hold(new_empty(x, *shape, **given)))
+        patch.setattr(kept, "is_on_card", lambda x: True)
         patch.setattr(kept, "current_device", lambda: -1)
         patch.setattr(kept, "current_stream", lambda device: STREAM)
         for name in ("flash.calls", "hstu.dense.calls", "hstu.bsa.inputs"):
             patch.setattr(f"attnbench.kernels.{name}.check_device", lambda q, *, compiled: None)
         patch.setattr("attnbench.kernels.hstu.paged.api._check_device", lambda who, x: None)
+        patch.setattr("attnbench.kernels.hstu.layer.api._check_device", lambda who, name, x: None)
         for name in (
             "flash.calls.CALLS",
             "hstu.dense.calls.CALLS",
@@ -140,4 +142,5 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         ):
             patch.setattr(f"attnbench.kernels.{name}", kept.Kept())
         patch.setattr("attnbench.kernels.hstu.paged.api._appends", kept.Kept())
+        patch.setattr("attnbench.kernels.hstu.layer.api._calls", kept.Kept())
         yield card

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
+
+from attnbench.workloads.attention.kinds import fill
 
 LOG2_E = 1.4426950408889634
 PEAK = 8.807354922057604
@@ -48,19 +51,16 @@ def inputs_of(
     seed: int = 0,
     device: str = "cpu",
 ) -> Inputs:
-    """Values drawn on the CPU: normal, with outliers, or with a large mean of each channel of K and a mean of V."""
+    """Values drawn on the CPU, of a kind of the workload."""
     seqlen_k = seqlen if seqlen_k is None else seqlen_k
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    q = normal(batch, seqlen, heads, dim)
-    k, v = (normal(batch, seqlen_k, heads_kv or heads, dim) for _ in "kv")
-    if kind == "outliers":
-        q, k, v = (x + 10 * normal(*x.shape) * (torch.rand(x.shape, generator=generator) < 1e-3) for x in (q, k, v))
-    if kind == "bias":
-        k, v = k + 8 * normal(1, 1, 1, dim), v + 0.5
+    shapes = {
+        "q": (batch, seqlen, heads),
+        "k": (batch, seqlen_k, heads_kv or heads),
+        "v": (batch, seqlen_k, heads_kv or heads),
+    }
+    q, k, v = (fill(kind, name, torch.empty(*shape, dim), generator) for name, shape in shapes.items())
     q, k, v = (x.to(dtype).to(device) for x in (q, k, v))
     return Inputs(q=q, k=k, v=v, causal=causal)
 
@@ -193,3 +193,51 @@ def held(
     assert distance(out, right) <= 1.1 * distance(want, right) + 0.003  # of the output's own rounding
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-4, atol=5e-3)
     torch.testing.assert_close(lse.double(), right_lse, rtol=1e-2, atol=0.1)
+
+
+def quantised(inputs: Inputs, made: Any) -> Any:
+    """Fill what `prepare.allocate` gave as the two launches of the preparation do; rows that are no sequence's are odd."""
+    for x in (made.q, made.k, made.v):
+        x.view(torch.uint8).fill_(0x7F)
+    for x in (made.q_scale, made.q_shift, made.k_scale, made.v_scale):
+        x.fill_(torch.nan)
+    made.counter.zero_()
+    repeats, at_q, at_k = made.q.shape[0] // made.k.shape[0], 0, 0
+    starts = range(inputs.q.shape[0]) if inputs.cu_q is None else (inputs.cu_q[:-1].tolist(), inputs.cu_k[:-1].tolist())
+    order = torch.tensor([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15])
+    places = (torch.arange(0, TILE, 16)[:, None] + order).flatten()
+    for number, (q, k, v) in enumerate(sequences(inputs)):
+        (_, queries, dim), keys = q.shape, k.shape[1]
+        k, v = k[::repeats], v[::repeats]
+        if inputs.cu_q is not None:
+            at_q, at_k = (
+                (side[number] + number * pad) // pad * pad for side, pad in zip(starts, (64, TILE), strict=True)
+            )
+        q_rows, k_rows = -(-queries // 64) * 64, -(-keys // TILE) * TILE
+        mean = k.mean(1, keepdim=True) if keys else k.new_zeros(k.shape[0], 1, dim)
+        q_scale = q.abs().amax(-1, keepdim=True).clamp(min=2.0**-60) / 127
+        k_scale = key_scales(k - mean)
+        v_scale = (v.abs().amax(1, keepdim=True) if keys else v.new_zeros(v.shape[0], 1, dim)).clamp(min=2.0**-60) / 448
+        factor = dim**-0.5 * LOG2_E
+        for x, rows, at, values in (
+            (made.q, q_rows, at_q, rounded(q, q_scale)),
+            (made.k, k_rows, at_k, rounded(k - mean, k_scale)),
+        ):
+            x[:, at : at + rows] = 0
+            x[:, at : at + values.shape[1], :dim] = values.to(torch.int8)
+        made.q_scale[:, at_q : at_q + queries] = (q_scale * factor)[..., 0].float()
+        shift = (q * mean.repeat_interleave(repeats, 0)).sum(-1) * factor
+        made.q_shift[:, at_q : at_q + queries] = shift.float()
+        for tile in range(k_rows // TILE):
+            part = slice(tile * TILE, (tile + 1) * TILE)
+            scales = torch.nn.functional.pad(k_scale[:, part, 0], (0, TILE - k_scale[:, part].shape[1]))
+            made.k_scale[:, at_k // TILE + tile] = (
+                scales.view(-1, TILE // 8, 4, 2).amax((1, 3)).clamp(min=2.0**-67).float()
+            )
+            values = torch.zeros(v.shape[0], TILE, made.v.shape[2], dtype=torch.double)
+            values[:, : v[:, part].shape[1], :dim] = e4m3(v[:, part] / v_scale)
+            made.v[:, at_k // TILE + tile] = values[:, places].transpose(1, 2).to(torch.float8_e4m3fn)
+        made.v_scale[number] = 0
+        made.v_scale[number, :, :dim] = v_scale[:, 0].float()
+        at_q, at_k = at_q + q_rows, at_k + k_rows
+    return made

@@ -163,7 +163,7 @@ def test_a_configuration_by_name_is_the_same_as_by_its_fields():
 def test_configurations_for_hopper_are_refused_on_other_cards_by_name(monkeypatch):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
-    monkeypatch.setattr(kernels, "capability_of", lambda x: (10, 0))
+    monkeypatch.setattr("attnbench.kernels.flash.calls.capability_of", lambda x: (10, 0))
     with pytest.raises(
         ValueError,
         match=r"^flash_attention: forward=m128n128w8s2-tma-ws has the order ws, which is "
@@ -176,14 +176,14 @@ def test_an_order_that_is_wrong_on_a_card_is_refused_there_by_name(monkeypatch):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
     said = "^flash_attention: forward=m64n64w4s2-ahead has the order ahead, which on sm_90 is wrong: the product still"
-    monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.flash.calls.capability_of", lambda x: (9, 0))
     with pytest.raises(ValueError, match=said):
         kernels.flash_attention(x, x, x, forward="m64n64w4s2-ahead")
     monkeypatch.setattr("attnbench.kernels.flash.forward.capability_of", lambda x: (9, 0))
     problem = kernels.problem_of(x, x, x)
     with pytest.raises(ValueError, match=said):
         kernels.launch_forward(x, x, x, x, torch.zeros(1, 1, 40), problem, kernels.parse("m64n64w4s2-ahead"))
-    monkeypatch.setattr(kernels, "capability_of", lambda x: (8, 0))
+    monkeypatch.setattr("attnbench.kernels.flash.calls.capability_of", lambda x: (8, 0))
     with pytest.raises(ValueError, match="no compiled kernels"):
         kernels.flash_attention(x, x, x, forward="m64n64w4s2-ahead")
 
@@ -203,7 +203,7 @@ STRIDES = {
 @pytest.mark.parametrize("name", STRIDES)
 def test_the_default_is_the_hopper_path_only_of_tensors_it_can_describe(name, monkeypatch):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
-    monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.flash.calls.capability_of", lambda x: (9, 0))
     change, hopper = STRIDES[name]
     x = change(torch.zeros(2, 40, 2, 64, dtype=torch.bfloat16))
     offsets = {"cu_seqlens_q": torch.tensor([0, 40, 80], dtype=torch.int32), "max_seqlen_q": 40}
@@ -226,7 +226,7 @@ def test_the_default_is_the_hopper_path_only_of_tensors_it_can_describe(name, mo
 )
 def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backward, monkeypatch):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
-    monkeypatch.setattr(kernels, "capability_of", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.flash.calls.capability_of", lambda x: (9, 0))
     # Rows 16 bytes apart whatever the dims: of the slices of one tensor.
     q, v = (torch.zeros(1, 40, 2, 256, dtype=torch.bfloat16)[..., :dim] for dim in dims)
     problem = kernels.problem_of(q, q, v)
@@ -234,8 +234,8 @@ def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backw
     assert (kernels.default_backward(q, q, v, problem).order == "ws") == (backward == "ws")
 
 
-def test_the_gradient_of_the_output_is_laid_out_for_the_kernel_whatever_autograd_gives():
-    kernels = pytest.importorskip("attnbench.kernels.flash.api")
+def test_a_gradient_of_the_output_that_the_kernel_cannot_take_is_copied_whatever_autograd_gives():
+    kernels = pytest.importorskip("attnbench.kernels.flash.calls")
     hopper = pytest.importorskip("attnbench.kernels.shared.hopper")
     ws, portable = map(kernels.parse_backward, ("b64x128w8s2-atomic-tma-ws", "b64x128w8s3-atomic-tma"))
     plain = torch.randn(2, 40, 3, 64)
@@ -246,11 +246,11 @@ def test_the_gradient_of_the_output_is_laid_out_for_the_kernel_whatever_autograd
         torch.ones(1).expand(plain.shape),
     ):
         for config in (ws, portable):
-            found = kernels._rows_of_grad(grad, config)
-            assert torch.equal(found, grad)
-            assert found.stride(-1) == 1
-            assert hopper.is_rows(found) or config is portable
-    assert kernels._rows_of_grad(plain, ws) is plain
+            if kernels._takes_grad(grad, config):
+                assert grad.stride(-1) == 1
+                assert hopper.is_rows(grad) or config is portable
+            assert kernels._takes_grad(grad.clone(memory_format=torch.contiguous_format), config)
+    assert kernels._takes_grad(plain, ws)
 
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])

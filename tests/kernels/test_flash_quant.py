@@ -41,7 +41,7 @@ CASES = {
     "odd-dims": {"seqlen": 70, "dim": 37},
     "no-keys": {"seqlen": 70, "seqlen_k": 0},
     "outliers": {"seqlen": 100, "seqlen_k": 300, "kind": "outliers"},
-    "channel-bias": {"seqlen": 100, "seqlen_k": 300, "kind": "bias"},
+    "channel-bias": {"seqlen": 100, "seqlen_k": 300, "kind": "channel-bias"},
 }
 
 
@@ -64,7 +64,7 @@ def test_packed_sequences_are_each_on_their_own(kernels, causal):
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_what_is_quantised(kernels, dim):
-    inputs = inputs_of(130, 200, heads=2, heads_kv=1, dim=dim, kind="bias", batch=2)
+    inputs = inputs_of(130, 200, heads=2, heads_kv=1, dim=dim, kind="channel-bias", batch=2)
     problem = kernels.quant_problem_of(inputs.q, inputs.k, inputs.v)
     made = kernels.allocate(inputs.q, inputs.k, problem)
     for x in (made.q, made.k, made.v, made.q_scale, made.k_scale, made.v_scale):
@@ -92,7 +92,7 @@ def test_what_is_quantised(kernels, dim):
 
 
 def test_the_log_of_the_sum_has_what_smoothing_took_off(kernels):
-    inputs = inputs_of(70, 300, kind="bias")
+    inputs = inputs_of(70, 300, kind="channel-bias")
     _, lse = attend(kernels, inputs)
     _, plain = attend(kernels, replace(inputs, k=inputs.k - inputs.k.float().mean(1, keepdim=True).bfloat16()))
     assert (lse - plain).abs().mean() > 1

@@ -30,6 +30,7 @@ def test_every_configuration_reads_back_and_the_default_is_one(shape):
     assert len({config.short for config in there}) == len(there) > 5
     assert all(QuantConfig.parse(config.short) == config == QuantConfig.parse(config.full) for config in there)
     assert default_config(shape) in there
+    assert (default_config(shape).order == "ws") == (shape.capability == (9, 0))
 
 
 def test_a_row_of_defaults_is_reached_by_some_shape():
@@ -41,6 +42,18 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
     ("short", "shape", "name", "said"),
     [
         ("m64n64w8s2", Shape(dim=64), "warps", "has 8 rows a warp; such as m128w8"),
+        ("m192n64w12s2", Shape(dim=64), "warps", "has no power of two of rows and warps, which only ws takes"),
+        ("m128n128w8s2-ws", Shape(dim=64, capability=(8, 9)), "warpgroups", "is for sm_90, not sm_89; plain"),
+        ("m128n128w8s2-ws", Shape(dim=100), "warpgroups", "takes multiples of 8 dims, not 100; plain"),
+        ("m128n128w4s2-ws", Shape(dim=64), "warpgroups", "has 64 rows to four warps; such as m128w8"),
+        ("m128n64w8s2-ws", Shape(dim=64), "warpgroups", "has tiles of 128 keys; n128"),
+        ("m128n128w8s1-ws", Shape(dim=64), "warpgroups", "reads a tile while it waits for the next; s2"),
+        (
+            "m128n128w8s6-ws",
+            Shape(dim=128),
+            "shared-memory",
+            "takes 258 KiB of shared memory, and has 227; fewer stages",
+        ),
         ("m128n128w4s2", Shape(dim=128), "registers", "keeps 416 numbers a thread; fewer keys or more warps"),
     ],
 )
@@ -53,7 +66,7 @@ def test_a_rule_says_what_is_wrong_and_what_would_do(short, shape, name, said):
 
 
 def test_every_rule_is_tried_here():
-    assert set(RULES) == {"warps", "registers"}
+    assert set(RULES) == {"warps", "warpgroups", "registers", "shared-memory"}
 
 
 def test_the_adapter_lists_names_and_refuses_them_with_the_nearest():

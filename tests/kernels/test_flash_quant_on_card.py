@@ -9,21 +9,30 @@ import pytest
 import torch
 
 from attnbench.kernels.flash.quant.api import flash_quant_attention
-from attnbench.kernels.flash.quant.config import Shape, default_config
+from attnbench.kernels.flash.quant.config import QuantConfig, Shape, default_config
 
 from .quant_cases import distance, held, inputs_of, packed_of, recipe_of, truth_of
 
 pytestmark = pytest.mark.gpu
 LENGTHS = ((1, 63), (127, 1000), (1000, 129), (1000, 1000), (2100, 4100))
-PORTABLE = {64: ("m128n128w8s3", "m64n64w4s3"), 128: ("m128n64w8s3", "m64n64w4s3")}
+FORMS = {
+    64: ("m128n128w8s3", "m64n64w4s3", "m192n128w12s4-ws-beside", "m128n128w8s4-ws-beside"),
+    128: ("m128n64w8s3", "m64n64w4s3", "m192n128w12s4-ws", "m128n128w8s4-ws-beside"),
+}
 
 
 def attend(inputs, config=None):
     return flash_quant_attention(inputs.q, inputs.k, inputs.v, config=config, **inputs.options)
 
 
-def tile_of(dim):
-    return default_config(Shape(dim=dim, capability=torch.cuda.get_device_capability())).block_n
+def order_of(dim, short=None):
+    """In which order a configuration, or the default, goes through the keys."""
+    config = (
+        QuantConfig.parse(short)
+        if short
+        else default_config(Shape(dim=dim, capability=torch.cuda.get_device_capability()))
+    )
+    return {"tile": config.block_n, "backwards": config.order == "ws"}
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -41,49 +50,42 @@ def test_the_default_is_the_recipe_at_every_length(dim, causal):
             dtype=torch.float16 if dim == 96 else torch.bfloat16,
             device="cuda",
         )
-        held(inputs, *attend(inputs), tile=tile_of(dim))
+        held(inputs, *attend(inputs), **order_of(dim))
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-def test_portable_forms_are_the_recipe(dim):
-    for short, causal in product(PORTABLE[dim], (False, True)):
+def test_other_forms_are_the_recipe(dim):
+    for short, causal in product(FORMS[dim], (False, True)):
         inputs = inputs_of(1000, 1100, heads=2, dim=dim, causal=causal, device="cuda")
-        held(inputs, *attend(inputs, short))
+        held(inputs, *attend(inputs, short), **order_of(dim, short))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_sequences(causal):
     lengths = [(1, 129), (130, 3), (0, 5), (1063, 64), (7, 0), (700, 1900)]
     inputs = packed_of(lengths, heads=4, heads_kv=2, dim=128, causal=causal, device="cuda")
-    held(inputs, *attend(inputs))
+    held(inputs, *attend(inputs), **order_of(128))
 
 
+@pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(
-    ("kind", "dim", "most"),
-    [
-        ("normal", 64, 0.042),
-        ("normal", 128, 0.040),
-        ("outliers", 64, 0.043),
-        ("outliers", 128, 0.043),
-        ("bias", 64, 0.004),
-        ("bias", 128, 0.004),
-    ],
+    ("kind", "most"), [("normal", (0.042, 0.040)), ("outliers", 0.043), ("channel-bias", 0.004), ("video", 0.010)]
 )
-def test_the_error_at_4096_rows(kind, dim, most):
-    inputs = inputs_of(512, 4096, heads=2, dim=dim, kind=kind, device="cuda")
+def test_the_error_at_4096_rows(kind, most, dim):
+    inputs = inputs_of(4096, heads=1, dim=dim, kind=kind, device="cuda")
     out, _ = attend(inputs)
-    want, right = recipe_of(inputs)[0], truth_of(inputs)[0]
+    want, right = recipe_of(inputs, **order_of(dim))[0], truth_of(inputs)[0]
     found, least = distance(out, right), distance(want, right)
     print(f"{kind} {dim}: {found:.5f}, recipe {least:.5f}")
-    assert found <= most
-    assert found <= 1.1 * least + 0.002
+    assert found <= (most[dim == 128] if isinstance(most, tuple) else most)
+    assert found <= 1.1 * least + 0.001  # of the output's own rounding
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_bits_are_the_same_in_every_call_and_in_a_graph(dim):
     inputs = inputs_of(3000, 3100, heads=8, heads_kv=4, dim=dim, causal=True, device="cuda")
     first, lse = attend(inputs)
-    held(inputs, first, lse)
+    held(inputs, first, lse, **order_of(dim))
     differ = sum((attend(inputs)[0] != first).any().int() for _ in range(50))
     assert differ.item() == 0
     graph = torch.cuda.CUDAGraph()

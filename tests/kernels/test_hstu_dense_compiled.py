@@ -165,7 +165,7 @@ def test_every_card_precision_dim_and_length_has_a_default():
 
 def test_a_slope_in_half_precision_is_worked_out_by_an_exponential(monkeypatch):
     """Its error with the tanh instruction grows with the score: 7 times the reference's at scores of 10."""
-    monkeypatch.setattr(dense, "_capability", lambda x: (9, 0))
+    monkeypatch.setattr("attnbench.kernels.hstu.dense.calls._capability", lambda x: (9, 0))
     for dtype, silu in ((torch.float16, "exp"), (torch.bfloat16, "tanh")):
         x = torch.empty(8, 2, 128, dtype=dtype, device="meta")
         for deterministic in (True, False):

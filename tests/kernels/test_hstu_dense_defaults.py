@@ -11,10 +11,12 @@ pytest.importorskip("triton")
 
 from attnbench.kernels.hstu.dense import api as hstu_dense
 from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
+from attnbench.kernels.hstu.dense import calls
 from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
 from attnbench.kernels.hstu.dense.hopper import backward as hstu_hopper_backward
 from attnbench.kernels.hstu.dense.hopper import backward_wide as hstu_hopper_backward_wide
 from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
+from attnbench.kernels.shared.kept import Kept
 
 from .aot import recorded
 
@@ -24,7 +26,8 @@ PORTABLE = ("hstu_dense_backward_columns", "hstu_dense_backward_rows", "hstu_den
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
-    monkeypatch.setattr(hstu_dense, "_capability", lambda x: (9, 0))
+    monkeypatch.setattr(calls, "_capability", lambda x: (9, 0))
+    monkeypatch.setattr(calls, "CALLS", Kept())
 
 
 def tensors(attn_dim, linear_dim, dtype=torch.bfloat16):
@@ -103,16 +106,16 @@ def test_a_deterministic_backward_is_the_portable_one():
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 1), (10, 0), (12, 0)])
 def test_another_card_has_the_portable_ones(capability, monkeypatch):
-    monkeypatch.setattr(hstu_dense, "_capability", lambda x: capability)
+    monkeypatch.setattr(calls, "_capability", lambda x: capability)
     assert launched(*tensors(64, 64)) == [{"hstu_dense_forward"}, {PORTABLE[0]}]
 
 
 def test_a_gradient_that_no_map_can_describe_is_copied(monkeypatch):
     """Of the output autograd brings what it likes; the default was chosen before."""
     seen = []
-    monkeypatch.setattr(hstu_dense, "check_device", lambda q, compiled: None)
-    monkeypatch.setattr(hstu_dense, "launch_forward", lambda q, k, v, out, problem, config: out.zero_())
-    monkeypatch.setattr(hstu_dense, "launch_backward", lambda q, k, v, dout, *others: seen.append(dout))
+    monkeypatch.setattr(calls, "check_device", lambda q, compiled: None)
+    monkeypatch.setattr(calls, "launch_forward", lambda q, k, v, out, problem, config: out.zero_())
+    monkeypatch.setattr(calls, "launch_backward", lambda q, k, v, dout, *others: seen.append(dout))
     q, k, v = (x.requires_grad_() for x in tensors(64, 64))
     for make in (off_by_two_bytes, torch.clone):
         out = hstu_dense.hstu_attention(q, k, v, torch.tensor([0, ROWS]), ROWS)

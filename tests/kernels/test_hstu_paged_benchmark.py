@@ -44,3 +44,30 @@ def test_every_bar_is_of_a_row_that_is_measured(benchmark):
     for bar in benchmark.BARS:
         pages = rows[bar.row].pages
         assert bar.kernel == "contiguous" or any(bar.kernel == f"paged-{page}" for page in pages)
+
+
+def test_the_stack_benchmark_counts_what_a_step_of_the_model_computes_in_its_layers():
+    from attnbench.models.hstu_ranking.config import config_of
+    from attnbench.workloads.base import load_workload
+    from attnbench.workloads.hstu_serving.work import attention_flops, layer_row_flops
+
+    spec = importlib.util.spec_from_file_location("benchmark_serving_stack", ROOT / "benchmarks/serving_stack.py")
+    stack = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stack)
+    histories = stack.lengths()
+    assert len(histories) == stack.BATCH
+    assert sum(histories) == 1024 * stack.BATCH
+    assert min(histories) < 700 < 1300 < max(histories)
+    config, wanted = config_of("dlrm-v3"), 0
+    for one in histories:
+        values = {
+            "model": "dlrm-v3",
+            "batch": 1,
+            "num_candidates": 2048,
+            "cached": 0,
+            "new_tokens": one,
+            "dtype": "bf16",
+        }
+        wanted += attention_flops(load_workload("hstu-serving").case(values))
+        wanted += config.layers * (one + 2048) * layer_row_flops(config)
+    assert stack.flops(histories) == wanted

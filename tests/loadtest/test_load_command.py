@@ -119,6 +119,8 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
                 "truncate",
                 "--host-pages",
                 "50",
+                "--offload-chunk",
+                "64",
                 "--no-save",
                 "--json",
                 "-",
@@ -131,12 +133,12 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
     out, err = capsys.readouterr()
     run = load_file.loads(out)
     assert run.points[0].issued == run.points[0].answered == 20
-    assert run.settings["users"] == 8
+    assert (run.settings["users"], run.settings["offload_chunk"]) == (8, 64)
     assert run.points[0].scenario == "gaps"
     assert run.points[0].generator == "attnbench"
     assert run.command == (
         "attnbench load hstu-serving --config tiny --rate 40 --duration 0.5 --gap-s 0.2 "
-        "--host-pages 50 --long-history truncate --device cpu"
+        "--host-pages 50 --offload-chunk 64 --long-history truncate --device cpu"
     )
     assert "latency from the scheduled time" in err
     assert not list(tmp_path.iterdir())
@@ -155,6 +157,7 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
             [*LOAD, "--gap-s", "1", "--scenario", "server"],
             "--gap-s=1 does not go with --scenario server; --scenario gaps",
         ),
+        ([*LOAD, "--offload-chunk", "0"], "--offload-chunk=0 cannot be used; a whole number, at least 1"),
         ([*LOAD, "--gap-s", "1", "--users", "3"], "--gap-s=1 does not go with --users; one of the two"),
         ([*LOAD, "--find-rate", "--scenario", "offline"], "--find-rate=on does not go with --scenario offline"),
         ([*LOAD, "--rate", "10,fast"], "--rate=fast cannot be used; a number above 0 and below 1e+06"),

@@ -12,7 +12,7 @@ from attnbench.models.hstu_ranking import attention as attentions
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.graphs import StepGraphs
 from attnbench.models.hstu_ranking.model import HstuRanking
-from attnbench.models.hstu_ranking.staging import Sizes, rounded
+from attnbench.models.hstu_ranking.staging import Sizes, Staging, rounded
 
 from .test_hstu_ranking import RECENCY, held, request
 
@@ -130,6 +130,81 @@ def test_the_buckets_used_last_are_kept():
     for length in (10, 40, 10, 90):
         graphs([request(1, length)])
     assert [sizes.rows for sizes in graphs.sizes] == [32, 192]
+
+
+@pytest.mark.parametrize("name", ["reference", "gathered"])
+def test_an_attention_made_once_reads_the_pages_that_the_table_names_now(name):
+    """As a graph of one set of lengths does: the table on the device changes, lengths do not."""
+    model = HstuRanking(TINY, seed=4, dtype=torch.float64)
+    cache = model.make_cache(pages=20, page_size=32)
+    users = [1, 2]
+    history = [np.arange(70), np.arange(41)]
+    with cache.step(users, [one[:-3] for one in history], [2, 2]):
+        pass
+    step = cache.allocate(users, history, [2, 2], cache.lookup(users, history))
+    requests = [request(1, 34, 2), request(2, 20, 2)]
+    staging = Staging(TINY, Sizes.of(step), torch.device("cpu"))
+    staging.fill(requests, [np.arange(70), np.arange(41)], step)
+    attention = model.prepared(staging, step, name, cache).attention
+    drawn = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(10, 2, 16, generator=drawn, dtype=torch.float64) for _ in range(3))
+    pool = torch.randn(20, 2, 32, 2, 16, generator=drawn, dtype=torch.float64)
+
+    def run(pool):
+        attention.append(pool, k, v)
+        if name == "reference":
+            return attention.attend(pool, q, k, v)
+        return torch.cat(attention.gathered(pool, k, v))
+
+    order = torch.randperm(20, generator=drawn)
+    moved = torch.empty_like(pool)
+    moved[order] = pool
+    first = run(pool)
+    assert first.isfinite().any()
+    staging.table.indices.copy_(order[staging.table.indices.long()])
+    torch.testing.assert_close(run(moved), first, equal_nan=True)
+    assert torch.equal(moved[order], pool)
+
+
+def test_an_exact_graph_serves_steps_of_the_same_lengths_alone():
+    model = HstuRanking(TINY, seed=4, dtype=torch.float32)
+    cache = model.make_cache(pages=24, page_size=32)
+    graphs = StepGraphs(model, cache=cache, attention="reference", exact=True)
+    for users in ([(1, 20, 5)], [(1, 22, 5)], [(2, 20, 5)], [(2, 22, 5)], [(2, 23, 5)]):
+        requests = [request(*one) for one in users]
+        held(model, graphs(requests), requests)
+    assert [sizes.rows for sizes in graphs.sizes] == [47, 9, 7]
+
+
+def test_sizes_become_a_graph_once_they_have_come_often_enough(monkeypatch):
+    captured = []
+
+    class Replayed:
+        def __init__(self, call):
+            self.replay = call
+
+    def capture(call, memory=None):
+        call()
+        captured.append(memory)
+        return Replayed(call)
+
+    monkeypatch.setattr("attnbench.models.hstu_ranking.graphs.capture", capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    model = HstuRanking(TINY, seed=4, dtype=torch.float32)
+    for after, wanted in ((0, [1, 1, 1, 2]), (2, [0, 0, 1, 1])):
+        captured.clear()
+        # Captured as if lengths were the device's: these steps have the same.
+        graphs = StepGraphs(model, attention="reference", capture=True, exact=True, after=after)
+        counts = []
+        for user, length in ((1, 20), (2, 20), (3, 20), (1, 24)):
+            requests = [request(user, length)]
+            scores = graphs(requests)
+            if len(counts) < 2:
+                held(model, scores, requests)
+            counts.append(len(captured))
+        assert counts == wanted
+        assert graphs.captured == wanted[-1]
+        assert set(captured) == {"pool"}
 
 
 def test_no_graph_is_made_where_the_requests_are_refused():

@@ -68,6 +68,21 @@ def test_graphs_and_eager_steps_give_the_scores_of_each_request(dtype, memory):
         assert (caches[0].counts.host_hit > 0) == ("host_pages" in memory)
 
 
+def test_a_graph_of_gathered_keys_reads_the_pages_of_its_step():
+    """Steps of one set of lengths by one graph, whatever pages they lie in."""
+    model = HstuRanking(WIDE, seed=4, dtype=torch.bfloat16, device="cuda")
+    cache = model.make_cache(pages=24, page_size=32, poison=True)
+    graphs = StepGraphs(model, cache=cache, attention="gathered", exact=True)
+    for users in ([1, 2], [3, 4], [2, 3], [4, 1]):
+        for user in users:
+            cache.truncate(user, 0)
+        for length in (40, 50):
+            requests = [request(user, length, 5) for user in users]
+            held(model, graphs(requests), requests)
+    assert graphs.captured == 2
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("graph", [True, False])
 def test_steps_that_wait_for_one_another_on_the_card_alone_give_the_same_scores(graph):
     """The host is steps ahead: staging, graphs and pages are taken again while replays and copies are under way.

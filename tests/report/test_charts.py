@@ -16,11 +16,12 @@ from attnbench.report.charts.base.data import RunData
 from attnbench.report.charts.base.style import COLOURS, Style, Styles, luminance
 from attnbench.report.charts.time import MOST_SAMPLES, drawn_samples
 from attnbench.store.runfile import read
-from made_up_run import TFLOPS, case_id, make_case, make_group, make_lost, make_record, make_run, make_time
+from made_up_run import TFLOPS, case_id, make_case, make_group, make_lost, make_record, make_run, make_steps, make_time
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 HOSTILE = ("<script>alert(1)</script>", '"quotes" & \\back\n', "x" * 120, "注意力-🚀", "</script><img src=x>", "b'];}{")
 OF_A_CASE = ("time", "speedup", "error", "memory", "roofline")
+OF_STEPS = ("step", "predicted", "latents")
 
 
 def sweep(backends=TFLOPS, lengths=(512, 1000, 4096), **changed):
@@ -44,8 +45,9 @@ def sweep(backends=TFLOPS, lengths=(512, 1000, 4096), **changed):
 def drawn():
     """Figures of two real runs and of one with hostile names."""
     made_up = make_run(sweep(dict(zip(HOSTILE, (300.0, 320.0, 310.0, 500.0, 480.0, 100.0), strict=True))))
-    runs = [read(RESULTS / "quick-h200.json"), read(RESULTS / "quick-cpu.json"), make_run(), made_up]
-    return {name: (run, figures([run])) for name, run in zip(("h200", "cpu", "one", "hostile"), runs, strict=True)}
+    runs = [read(RESULTS / "quick-h200.json"), read(RESULTS / "quick-cpu.json"), make_run(), made_up, make_steps()]
+    names = ("h200", "cpu", "one", "hostile", "steps")
+    return {name: (run, figures([run])) for name, run in zip(names, runs, strict=True)}
 
 
 def of(found, kind, **where):
@@ -85,7 +87,7 @@ def test_figures_are_plain_data_under_safe_names(drawn):
             assert figure.alt.endswith(".")
             text = json.dumps(figure.spec, allow_nan=False)
             assert json.loads(text) == figure.spec
-            assert (figure.case_id is not None) == (figure.kind in OF_A_CASE and figure.folder != "")
+            assert (figure.case_id is not None) == (figure.kind in OF_A_CASE + OF_STEPS and figure.folder != "")
 
 
 def test_an_axis_never_falls_back_to_zero_on_a_logarithm(drawn):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from attnbench.errors import NothingToRun, UsageError
+from attnbench.errors import NothingToRun, Unavailable, UsageError
 from attnbench.record import Record, Status
 from attnbench.suites.estimate import Estimate, estimate
 from attnbench.suites.load import NamedCase, Suite, load_suite
@@ -288,6 +288,17 @@ def test_a_busy_cpu_takes_the_whole_limit_and_longer_for_the_rest(backends, quie
     busy = estimate(run)
     assert min(busy.groups.values()) > 40.0
     assert busy.start_s == 8 * quiet.start_s  # however busy
+
+
+def test_a_library_that_is_missing_takes_no_time(backends, quiet_machine, monkeypatch):
+    run = planned(suite(backends=("flex",)), settings={"iterations": 1000})
+    there = estimate(run)
+
+    def gone(backend):
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(type(backends["flex"]), "probe", gone)
+    assert estimate(run).seconds < 0.5 * there.seconds
 
 
 def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends, quiet_machine):

@@ -156,6 +156,25 @@ def test_what_two_stations_were_lost_with_is_crashed_with_both_reasons():
     assert "b went away" in reason
 
 
+def test_stations_are_opened_in_one_order_and_one_that_is_not_there_is_left_out():
+    opened = []
+
+    class Opening(Scripted):
+        def open(self, hear):
+            opened.append(self.name)
+            if "gone" in self.words:
+                raise StationLost("no such card", measuring=False)
+
+    events = []
+    stations = [Opening("c"), Opening("a", "gone"), Opening("b")]
+    complete(execute(small_run(["x"], ["x"]), stations=stations, on_event=events.append))
+    assert opened == ["a", "b", "c"], "whatever the order they are named in"
+    assert [event.text for event in events if event.kind == "lost"] == ["a is lost: no such card"]
+    assert stations[1].groups == []
+    with pytest.raises(StationLost, match="no such card"):
+        execute(small_run(["x"]), stations=[Opening("a", "gone"), Opening("b", "gone")])
+
+
 def test_stations_that_never_began_blame_nobody():
     a, b = Scripted("a", "gone"), Scripted("b", "gone")
     with pytest.raises(NothingToRun, match="went away"):

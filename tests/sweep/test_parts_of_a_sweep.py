@@ -150,6 +150,12 @@ def test_a_device_that_cannot_be_measured_is_named(worker):
     processes.starts.append(loss)
     with pytest.raises(NothingToRun, match=r"^worker: device=cuda:1 cannot be measured; no such card$"):
         it.attempt(GROUP, ["a"], RUN.settings)
+    # A signal from outside is nobody's doing the first time.
+    killed = dataclasses.replace(loss, outside=True)
+    processes.starts += [killed, killed]
+    with pytest.raises(NothingToRun, match=r"no such card$"):
+        it.attempt(GROUP, ["a"], RUN.settings)
+    processes.starts.append(killed)
     # Once one was ready, a later start that fails is a loss like any other.
     it.attempt(GROUP, ["a"], RUN.settings)
     it.close()

@@ -57,6 +57,9 @@ EXPECTED = {
     "by-one-element": f"{NEW_DATA}|{WRONG}",
     "keeps-weights": NEW_DATA,
     "slow-for-two-calls": NEW_DATA,
+    "when-asked-for": NEW_DATA,
+    "after-a-pause": NEW_DATA,
+    "every-other": NEW_DATA,
     "stops-working": WRONG,
 }
 

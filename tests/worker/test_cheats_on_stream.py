@@ -79,7 +79,7 @@ def said_of(monkeypatch, race: list[bool], samples_ms: list[float]) -> str | Non
             inspection.prepare()
             launch.forward()
             new_ms = next(samples)
-            said = inspection.finish(ordinary_ms=new_ms, new_ms=new_ms, quick_ms=new_ms)
+            said = inspection.finish(repeated_ms=new_ms, ordinary_ms=new_ms, new_ms=new_ms)
             if said or not inspection.undecided:
                 return said
     pytest.fail("looks have no end")

@@ -171,6 +171,22 @@ def test_an_honest_evaluation_is_within_what_rounding_explains_and_wrong_attenti
     assert KEPT_ROWS == ROWS
 
 
+@pytest.mark.parametrize("variant", ["step", "sparse-step"])
+def test_of_further_data_of_a_large_step_the_first_layer_is_checked(made, variant, monkeypatch):
+    one = case(height=64, width=96, frames=17, block="64x64", density=0.5)
+    whole = WORKLOAD.draw(one, seed=0, max_bytes=2**31)
+    assert whole == WORKLOAD.draw(one, seed=0, max_bytes=1)
+    monkeypatch.setattr("attnbench.workloads.video.LARGE_FLOPS", 0)
+    assert WORKLOAD.draw(one, seed=0, max_bytes=2**31) == whole
+    part = WORKLOAD.draw(one, seed=0, max_bytes=2**28)
+    assert part.unit == "layers"
+    inputs = made(one)
+    all_of_it, first = (WORKLOAD.oracle(variant, one, inputs, dtype=torch.float64, draw=d) for d in (whole, part))
+    assert list(first) == ["attention"]
+    assert torch.equal(first["attention"], all_of_it["attention"])
+    assert list(WORKLOAD.expected_errors(variant, one, inputs, draw=part)) == ["attention"]
+
+
 def test_a_generation_that_is_not_finite_names_the_step(made):
     from attnbench.errors import AttnbenchError
     from attnbench.models.video.attention import plain

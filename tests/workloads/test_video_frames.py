@@ -62,3 +62,88 @@ def test_the_first_steps_of_a_sparse_generation_are_dense():
     assert found.calls == 3 * 2
     assert not attention.is_dense
     assert "frames_psnr_db" not in found.further
+
+
+def network(path, seed=0):
+    """LPIPS's network with drawn weights, those of the last layers not negative, as trained ones are."""
+    from safetensors.torch import save_file
+
+    from attnbench.workloads.video.lpips import _shapes
+
+    drawn = torch.Generator().manual_seed(seed)
+    tensors = {name: 0.05 * torch.randn(shape, generator=drawn) for name, shape in _shapes()}
+    save_file({name: x.abs() if name.startswith("lin") else x for name, x in tensors.items()}, path)
+    return path
+
+
+def test_lpips_follows_its_definition(tmp_path):
+    from attnbench.workloads.video.lpips import LAYERS, load, lpips
+
+    found = load(network(tmp_path / "net.safetensors"), torch.device("cpu"))
+    one, other = (torch.rand(2, 3, 64, 48, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert lpips(one, one, found) == 0
+    assert lpips(one, other, found) == pytest.approx(lpips(other, one, found))
+    assert lpips(one, one.lerp(other, 0.1), found) < lpips(one, other, found)
+    # The same by torch's modules.
+    layers = torch.nn.ModuleList([torch.nn.Conv2d(i, o, k, s, p) for _, i, o, k, s, p in LAYERS])
+    for (place, *_), layer in zip(LAYERS, layers, strict=True):
+        layer.load_state_dict({name: found[f"features.{place}.{name}"] for name in ("weight", "bias")})
+    pool, total = torch.nn.MaxPool2d(3, 2), 0.0
+    colours = ((-0.030, 0.458), (-0.088, 0.448), (-0.188, 0.450))
+    x, y = (torch.stack([(2 * z[:, c] - 1 - s) / t for c, (s, t) in enumerate(colours)], 1) for z in (one, other))
+    with torch.no_grad():
+        for number, layer in enumerate(layers):
+            if number in (1, 2):
+                x, y = pool(x), pool(y)
+            x, y = layer(x).relu(), layer(y).relu()
+            unit = [z / (z.square().sum(1, keepdim=True).sqrt() + 1e-10) for z in (x, y)]
+            weights = found[f"lin{number}.model.1.weight"].view(1, -1, 1, 1)
+            total += ((unit[0] - unit[1]).square() * weights).sum(1).mean((1, 2))
+    assert lpips(one, other, found) == pytest.approx(float(total.mean()), rel=1e-4)
+
+
+def test_a_network_that_is_another_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from attnbench.errors import UsageError
+    from attnbench.workloads.video.lpips import load
+
+    path = network(tmp_path / "net.safetensors")
+    tensors = load_file(path)
+    save_file({name: x for name, x in tensors.items() if name != "features.8.bias"}, path)
+    with pytest.raises(UsageError, match=r"video: lpips=net\.safetensors features\.8\.bias=nothing does not fit LPIPS"):
+        load(path, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_pictures_are_compared_with_weights_and_without_them_null_has_its_reason(given, tmp_path):
+    pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    from attnbench.models.video.attention import plain
+    from attnbench.models.video.build import random_parts
+    from attnbench.models.video.config import MODELS
+    from attnbench.workloads.given_files import known_as
+    from attnbench.workloads.video.generation import PICTURES, generate_all
+
+    shape = {"model": "tiny", "height": 32, "width": 48, "frames": 5, "dtype": "fp32", "steps": 2, "warm_ups": 0}
+    if given:
+        parts = random_parts(MODELS["tiny"], (5, 32, 48), seed=5, dtype=torch.float32, device="cpu")
+        for name in ("transformer", "vae", "scheduler"):
+            getattr(parts, name).save_pretrained(tmp_path / "mine" / name)
+        shape |= {"weights": known_as(str(tmp_path / "mine"), kind="folder")}
+        shape |= {"lpips": known_as(str(network(tmp_path / "net.safetensors")))}
+    one = WORKLOAD.case(shape)
+    inputs = WORKLOAD.inputs(one, seed=1, kind="normal", device="cpu")
+    first, again, other = (
+        generate_all(one, inputs, *inputs.denoiser(attend), who=who)
+        for who, attend in (("exact", plain), ("exact", plain), ("rough", lambda q, k, v: 0.9 * plain(q, k, v)))
+    )
+    assert first.further["latents_crc32"] == again.further["latents_crc32"] != other.further["latents_crc32"]
+    assert not set(PICTURES) & {*first.further, *again.further}
+    if given:
+        assert 5 < other.further["frames_psnr_db"] < 100
+        assert other.further["frames_ssim"] < 1
+        assert other.further["frames_lpips"] > 0
+        assert other.notes == ("latents are compared with those of exact",)
+    else:
+        assert [other.further[name] for name in PICTURES] == [None] * 3
+        assert other.notes[1] == "no PSNR, SSIM and LPIPS: random weights make no pictures"

@@ -26,6 +26,7 @@ def run(
     suite: str | Path = "quick",
     *,
     device: str = "auto",
+    gpus: str | None = None,
     backends: str | Sequence[str] = (),
     baseline: str | None = None,
     files: str | Path | Sequence[str | Path] = (),
@@ -38,6 +39,7 @@ def run(
     Args:
         suite: a shipped suite's name or the path of a TOML file.
         device: auto, cpu, cuda or cuda:N.
+        gpus: in its place ``all``, or numbers such as ``0,2``: groups are dealt to a worker on each.
         backends: names in place of the suite's.
         baseline: to compare with.
         files: paths of files with backends of your own.
@@ -53,14 +55,19 @@ def run(
     """
     from attnbench.formats.layouts import check_layout
     from attnbench.machine.devices import resolve
+    from attnbench.machine.gpus import chosen_gpus
     from attnbench.store.files import check_writable
     from attnbench.store.runfile import new_id, now
     from attnbench.suites.load import load_suite
     from attnbench.suites.plan import Request, build
     from attnbench.sweep.run import execute
     from attnbench.sweep.settings import check_settings
+    from attnbench.sweep.station import DeviceStation
 
-    place, suite = resolve(device), str(suite)
+    if gpus is not None and device != "auto":
+        raise UsageError(refusal("attnbench.run", "device", device, "does not go with gpus", "one of the two"))
+    devices = [resolve(device)] if gpus is None else chosen_gpus("attnbench.run", gpus, "gpus")
+    place, suite = devices[0], str(suite)
     paths = tuple(str(file) for file in _several(files))
     asked = {name: value for name, value in settings.items() if value is not None}
     loaded = load_suite(suite, place.kind)
@@ -76,6 +83,7 @@ def run(
     )
     words = {
         "device": device if device != "auto" else None,
+        "gpus": gpus,
         "backends": list(request.backends),
         "baseline": baseline,
         "files": [Path(path).name for path in paths],
@@ -90,7 +98,8 @@ def run(
     check_layout(planned)
     if save is not None:
         check_writable(save)
-    found = Result(execute(planned, path=None if save is None else Path(save), backend_files=paths))
+    stations = [DeviceStation(one, paths) for one in devices]
+    found = Result(execute(planned, path=None if save is None else Path(save), backend_files=paths, stations=stations))
     if save is not None:
         _remember(Path(save))
     return found

@@ -13,7 +13,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from types import MappingProxyType
@@ -109,6 +109,15 @@ class InPlace:
     "what the phase took in the last call; may synchronise"
 
 
+class Preparing:
+    """A kernel as a function (`Backend.attend`) whose call prepares operands first: predicts a map, quantises.
+
+    It does so in ``with self.preparing():``, so that who calls it can time that part, and a profiler name it.
+    """
+
+    preparing: Callable[[], AbstractContextManager[Any]] = staticmethod(nullcontext)
+
+
 @dataclass(slots=True, kw_only=True)
 class Launch:
     """What a session hands over: closures over tensors that are ready.  Nothing in them may synchronise."""
@@ -128,8 +137,9 @@ class Launch:
     "quantise, plan, predict, kernel …: parts that are also timed, apart or in place"
     marked: Callable[[Callable[[str], AbstractContextManager[Any]]], None] | None = None
     "take what marks a range by its name, and mark the parts of every later call: for profilers"
-    whole: Callable[[], Mapping[str, float]] | None = None
-    "carried out once after all samples, such as a generation of many steps: further counters for the record"
+    whole: Callable[[], Mapping[str, float | None]] | None = None
+    """Carried out once after all samples, such as a generation of many steps: further counters for the record, None
+    where a note of `found_out` says why."""
     found_out: Callable[[], Sequence[str]] = tuple
     "further notes, known once `whole` was carried out"
     at_length: Callable[[], Any] | None = None

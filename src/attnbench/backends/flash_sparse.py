@@ -53,26 +53,31 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         from attnbench.kernels.flash.sparse import api
         from attnbench.workloads.sparse.patterns import block_map
 
-        made: list[tuple[api.BlockLists, Any, Any]] = []
-
-        def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Tensor) -> Tensor:
+        def convert(blocks: Tensor, q: Tensor, k: Tensor) -> Any:
             with torch.cuda.device_of(q):  # Triton launches on the current device
-                if not made or self.predictor is not None:
-                    problem = api.sparse_problem_of(
-                        q, k, v, block=case.block_shape, causal=case.causal, scale=case.scale
-                    )
-                    config = api.config_for(self.own or None, q, k, v, problem)
-                    lists = api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal, config=config)
-                    made[:] = [(lists, problem, config)]
+                problem = api.sparse_problem_of(q, k, k, block=case.block_shape, causal=case.causal, scale=case.scale)
+                config = api.config_for(self.own or None, q, k, k, problem)
+                lists = api.make_lists(blocks, q, k, block=case.block_shape, causal=case.causal, config=config)
+                return lists, problem, config
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, made: Any) -> Tensor:
+            with torch.cuda.device_of(q):
                 out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
                 lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=q.device)
-                api.launch_sparse(q, k, v, out, lse, *made[0])
+                api.launch_sparse(q, k, v, out, lse, *made)
             return out
 
         if self.predictor is not None:
-            return Following(self.predictor.on(case, device), attend)
-        given = torch.from_numpy(block_map(case).copy()).to(device)
-        return lambda q, k, v: attend(q, k, v, given)
+            return Following(self.predictor.on(case, device), convert, attend)
+        blocks = torch.from_numpy(block_map(case).copy()).to(device)
+        made: list[Any] = []
+
+        def given(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if not made:
+                made.append(convert(blocks, q, k))
+            return attend(q, k, v, made[0])
+
+        return given
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:

@@ -27,6 +27,7 @@ class HstuEager(HstuBackend):
     title = "HSTU in PyTorch"
     install = "part of torch"
     devices = ("cpu", "cuda")
+    tested = "NVIDIA H200, torch 2.11"
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:

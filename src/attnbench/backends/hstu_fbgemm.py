@@ -112,16 +112,14 @@ def _window(case: HstuCase) -> tuple[int, int]:
 
 
 def _divisor(who: str, case: HstuCase, inputs: HstuInputs, takes: set[str]) -> dict[str, int]:
+    """What outputs are divided by; without an argument for it that is ``max_seqlen_q``, a bound of the lengths."""
+    divisor = case.scaling_seqlen
     if "scaling_seqlen" in takes:
-        return {"scaling_seqlen": case.scaling_seqlen}
-    if case.scaling_seqlen != inputs.max_seqlen_q:
-        raise Unsupported(
-            refusal(
-                who,
-                "scaling_seqlen",
-                case.scaling_seqlen,
-                "is not taken by this version",
-                f"the longest sequence, {inputs.max_seqlen_q}",
-            )
-        )
-    return {}
+        return {"scaling_seqlen": divisor}
+    if divisor == inputs.max_seqlen_q:
+        return {}
+    # Queries that are fewer than the keys would change the mask, so both bounds are raised or none.
+    if case.delta_q is None and divisor > inputs.max_seqlen_q:
+        return {"max_seqlen_q": divisor, "max_seqlen_k": divisor}
+    longest = f"the longest sequence, {inputs.max_seqlen_q}" + (", or more" if case.delta_q is None else "")
+    raise Unsupported(refusal(who, "scaling_seqlen", divisor, "is not taken by this version", longest))

@@ -36,6 +36,7 @@ class HstuMetaTriton(HstuBackend):
     name = "hstu-meta-triton"
     title = "HSTU, Meta generative-recommenders (Triton)"
     install = f"{VARIABLE}=folder of a checkout of meta-recsys/generative-recommenders"
+    tested = "NVIDIA H200, torch 2.11"
     module = MODULE
     checkout = VARIABLE
     distribution = PACKAGE

@@ -70,4 +70,5 @@ class ServingBackend(Backend["ServingCase", "ServingInputs"]):
     def session(self, case: ServingCase, inputs: ServingInputs) -> Iterator[Launch]:
         """A cache of its own, filled by the step that came before."""
         with self.attention(case) as attention:
-            yield ServingSession(case, inputs, attention, cached=self.cached, graph=self.graph).launch()
+            exact = not self.graphs
+            yield ServingSession(case, inputs, attention, cached=self.cached, graph=self.graph, exact=exact).launch()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Budget, Config, Launch, Machine
 from attnbench.backends.registry import all_backends
-from attnbench.backends.serving import NO_CACHE, ServingBackend
+from attnbench.backends.serving import GRAPH, NO_CACHE, ServingBackend
 from attnbench.errors import AttnbenchError, Unsupported, refusal
 from attnbench.workloads.hstu_serving.case import POOL
 
@@ -39,13 +39,15 @@ class ServingGathered(ServingBackend):
         return all_backends()[self.config.values["attention"] if self.config else DEFAULT]
 
     def configs(self, case: ServingCase) -> Iterable[Config]:
-        """Every dense backend for HSTU, with a cache and without."""
+        """Every dense backend for HSTU, with a cache and without, launch by launch or as a graph of just these lengths."""
         names = [name for name, one in all_backends().items() if (one.workload, one.variant) == ("hstu", "hstu")]
-        return [
-            Config(f"{name}+{NO_CACHE}" if not cache else name, {"attention": name, "cache": cache})
-            for name in names
-            for cache in (True, False)
-        ]
+        ways = {
+            "": {"cache": True},
+            f"+{NO_CACHE}": {"cache": False},
+            f"+{GRAPH}": {"cache": True, "graph": True},
+            f"+{NO_CACHE}+{GRAPH}": {"cache": False, "graph": True},
+        }
+        return [Config(f"{name}{way}", {"attention": name, **values}) for name in names for way, values in ways.items()]
 
     def probe(self) -> None:
         """Ask for the backend's library.
@@ -93,7 +95,7 @@ class ServingGathered(ServingBackend):
         from attnbench.models.hstu_ranking.attention import Gathered, Sequences
 
         with ExitStack() as closing:
-            sessions = _Sessions(case, self.inner, closing)
+            sessions = _Sessions(case, self.inner, closing, graph=self.graph)
 
             class Attention(Gathered):
                 """Gathers for another backend."""
@@ -129,8 +131,8 @@ def hstu_case(case: ServingCase, cached: int, new: int, targets: int) -> Any:
 class _Sessions:
     """Open sessions of a backend, one for each shape."""
 
-    def __init__(self, case: ServingCase, inner: Backend, closing: ExitStack) -> None:
-        self.case, self.inner, self.closing = case, inner, closing
+    def __init__(self, case: ServingCase, inner: Backend, closing: ExitStack, *, graph: bool) -> None:
+        self.case, self.inner, self.closing, self.graph = case, inner, closing, graph
         self.open: dict[tuple[int, int, int], tuple[Launch, Any]] = {}
 
     def attend(self, given: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -159,4 +161,9 @@ class _Sessions:
 
         problem = replace(hstu_case(self.case, *shape), batch=batch)
         template = make_inputs(problem, seed=0, kind="zeros", device=q.device)
-        return self.closing.enter_context(self.inner.session(problem, template)), template
+        launch = self.closing.enter_context(self.inner.session(problem, template))
+        if self.graph and not launch.capturable:
+            raise Unsupported(
+                refusal(self.inner.name, "config", GRAPH, "cannot be captured", "the same row without it")
+            )
+        return launch, template

@@ -44,6 +44,7 @@ class ServingSession:
         *,
         cached: bool,
         graph: bool = False,
+        exact: bool = False,
         capture: bool | None = None,
     ) -> None:
         """A session.
@@ -54,10 +55,11 @@ class ServingSession:
             attention: of the steps.
             cached: whether there is a cache.
             graph: whether a step runs from the fixed buffers of a graph.
+            exact: whether a graph serves steps of the same lengths alone.
             capture: whether it is captured; None: on a card.
         """
         self.case, self.model, self.attention = case, inputs.model, attention
-        self.graph, self.capture = graph, capture
+        self.graph, self.exact, self.capture = graph, exact, capture
         self.cache: Any = None
         self.choice = self._measured() if cached and case.on_host_hit == "auto" else None
         self.found: Found = [[0] * len(step) for step in case.steps]
@@ -97,7 +99,8 @@ class ServingSession:
 
         if not self.graph:
             return None
-        return StepGraphs(self.model, cache=self.cache, attention=self.attention, capture=self.capture)
+        how: dict[str, Any] = {"attention": self.attention, "exact": self.exact, "capture": self.capture}
+        return StepGraphs(self.model, cache=self.cache, **how)
 
     def load(self, inputs: ServingInputs) -> None:
         """Take other requests; what a step is to find of them is computed once, with this row's own attention."""

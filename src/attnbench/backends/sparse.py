@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import Backend, Check, Config, Launch, Machine, card_checks
+from attnbench.backends.base import Backend, Check, Config, Launch, Machine, Preparing, card_checks
 from attnbench.backends.differentiable import Attention, Operands
 from attnbench.backends.predict import FORM, NAMES, Predictor
 from attnbench.errors import Unsupported, WorkerError, refusal
@@ -300,20 +300,31 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         return operands.launch(attend, phases=phases, notes=notes, choices=chosen, **options)
 
 
-class Following:
+class Following(Preparing):
     """A kernel as a function that predicts its map in every call."""
 
     def __init__(
-        self, predict: Callable[[Tensor, Tensor], Tensor], attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+        self,
+        predict: Callable[[Tensor, Tensor], Tensor],
+        convert: Callable[[Tensor, Tensor, Tensor], Any],
+        attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor],
     ) -> None:
-        """Take ``blocks = predict(q, k)`` of q and k [B, H, S, D], and ``out = attend(q, k, v, blocks)`` of [B, S, H, D]."""
-        self.predict, self.attend = predict, attend
+        """Follow a predictor.
+
+        Args:
+            predict: ``blocks = predict(q, k)``, bool [B, H, rows, columns] of q and k [B, H, S, D].
+            convert: ``lists = convert(blocks, q, k)``, as the kernel reads a map, of q and k [B, S, H, D].
+            attend: ``out = attend(q, k, v, lists)``.
+        """
+        self.predict, self.convert, self.attend = predict, convert, attend
         self.blocks: Tensor | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Backend.attend`."""
-        self.blocks = self.predict(q.transpose(1, 2), k.transpose(1, 2))
-        return self.attend(q, k, v, self.blocks)
+        with self.preparing():
+            self.blocks = self.predict(q.transpose(1, 2), k.transpose(1, 2))
+            lists = self.convert(self.blocks, q, k)
+        return self.attend(q, k, v, lists)
 
     def chosen(self) -> Tensor:
         """The map of the last call, bool [B, H, rows, columns].

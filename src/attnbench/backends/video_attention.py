@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Backend, Launch
+from attnbench.backends.base import Backend, Launch, Preparing
 from attnbench.backends.registry import all_backends
 from attnbench.backends.sparse import MAP, Following
 from attnbench.workloads.base import load_workload
@@ -54,6 +54,8 @@ def attention_of(backend: Backend, problem: Any, device: device) -> Iterator[Exc
     dense = all_backends()["sdpa"].attend(problem.dense, device) if backend.workload == "sparse" else None
     function = backend.attend(problem, device)
     if function is not None:
+        if isinstance(function, Preparing):
+            function.preparing = lambda: spans.span("preparation", device)
         chosen = function.chosen if isinstance(function, Following) else None
         yield Exchanged(function, spans, dense=dense, chosen=chosen)
         return

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import InPlace, Launch
+from attnbench.backends.base import InPlace, Launch, Preparing
 from attnbench.backends.compiled import with_own_code
 from attnbench.backends.sparse import MAP
 from attnbench.backends.video_attention import COPIES, Copied
@@ -84,6 +84,8 @@ class VideoSession:
         )
         phases: dict[str, Callable[[], Any] | InPlace]
         phases = {"attention": self._phase("attention"), "attention alone": self.alone}
+        if isinstance(self.attention.attend, Preparing):
+            phases["preparation"] = self._phase("preparation")
         if copies:
             phases["copies"] = self._phase("copies")
         return Launch(
@@ -104,6 +106,7 @@ class VideoSession:
                 "tokens": self.case.tokens,
                 "predictions": self.case.batch,
                 "copies": copies * self.case.config.layers,
+                **({} if self.attention.chosen is None else {"maps_predicted": self.case.config.layers}),
                 **(counters or {}),
             },
         )
@@ -161,7 +164,7 @@ class VideoSession:
 
         return generated(self.case, self.inputs, self.denoiser, self.attention).latents
 
-    def whole(self) -> dict[str, float]:
+    def whole(self) -> dict[str, float | None]:
         """Generations as the case asks for them: their times, memory, calls, and how far their latents are.
 
         Raises:

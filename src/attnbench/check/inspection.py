@@ -5,13 +5,13 @@ A launch is right in every check and still misleading where its answer comes fro
 So a drawn sample is taken on data that the launch has never seen (`variation`), over spoiled outputs, and
 held against the ordinary samples:
 
-    new data loaded, outputs spoiled, the call timed      right? as fast as on data it knows?
+    new data loaded, outputs spoiled, the call timed      right? as fast as on data it knows, and as a few in a row?
     `outputs` twice                                       does the first one wait, or compute?
     time of `reload`, `reset`, `outputs`                  no more than copies?
     torch operators in them                               no products of matrices?
 
 Limits are wide, and a loaded machine must convict nobody.  Each limit compares two series, taken in turn, by
-their smallest values (`stats.ranks`): pauses lengthen both and hide neither.  One look raises a suspicion;
+their smallest values (`stats.ranks`): pauses lengthen both and hide neither.  Few looks raise a suspicion;
 looks go on until a chance of one in a million is left that the limit is kept.
 """
 
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 
     from attnbench.backends.base import Budget, Launch
 
-FEW = 4
+LEAST = 3
+"""Looks on a CPU at a call shorter than `SHORT_MS`: a pause of the machine in one of them lets nobody off."""
+SHORT_MS = 10.0
+FEW = 12
 """Looks before an order that could well be chance lets a launch off."""
-MOST_LOOKS = 40
+MOST_LOOKS = 100
 """Looks after which a launch is let off, if nothing is certain by then."""
 CHANCE = 1e-6
 """Of calling a launch misleading by a limit that it keeps."""
@@ -49,6 +52,8 @@ COPIES = 10.0
 """Times a plain copy of the tensors concerned that `reload`, `reset` and `outputs` may take: layouts differ."""
 AHEAD_CYCLES = 10_000_000
 """How long a GPU's stream is held, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
+CACHES = 4.0
+"""Times such a copy that a call may take longer where its tensors have left the caches."""
 SHARE = 0.5
 """Share of a sample on new data that they may take in any case, and that outputs may come late."""
 BACKWARD = 0.2
@@ -63,9 +68,10 @@ HOST_SLACK_MS = {"cpu": 0.1, "cuda": 0.5}
 class _Look:
     """Times of one look, ms."""
 
+    repeated: float
+    "a call, mean of the last two of a few in a row"
     ordinary: float
-    quick: float
-    "the smaller of that and the quickest of the recorded samples"
+    "a call with caches as before the next"
     new: float
     "the sample on new data"
     untimed: dict[str, float] = field(default_factory=dict)
@@ -160,18 +166,18 @@ class Inspection:
         poison_outputs(old, self.examination.inputs())
         self._released_s = time.perf_counter()
 
-    def finish(self, ordinary_ms: float, new_ms: float, quick_ms: float) -> str | None:
+    def finish(self, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
         """Look at what the sample left, load the first data again and call once.
 
         Args:
-            ordinary_ms: an ordinary sample taken just before.
+            repeated_ms: mean of two samples, the last of a few in a row as they are recorded.
+            ordinary_ms: a sample after `disturb`.
             new_ms: the sample on new data.
-            quick_ms: what the quickest of the recorded samples took.
 
         Returns:
             Words for what is wrong; None where nothing is, or more looks are needed (`undecided`).
         """
-        look = _Look(ordinary=ordinary_ms, new=new_ms, quick=min(ordinary_ms, quick_ms))
+        look = _Look(repeated=repeated_ms, ordinary=ordinary_ms, new=new_ms)
         outputs = self._outputs(look)
         self.announce("inspection")
         fault = self._wrong(outputs) or self._computes_untimed(look)
@@ -179,13 +185,14 @@ class Inspection:
         look.copies = self._copies_ms(outputs)
         self._looks.append(look)
         suspicion = None if fault else self._suspicion()
-        if suspicion is None or len(self._looks) >= MOST_LOOKS:
+        least = 1 if fault or self.cuda or new_ms >= SHORT_MS else LEAST
+        if (suspicion is None and len(self._looks) >= least) or len(self._looks) >= MOST_LOOKS:
             self._looks.clear()
         return fault or (suspicion.words if suspicion and suspicion.certain else None)
 
     @property
     def undecided(self) -> bool:
-        """Whether the looks so far raise a suspicion that more of them must confirm."""
+        """Whether more looks are needed: there are few so far, or they raise a suspicion."""
         return bool(self._looks)
 
     # ── what is looked at ──────────────────────────────────────────────────────────────────────────
@@ -274,7 +281,8 @@ class Inspection:
 
     def _suspicion(self) -> _Suspicion | None:
         """What the looks so far agree on."""
-        return next((found for rule in self._rules() if (found := self._judged(rule))), None)
+        found = [suspicion for rule in self._rules() if (suspicion := self._judged(rule))]
+        return next((one for one in found if one.certain), found[0] if found else None)
 
     def _rules(self) -> Iterator[_Rule]:
         looks, kind = self._looks, "cuda" if self.cuda else "cpu"
@@ -302,16 +310,17 @@ class Inspection:
                 f"{name} takes {_said(min(spent))}, a copy of all inputs and outputs {_said(min(copies))}, a "
                 f"call {_said(call)}: work is done outside the sample",
             )
-        ordinary = [look.ordinary for look in looks] if len(looks) > 1 else [looks[0].quick]
-        seen = (
-            f"a call on data it has not seen takes {_said(call)}, on data it has "
-            f"{_said(statistics.median(ordinary))}: its samples are not the time of its work"
-        )
-        yield _Rule(
-            [((look.new if self.cuda else look.whole) - slack) / SLOWER[kind] for look in looks],
-            ordinary,
-            late if first > call and not self.cuda else seen,
-        )
+        whole = [((look.new if self.cuda else look.whole) - slack) / SLOWER[kind] for look in looks]
+        # A launch may also tell by a pause, or by who asks for its outputs, that it is looked at; between samples that
+        # follow one another as they are recorded nobody asks. Their caches are warm: less what copies take.
+        cold = CACHES * min(copies) / SLOWER[kind]
+        repeated, ordinary = [look.repeated for look in looks], [look.ordinary for look in looks]
+        for above, below in ((whole, ordinary), ([one - cold for one in whole], repeated)):
+            seen = (
+                f"a call on data it has not seen takes {_said(call)}, on data it has "
+                f"{_said(statistics.median(below))}: its samples are not the time of its work"
+            )
+            yield _Rule(above, below, late if first > call and not self.cuda else seen)
 
     def _judged(self, rule: _Rule) -> _Suspicion | None:
         count, chance = len(self._looks), chance_of_lead(rule.above, rule.below)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from attnbench.backends.base import Backend
     from attnbench.cli.parser import Parser
     from attnbench.machine.advice import Advice
+    from attnbench.machine.container import Finding
     from attnbench.machine.imports import ImportOutcome
     from attnbench.machine.nvml import Gpu, GpuProcess, GpuState
     from attnbench.machine.tools import Profiler
@@ -82,6 +83,8 @@ class Report:
     tuning: list[Advice]
     updates: list[Advice]
     max_jobs: int
+    container: list[Finding]
+    "what the container lets a measurement do; empty outside of one"
     backends: list[BackendRow]
 
 
@@ -166,6 +169,7 @@ def examine(device: Device, output: Output) -> Report:
             gpu.driver_cuda() if gpu else None,
         ),
         max_jobs=advice.max_jobs(),
+        container=_container(gpu, environment),
         backends=check_backends(device, output),
     )
 
@@ -245,6 +249,13 @@ def _state(backend: Backend, outcome: ImportOutcome | None, device: Device) -> t
     return "ready", f"ran on {backend.tested}", version
 
 
+def _container(gpu: Gpu | None, environment: Environment) -> list[Finding]:
+    from attnbench.machine.container import findings, in_container
+    from attnbench.machine.devices import count_gpus
+
+    return findings(gpu, environment.cuda, count_gpus()) if in_container() else []
+
+
 def _gpu_report(gpu: Gpu) -> GpuReport:
     return GpuReport(gpu.name(), gpu.driver(), gpu.state(), gpu.persistence(), gpu.other_processes())
 
@@ -272,6 +283,9 @@ def _render(report: Report) -> Iterable[RenderableType]:
     for profiler in profilers:
         if profiler.export:
             yield f"  [bold]{_plain(profiler.export)}[/]"
+    if report.container:
+        yield "\n[bold]Container[/]"
+        yield _pairs((one.what, f"{one.found}; {one.todo}" if one.todo else one.found) for one in report.container)
     for title, items in (("Tuning", report.tuning), ("To bring up to date", report.updates)):
         if items:
             yield f"\n[bold]{title}[/] (for you to do; nothing here does it)"

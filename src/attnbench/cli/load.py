@@ -99,6 +99,11 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--page-size", metavar="N", help="tokens of a page: 32, 64 or 128 (default: the config's)")
     group.add_argument("--host-pages", metavar="N", help="pages of host memory behind the pool (default: 0)")
     group.add_argument(
+        "--offload-chunk",
+        metavar="N",
+        help="with --host-pages: new tokens of a user that are copied out at a time (default: 1)",
+    )
+    group.add_argument(
         "--on-host-hit",
         metavar="HOW",
         help=("with --host-pages: reload, recompute, or auto, what is quicker here (default: reload)"),
@@ -204,6 +209,7 @@ def options_of(args: argparse.Namespace) -> Options:
             ("pool_share", share),
             ("page_size", _one_of(PAGE_SIZES)),
             ("host_pages", _whole(0)),
+            ("offload_chunk", _whole(1)),
             ("seed", _whole(0)),
         )
     }
@@ -254,6 +260,7 @@ def options_of(args: argparse.Namespace) -> Options:
         pool_share=chosen("pool_share", preset.pool_share),
         page_size=chosen("page_size", preset.page_size),
         host_pages=chosen("host_pages", 0),
+        offload_chunk=chosen("offload_chunk", 1),
         on_host_hit=args.on_host_hit or ON_HOST_HIT[0],
         graph=args.graph,
         cache=not args.no_cache,

@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
     )
     flags.add_backends(parser, baseline=False)
     _add_output(parser)
-    parser.set_defaults(gpus=None)
+    parser.set_defaults(gpus=None, shard=None, engine=None, address=None)
     parser.example(
         "attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
         "attnbench profile ncu --set full --kernel flash",
@@ -146,7 +146,13 @@ def _add_output(parser: Parser) -> None:
     group.add_argument(
         "--into",
         metavar="RUN",
-        help=("put ncu's counters into the records of this run file: same case, same backend (default: none)"),
+        help=(
+            "put ncu's counters, or a launch's time by category, into the records of this run file: same case, same "
+            "backend (default: none)"
+        ),
+    )
+    group.add_argument(
+        "--plots", metavar="DIR", help="draw time by category, a stacked bar a capture, as PNG and SVG (default: none)"
     )
     group.add_argument("--dry-run", action="store_true", help="show the command lines, take nothing")
 
@@ -210,6 +216,10 @@ def _check(args: argparse.Namespace) -> None:
     for path in (args.csv, args.json):
         if path not in (None, "-"):
             check_writable(path)
+    if args.plots is not None:
+        from attnbench.report.plots import check_plot_folder
+
+        check_plot_folder(WHO, args.plots)
     _number(args.launches, "--launches", 1)
     _number(args.warm_launches, "--warmup", 0)
     _seconds(args.timeout)
@@ -334,6 +344,8 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
     texts = {"csv": tables.to_csv(captures), "json": capture.dumps(tuple(captures))}
     if args.into is not None:
         _into(args, captures)
+    if args.plots is not None:
+        _plots(args, captures)
     for name, text in texts.items():
         if (path := getattr(args, name)) not in (None, "-"):
             write_text(path, text)
@@ -358,6 +370,23 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
             Output().line(text.rstrip("\n"))
 
 
+def _plots(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
+    """Draw what the captures' time is made of."""
+    from attnbench.profile.tables import by_category
+    from attnbench.report.charts.base.stacks import stacks
+    from attnbench.report.plots import draw
+
+    bars = {capture.name: times for capture in captures if (times := by_category(capture))}
+    if not bars:
+        raise UsageError(
+            refusal(WHO, "--plots", args.plots, "would stay empty, no kernel was timed", "a capture with times")
+        )
+    whole = all(row.name != "Inference" for capture in captures for row in capture.ranges)
+    figure = stacks("categories", "Time by category of kernels", "capture" if whole else "generation", bars)
+    paths = draw([figure], args.plots)
+    Output().note(f"--plots: {', '.join(path.name for path in paths)}")
+
+
 def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
     """Put the counters into a run file's records."""
     from attnbench.cli.saved import find_run
@@ -372,7 +401,7 @@ def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
                 WHO,
                 "--into",
                 args.into,
-                "has no record of a case and backend that ncu captured",
+                "has no record of a case and backend that was captured, of launches",
                 "a run of the same cases",
             )
         )

@@ -17,6 +17,7 @@ from attnbench.record import Run
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build, environment_axes, parse_axis, with_axes
 from attnbench.suites.settings import SETTINGS, parse_setting
+from attnbench.suites.shards import shard_of
 from attnbench.text import spelled
 from attnbench.workloads.base import load_workload, unknown_axis
 
@@ -79,7 +80,7 @@ def make_run(
     run = build(request, run_id=new_id(), command=command, started=now())
     check_settings(run.settings)
     check_layout(run)
-    return run
+    return run if args.shard is None else shard_of(who, run, args.shard)
 
 
 def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
@@ -104,6 +105,7 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
             ("--backends", selectors),
             ("--skip", args.skip),
             ("--baseline", args.baseline),
+            ("--shard", args.shard),
         )
         if value
     ]
@@ -174,6 +176,6 @@ def _command(
     for flag, values in (("--backends", chosen), ("--skip", args.skip or [])):
         words += [flag, ",".join(values)] if values else []
     settings = [(one.flag, getattr(args, one.name, None)) for one in SETTINGS]
-    for flag, value in [("--baseline", args.baseline), *settings, ("--gpus", args.gpus)]:
+    for flag, value in [("--baseline", args.baseline), *settings, ("--gpus", args.gpus), ("--shard", args.shard)]:
         words += [flag, value] if value is not None else []
     return shlex.join(words)

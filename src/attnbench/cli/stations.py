@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.cli.parser import Parser
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Run
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def add_arguments(parser: Parser, *, several: bool = True) -> None:
     group = parser.add_argument_group("GPUs", "A run keeps others off its GPUs while it measures.")
     group.add_argument("--no-wait", action="store_true", help="refuse a GPU that another run holds (default: wait)")
     if not several:
-        parser.set_defaults(gpus=None)
+        parser.set_defaults(gpus=None, shard=None, engine=None, address=None)
         return
     group.add_argument(
         "--gpus",
@@ -29,6 +29,17 @@ def add_arguments(parser: Parser, *, several: bool = True) -> None:
             "a worker on each of these GPUs, such as 0,2: they take groups from one queue, the longest first; each group "
             "stays on one GPU (default: the one of --device)"
         ),
+    )
+    group.add_argument(
+        "--engine",
+        metavar="local|ray",
+        help="where workers run: local, or on every GPU of a Ray cluster (of --device cpu on every machine) (default: local)",
+    )
+    group.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster; this machine has to be part of it")
+    group.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="measure this part of the plan, such as 2/5; `attnbench merge` puts the parts together (default: all of it)",
     )
 
 
@@ -39,8 +50,11 @@ def planned_device(args: argparse.Namespace, who: str, device: str | None) -> De
         UsageError: both are given, or --gpus is written wrong.
         Unavailable: it is not there.
     """
+    from attnbench.machine.device import Device
     from attnbench.machine.devices import resolve
 
+    if on_cluster(args, who):  # which may have what this machine has not
+        return Device.parse("cuda" if device in (None, "auto") else str(device))
     if args.gpus is None:
         return resolve(device or "auto")
     if device is not None:
@@ -58,6 +72,15 @@ def stations_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[st
     from attnbench.machine.device import Device
     from attnbench.sweep.station import DeviceStation
 
+    if on_cluster(args, who):
+        if run.settings.lock_clocks:
+            raise UsageError(
+                refusal(who, "--lock-clocks", run.settings.lock_clocks, "is for this machine", "without --engine ray")
+            )
+        from attnbench.sweep.ray_engine import ray_stations
+
+        device = Device.parse(run.settings.device)
+        return list(ray_stations(args.address, device, files, wait=not args.no_wait))
     if args.gpus is None:
         devices: Sequence[Device] = [Device.parse(run.settings.device)]
     else:
@@ -67,6 +90,24 @@ def stations_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[st
         DeviceStation(device, tuple(files), measured_before=alone and bool(run.environments), wait=not args.no_wait)
         for device in devices
     ]
+
+
+def on_cluster(args: argparse.Namespace, who: str) -> bool:
+    """Whether the run is to be measured by Ray.
+
+    Raises:
+        UsageError: the flags contradict each other.
+    """
+    if args.engine not in (None, "local", "ray"):
+        raise unknown(who, "--engine", args.engine, ("local", "ray"))
+    ray = args.engine == "ray"
+    if ray and args.address is None:
+        raise UsageError(refusal(who, "--engine", "ray", "has no cluster", "--address HOST:PORT beside it"))
+    if not ray and args.address is not None:
+        raise UsageError(refusal(who, "--address", args.address, "is of a Ray cluster", "beside --engine ray"))
+    if ray and args.gpus is not None:
+        raise UsageError(refusal(who, "--gpus", args.gpus, "does not go with --engine ray", "all GPUs of the cluster"))
+    return ray
 
 
 def _gpus(args: argparse.Namespace, who: str) -> tuple[Device, ...]:

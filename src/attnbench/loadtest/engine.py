@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WHO = "load"
 AHEAD = 2
 "Batches under way on a card: one runs, the host prepares the next."
+SEEN, BUCKETS = 2, 256
+"Steps of the same sizes that run launch by launch before they become a graph, and graphs that are kept."
 
 
 class ModelEngine:
@@ -35,7 +37,7 @@ class ModelEngine:
             graph: steps run from the fixed buffers of a graph, on a card as CUDA graphs.
         """
         self.model, self.attention, self.cache = model, attention, cache
-        self.graphs = StepGraphs(model, cache=cache, attention=attention) if graph else None
+        self.graphs = StepGraphs(model, cache=cache, attention=attention, after=SEEN, most=BUCKETS) if graph else None
         self._on_card = model.device.type == "cuda"
         self.depth = AHEAD if self._on_card else 1
 
@@ -95,7 +97,13 @@ class Scored:
 
 
 def make_cache(
-    model: HstuRanking, *, pages: int, page_size: int, host_pages: int, reload: bool | Choice = True
+    model: HstuRanking,
+    *,
+    pages: int,
+    page_size: int,
+    host_pages: int,
+    offload_chunk: int = 1,
+    reload: bool | Choice = True,
 ) -> PagedCache:
     """A cache of a model, arguments as of `PagedCache`, or one line where memory is exhausted.
 
@@ -103,7 +111,9 @@ def make_cache(
         UsageError: it cannot be had.
     """
     try:
-        return model.make_cache(pages=pages, page_size=page_size, host_pages=host_pages, reload=reload)
+        return model.make_cache(
+            pages=pages, page_size=page_size, host_pages=host_pages, offload_chunk=offload_chunk, reload=reload
+        )
     except (RuntimeError, MemoryError) as error:
         words = " ".join(str(error).split())[:120]
         raise UsageError(

@@ -45,6 +45,8 @@ class Options:
     pool_share: float
     page_size: int
     host_pages: int = 0
+    offload_chunk: int = 1
+    "new tokens of a user that are copied to host memory at a time, at least"
     on_host_hit: str = "reload"
     "reload, recompute or auto: what is quicker here"
     graph: bool = False
@@ -88,6 +90,7 @@ class Options:
             "pool_share",
             "page_size",
             "host_pages",
+            "offload_chunk",
             "on_host_hit",
             "graph",
             "long_history",
@@ -207,7 +210,14 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
         name = options.attention_name
         alone = StepGraphs(model, attention=name) if options.graph else lambda batch: model(batch, attention=name)
         reload = HostHits.measured(model, alone, page_size=options.page_size)
-    return make_cache(model, pages=pages, page_size=options.page_size, host_pages=options.host_pages, reload=reload)
+    return make_cache(
+        model,
+        pages=pages,
+        page_size=options.page_size,
+        host_pages=options.host_pages,
+        offload_chunk=options.offload_chunk,
+        reload=reload,
+    )
 
 
 @contextmanager

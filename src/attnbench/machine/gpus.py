@@ -12,12 +12,13 @@ ALL = "all"
 ACCEPTED = "all, or numbers of GPUs as torch counts them, such as 0,2"
 
 
-def chosen_gpus(who: str, text: str) -> tuple[Device, ...]:
+def chosen_gpus(who: str, text: str, field: str = "--gpus") -> tuple[Device, ...]:
     """The GPUs that ``all`` or ``0,2`` means, each there.
 
     Args:
         who: for the message.
         text: value of ``--gpus``.
+        field: what it is called where it was given.
 
     Raises:
         UsageError: it is written wrong, or names a GPU twice.
@@ -26,13 +27,13 @@ def chosen_gpus(who: str, text: str) -> tuple[Device, ...]:
     words = [word.strip() for word in text.split(",")] if text != ALL else []
     for place, word in enumerate(words):
         if not re.fullmatch(r"[0-9]{1,3}", word):
-            raise UsageError(refusal(who, "--gpus", text, f"names no GPU by {word or 'nothing'}", ACCEPTED))
+            raise UsageError(refusal(who, field, text, f"names no GPU by {word or 'nothing'}", ACCEPTED))
         if int(word) in map(int, words[:place]):
-            raise UsageError(refusal(who, "--gpus", text, f"names GPU {int(word)} twice", "each once"))
+            raise UsageError(refusal(who, field, text, f"names GPU {int(word)} twice", "each once"))
     there = count_gpus()
     if not there:
-        raise Unavailable(refusal(who, "--gpus", text, "is for GPUs, and there is none", why_no_gpu(), "--device cpu"))
+        raise Unavailable(refusal(who, field, text, "is for GPUs, and there is none", why_no_gpu(), "--device cpu"))
     if missing := [word for word in words if int(word) >= there]:
         wrong = f"names GPU {int(missing[0])}, which is not there"
-        raise Unavailable(refusal(who, "--gpus", text, wrong, f"0 to {there - 1}, as torch counts them"))
+        raise Unavailable(refusal(who, field, text, wrong, f"0 to {there - 1}, as torch counts them"))
     return tuple(Device("cuda", int(word)) for word in words or range(there))

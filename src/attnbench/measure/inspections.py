@@ -9,7 +9,6 @@ show whether the recorded ones are times of the work.
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 import statistics
 import time
@@ -21,6 +20,9 @@ from attnbench.measure.timer import Timer, choose
 
 EVERY_S = 1.0
 """Mean time of sampling between two inspections of a group; every group has one at least."""
+TIMES = 5.0
+"""Mean time of sampling between two inspections is at least so many times what the last one took: a whole model's
+calls take long."""
 LEAD_S = 0.003
 """Head start of the host before each sample of an inspection: it prepares inside the queue."""
 LONG_MS = 50.0
@@ -69,10 +71,11 @@ class Inspections:
         """
         started = time.perf_counter()
         for index, samples in enumerate(samples_ms):
-            self._inspect(index, sorted(samples))
-        self.spent_s += time.perf_counter() - started
+            self._inspect(index, samples)
+        took_s = time.perf_counter() - started
+        self.spent_s += took_s
         self._done = True
-        self._due_s = sampled_s() + self._entropy.expovariate(1 / EVERY_S)
+        self._due_s = sampled_s() + self._entropy.expovariate(1 / max(EVERY_S, TIMES * took_s))
 
     def _inspect(self, index: int, samples_ms: Sequence[float]) -> None:
         subject = self.subjects[index]
@@ -80,7 +83,7 @@ class Inspections:
         if inspector is None:
             return
         timer = self.timer if self.timer.inspects else choose("auto", self.stage.device)
-        known_ms, quick_ms = statistics.median(samples_ms), samples_ms[len(samples_ms) // 10]
+        known_ms = statistics.median(samples_ms)
 
         def then_lead(prepare: Callable[[], None]) -> Callable[[], None]:
             def reset() -> None:
@@ -96,14 +99,14 @@ class Inspections:
         )
         known = timer is self.timer and known_ms > LONG_MS
         while True:
-            # As many calls on known data as nobody can count on; the last of them is compared.
-            before = 0 if known else self._entropy.randint(2, 4)
-            batch = [*[(index, ordinary)] * before, (index, inspected)]
-            readings = timer.measure(self.stage, batch, LEAD_S, self.announce)
+            # As many calls on known data as nobody can count on: some in a row, as those that are recorded, of which the
+            # last two are compared, and one after the work that comes before the inspected one.
+            before = [] if known else [subject] * self._entropy.randint(3, 6) + [ordinary]
+            readings = timer.measure(self.stage, [(index, one) for one in (*before, inspected)], LEAD_S, self.announce)
             self.announce(index, "inspection")
-            ordinary_ms = readings[-2].ms if before else known_ms
+            *_, one_ms, two_ms, ordinary_ms, new_ms = [known_ms] * 3 * known + [reading.ms for reading in readings]
             known = False
-            if fault := inspector.finish(ordinary_ms, readings[-1].ms, quick_ms if timer is self.timer else math.inf):
+            if fault := inspector.finish((one_ms + two_ms) / 2, ordinary_ms, new_ms):
                 raise Misleading(subject.name, fault)
             if not inspector.undecided:
                 return

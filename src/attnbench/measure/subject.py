@@ -22,7 +22,7 @@ class Inspector(Protocol):
 
     @property
     def undecided(self) -> bool:
-        """Whether there is a suspicion that more looks must confirm."""
+        """Whether more looks are needed."""
         ...
 
     def disturb(self) -> None:
@@ -33,13 +33,13 @@ class Inspector(Protocol):
         """Right before a sample, untimed: reset, load data never seen, spoil old outputs; queues work on a GPU."""
         ...
 
-    def finish(self, ordinary_ms: float, new_ms: float, quick_ms: float) -> str | None:
+    def finish(self, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
         """Right after it: look at the outputs, and leave the subject as it was before `prepare`.
 
         Args:
-            ordinary_ms: an ordinary sample of the subject, taken just before by the same timer.
+            repeated_ms: mean of two samples of the subject, the last of a few in a row as they are recorded.
+            ordinary_ms: a sample of it after `disturb`, taken between those and the last.
             new_ms: the sample after `prepare`.
-            quick_ms: what the quickest of the recorded samples took (a low percentile).
 
         Returns:
             Words for why the subject's times are not those of its work; None where they may be.

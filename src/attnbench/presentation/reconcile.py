@@ -2,35 +2,63 @@
 
     predicted step = step₀ - attention₀ + attention
 
-with the step and the attention of the row that is started from (₀) and the attention of each other row of its case.
-Where measured and predicted differ, something else in the step changed with the attention: launches, copies, clocks.
+with the step and the attention of the row that is started from (₀) and the attention of each other row of its case:
+of a call by itself, times the calls of a step, where that was timed (phase `attention alone`), else in place.  What
+is measured differs from that by
+
+    in place      what the attention takes in the model beyond itself alone: caches, the clock, launches
+    copies        what a backend needs beside it (phase `copies`)
+    gaps          of the step the time in which no kernel ran
+    clock         the whole difference, less what is left of it when cycles of the SM clock are counted instead of ms
+    unexplained   the rest
+
+each against the same of the row that is started from, in cycles at the row's own clock where clocks were read.
 
 A row whose attention takes longer than its whole step cannot be explained: its phases have few samples, and launched
 one by one they wait for the host.  It is left out, and a note says so.
 
-Known from the records alone: the phase `attention` is what attention takes, `copies` what a backend needs beside it.
-Of both, the time in which kernels run, where that is known: a phase alone may wait for the host between its launches,
-where a whole step has work queued.  Rows that serve requests time both of one layer, and count the `layers`; others
-time them of the whole step.  Compared are rows that compute the same: those that find other tokens cached stand in a
-table of their own.
+Of both phases the time in which kernels run is meant, where that is known: a phase alone may wait for the host between
+its launches, where a whole step has work queued.  Rows that serve requests time both of one layer, and count the
+`layers`; others time them of the whole step.  Compared are rows that compute the same: those that find other tokens
+cached stand in a table of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Line, backend_name
+from attnbench.presentation.block import Block, Column, Line, backend_name, said
 from attnbench.presentation.serving import REQUESTS
-from attnbench.record import Record
+from attnbench.record import Record, Time
 
-ATTENTION, COPIES = "attention", "copies"
+ATTENTION, COPIES, ALONE, PREPARATION = "attention", "copies", "attention alone", "preparation"
 COMPUTED = "missed_tokens"
 NOTE = (
     "predicted: the first row's step with this row's attention in place of its own; difference: measured against "
-    "predicted"
+    "predicted; saved: of the first row's attention time, what this row's step is shorter by"
 )
+RESIDUES = ("in_place", "copies", "gaps", "clock", "unexplained")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is known of one row, in ms or in millions of cycles."""
+
+    step: float
+    attention: float
+    "in place, without its copies"
+    alone: float | None
+    "of a call by itself, times the calls of a step"
+    copies: float
+    gaps: float
+
+    @property
+    def exchanged(self) -> float:
+        """The attention that a prediction exchanges."""
+        return self.attention if self.alone is None else self.alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +66,102 @@ class Reconciled:
     """One row: its step as measured, and as the first row predicts it."""
 
     record: Record
-    step_ms: float
-    attention_ms: float
-    predicted_ms: float | None
-    "None of the row that is started from"
+    ms: Parts
+    cycles: Parts | None
+    "None where clocks were not read of all that is compared"
+    first: Reconciled | None
+    "the row that is started from; None of itself"
+
+    @property
+    def step_ms(self) -> float:
+        """As measured."""
+        return self.ms.step
+
+    @property
+    def attention_ms(self) -> float:
+        """In place, with its copies."""
+        return self.ms.attention + self.ms.copies
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """The step as the first row predicts it; None of that row."""
+        return None if self.first is None else _predicted(self.first.ms, self.ms)
 
     @property
     def difference(self) -> float | None:
         """Measured against predicted: 0.02 is 2 % more than predicted."""
-        return self.step_ms / self.predicted_ms - 1 if self.predicted_ms and self.predicted_ms > 0 else None
+        return _over(self.ms.step, self.predicted_ms)
+
+    @property
+    def predicted_cycles(self) -> float | None:
+        """The same in millions of cycles; None where clocks are not known."""
+        if self.first is None or self.first.cycles is None or self.cycles is None:
+            return None
+        return _predicted(self.first.cycles, self.cycles)
+
+    @property
+    def difference_in_cycles(self) -> float | None:
+        """Measured against predicted."""
+        return _over(self.cycles.step, self.predicted_cycles) if self.cycles else None
+
+    @property
+    def in_place(self) -> float | None:
+        """The attention in place against itself alone, in cycles where they are known: 0.02 is 2 % more."""
+        parts = self.cycles or self.ms
+        return _over(parts.attention, parts.alone)
+
+    @property
+    def limit(self) -> float:
+        """Speed-up of the first row's step if its attention took no time."""
+        first = (self.first or self).ms
+        return first.step / (first.step - first.attention - first.copies)
+
+    @property
+    def saved(self) -> float | None:
+        """Of the first row's attention time the share that this row's step is shorter by: 1 is the limit."""
+        if self.first is None:
+            return None
+        return (self.first.ms.step - self.ms.step) / (self.first.ms.attention + self.first.ms.copies)
+
+    @property
+    def residues(self) -> dict[str, float]:
+        """What measured and predicted differ by, in ms, by the names of `RESIDUES`; empty of the first row."""
+        if self.first is None or self.predicted_ms is None:
+            return {}
+        difference = self.ms.step - self.predicted_ms
+        if self.cycles is None or self.first.cycles is None or self.predicted_cycles is None:
+            mine, first, ms_each, rest = self.ms, self.first.ms, 1.0, difference
+        else:
+            mine, first, ms_each = self.cycles, self.first.cycles, self.ms.step / self.cycles.step
+            rest = (mine.step - self.predicted_cycles) * ms_each
+        found = {
+            "in_place": 0.0
+            if mine.alone is None or first.alone is None
+            else ((mine.attention - mine.alone) - (first.attention - first.alone)) * ms_each,
+            "copies": (mine.copies - first.copies) * ms_each,
+            "gaps": (mine.gaps - first.gaps) * ms_each,
+        }
+        return found | {"clock": difference - rest, "unexplained": rest - sum(found.values())}
+
+    @property
+    def generation_s(self) -> tuple[float, float] | None:
+        """A whole generation as predicted and as measured; None where none was carried out."""
+        if self.first is None or self.predicted_ms is None:
+            return None
+        first, mine = (row.record.counters for row in (self.first, self))
+        base, measured = first.get("generation_s"), mine.get("generation_s")
+        calls, layers = mine.get("attention_calls"), mine.get("layers")
+        if base is None or measured is None or not calls or not layers:
+            return None
+        dense = self.record.case.get("dense_steps") or 0 if "density" in mine else 0
+        return base + (calls / layers - dense) * (self.predicted_ms - self.first.ms.step) / 1e3, measured
 
 
 def attention_ms(record: Record) -> float | None:
-    """What attention takes in a step, in ms; None where it was not timed or its layers are not known."""
+    """What attention takes in a step with its copies, in ms; None where it was not timed or its layers not known."""
     times = [record.phases[name] for name in (ATTENTION, COPIES) if name in record.phases]
-    known = [time.median_ms if time.busy_ms is None else time.busy_ms for time in times if time.median_ms is not None]
-    calls = record.counters.get("layers") if REQUESTS in record.counters else 1
+    known = [ms for time in times if (ms := _ms(time)) is not None]
+    calls = _calls(record)
     return sum(known) * calls if ATTENTION in record.phases and len(known) == len(times) and calls else None
 
 
@@ -64,20 +172,29 @@ def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reco
         records: of one case.
         baseline: the row to start from, where it is among them; else the first one.
     """
-    known: dict[float | None, list[tuple[Record, float, float]]] = {}
+    known: dict[float | None, list[Record]] = {}
     for record in records:
         step, attention = record.time.median_ms if record.time else None, attention_ms(record)
         if step and attention is not None and attention < step:
-            known.setdefault(record.counters.get(COMPUTED), []).append((record, step, attention))
+            known.setdefault(record.counters.get(COMPUTED), []).append(record)
     tables = []
     for rows in known.values():
-        rows.sort(key=lambda row: baseline not in (backend_name(row[0]), row[0].backend))
-        (first, step, attention), *others = rows
-        tables.append(
-            [Reconciled(first, step, attention, None)]
-            + [Reconciled(record, measured, own, step - attention + own) for record, measured, own in others]
-        )
+        rows.sort(key=lambda record: baseline not in (backend_name(record), record.backend))
+        alone = all(ALONE in record.phases for record in rows)
+        parts = [(_parts(record, _ms, alone), _parts(record, megacycles, alone)) for record in rows]
+        with_clock = all(cycles is not None for _, cycles in parts)
+        table: list[Reconciled] = []
+        for record, (ms, cycles) in zip(rows, parts, strict=True):
+            assert ms is not None  # it has an attention
+            table.append(Reconciled(record, ms, cycles if with_clock else None, table[0] if table else None))
+        tables.append(table)
     return [table for table in tables if len(table) > 1]
+
+
+def megacycles(time: Time) -> float | None:
+    """Median of the cycles of the SM clock that samples took, in millions; None where no clock was read."""
+    pairs = [(ms, mhz) for ms, mhz in zip(time.samples_ms, time.sm_mhz, strict=False) if mhz]
+    return statistics.median(ms * mhz / 1e3 for ms, mhz in pairs) if pairs else None
 
 
 def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> list[Block]:
@@ -94,35 +211,133 @@ def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> l
         f"left out: {', '.join(late)}: attention took longer than the whole step; it has few samples, "
         "and another program or the host's launches may have delayed it"
     ] * bool(late)
-    return [_block(title, rows, notes) for rows in reconcile(records, baseline)]
+    return [
+        block
+        for rows in reconcile(records, baseline)
+        for block in (_explained(title, rows, notes), *_differences(title, rows))
+    ]
 
 
-def _block(title: str, rows: Sequence[Reconciled], notes: Sequence[str]) -> Block:
+def _ms(time: Time) -> float | None:
+    return time.median_ms if time.busy_ms is None else time.busy_ms
+
+
+def _calls(record: Record) -> float | None:
+    return record.counters.get("layers") if REQUESTS in record.counters else 1
+
+
+def _parts(record: Record, read: Callable[[Time], float | None], alone: bool) -> Parts | None:
+    """What is known of a row, as `read` reads a time; None where something is not."""
+    calls, time = _calls(record), record.time
+    step = time.median_ms if time and read is _ms else read(time) if time else None
+    found = {name: read(record.phases[name]) for name in (ATTENTION, COPIES, ALONE) if name in record.phases}
+    if time is None or step is None or not calls or any(value is None for value in found.values()):
+        return None
+    known = {name: value for name, value in found.items() if value is not None}
+    gap = 0.0 if time.busy_ms is None or not time.median_ms else max(0.0, 1 - time.busy_ms / time.median_ms)
+    layers = record.counters.get("layers")
+    return Parts(
+        step=step,
+        attention=known[ATTENTION] * calls,
+        alone=known[ALONE] * layers if alone and layers else None,
+        copies=known.get(COPIES, 0.0) * calls,
+        gaps=gap * step,
+    )
+
+
+def _predicted(first: Parts, mine: Parts) -> float:
+    return first.step - first.exchanged + mine.exchanged
+
+
+def _over(measured: float, other: float | None) -> float | None:
+    return measured / other - 1 if other and other > 0 else None
+
+
+def _explained(title: str, rows: Sequence[Reconciled], notes: Sequence[str]) -> Block:
     unit = figures.unit_for(row.step_ms for row in rows)
     columns = [
         Column("backend", f"explained, {unit.name}", 0, number=False),
+        Column("alone", "attention alone", 4),
         Column("attention", "attention", 2),
+        Column("preparation", "preparation", 6),
         Column("share", "attention %", 3),
-        Column("rest", "the rest", 4),
+        Column("rest", "the rest", 5),
         Column("predicted", "predicted", 1),
         Column("measured", "measured", 0),
         Column("difference", "difference %", 1),
+        Column("limit", "limit", 6),
+        Column("saved", "saved %", 6),
+        Column("generation", "generation predicted s", 7),
+        Column("generated", "measured s", 7),
     ]
     lines = [Line(row.record, _cells(row, unit)) for row in rows]
-    return Block(title, None, columns, lines, notes=tuple(notes))
+    return Block(title, None, said(columns, lines), lines, notes=tuple(notes))
 
 
 def _cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
-    difference = row.difference
+    preparation = row.record.phases.get(PREPARATION)
+    generation = row.generation_s
     return {
         "backend": backend_name(row.record),
+        "alone": _in(unit, row.ms.alone),
         "attention": _in(unit, row.attention_ms),
+        "preparation": _in(unit, _ms(preparation) if preparation else None),
         "share": f"{100 * row.attention_ms / row.step_ms:.0f}",
         "rest": _in(unit, row.step_ms - row.attention_ms),
         "predicted": _in(unit, row.predicted_ms),
         "measured": _in(unit, row.step_ms),
-        "difference": "" if difference is None else f"{100 * difference:+.1f}",
+        "difference": _percent(row.difference),
+        "limit": f"{row.limit:.2f}x" if row.first is None else "",
+        "saved": "" if row.saved is None else f"{100 * row.saved:.0f}",
+        "generation": figures.plain(generation[0] if generation else None),
+        "generated": figures.plain(generation[1] if generation else row.record.counters.get("generation_s")),
     }
+
+
+def _differences(title: str, rows: Sequence[Reconciled]) -> list[Block]:
+    """What measured and predicted differ by, in ms and in cycles; nothing where neither clocks nor gaps are known."""
+    if not any(row.cycles or row.ms.gaps or row.ms.alone is not None for row in rows):
+        return []
+    unit = figures.unit_for(row.step_ms for row in rows)
+    columns = [
+        Column("backend", f"difference, {unit.name}", 0, number=False),
+        Column("in_place", "in place", 2),
+        Column("copies", "copies", 3),
+        Column("gaps", "gaps", 3),
+        Column("clock", "clock", 2),
+        Column("unexplained", "unexplained", 1),
+        Column("share", "% of the step", 0),
+        Column("mhz", "SM MHz", 4),
+        Column("predicted", "predicted Mcycles", 5),
+        Column("measured", "measured Mcycles", 5),
+        Column("cycles", "difference %", 1),
+        Column("place", "in place against alone %", 4),
+    ]
+    lines = [Line(row.record, _difference_cells(row, unit)) for row in rows]
+    note = "in place, copies, gaps, clock, unexplained: what measured and predicted differ by, against the first row"
+    return [Block(title, None, said(columns, lines), lines, notes=(note,))]
+
+
+def _difference_cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
+    residues = row.residues
+    shown = {name: f"{residues[name] * unit.per_ms:+.3g}" for name in RESIDUES if name in residues}
+    if row.cycles is None:
+        shown.pop("clock", None)
+    if row.ms.alone is None:
+        shown.pop("in_place", None)
+    return shown | {
+        "backend": backend_name(row.record),
+        "share": f"{100 * residues['unexplained'] / row.step_ms:+.1f}" if residues else "",
+        "mhz": f"{1e3 * row.cycles.step / row.step_ms:.0f}" if row.cycles else "",
+        "predicted": figures.plain(row.predicted_cycles),
+        "measured": figures.plain(row.cycles.step if row.cycles else None),
+        "cycles": _percent(row.difference_in_cycles),
+        "place": _percent(row.in_place),
+    }
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:+.1f}"
 
 
 def _in(unit: figures.Unit, ms: float | None) -> str:

@@ -28,8 +28,8 @@ ORDER = (
     *(OTHER, MEMORY_COPY, IDLE),
 )
 """In tables; a user's own categories come before `other`."""
-IN_PLACE, COPIES = "attention", "copies"
-"""Ranges that a model opens around each call of its attention, and around the copies that a backend needs for it."""
+IN_PLACE, BESIDE = "attention", ("copies", "preparation")
+"""Ranges that a model opens around each call of its attention, and around what a backend needs for it."""
 MOVES = (COPY, MEMORY_COPY)
 
 SHIPPED = Path(__file__).with_name("categories.toml")
@@ -59,7 +59,7 @@ def by_range(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
 
     In a range `attention` is nothing but attention: a sort that picks blocks has no telling name.  Beside a kernel that
     is attention by its own name all else there prepares it; where there is none (an attention of single operators),
-    copies do, and all else is the attention.  What is launched in a range `copies` prepares it as well.
+    copies do, and all else is the attention.  What is launched in a range `preparation` or `copies` prepares it as well.
     """
     rows = tuple(rows)
     named = {_whose(row) for row in rows if row.category == ATTENTION and IN_PLACE in _ranges(row)}
@@ -68,9 +68,11 @@ def by_range(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
 
 def _category(row: KernelRow, *, named: bool) -> str:
     open_then = _ranges(row)
-    if row.category in (ATTENTION, PREPARATION) or not {IN_PLACE, COPIES} & set(open_then):
+    if set(BESIDE) & set(open_then):
+        return PREPARATION
+    if row.category in (ATTENTION, PREPARATION) or IN_PLACE not in open_then:
         return row.category
-    return PREPARATION if named or COPIES in open_then or row.category in MOVES else ATTENTION
+    return PREPARATION if named or row.category in MOVES else ATTENTION
 
 
 def _ranges(row: KernelRow) -> tuple[str | None, ...]:

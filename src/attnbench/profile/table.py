@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 Cell = str | int | float | None
 DIGITS = 4
+MOST = 20
+"Rows of a table on a terminal; the CSV has all."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

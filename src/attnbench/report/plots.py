@@ -93,6 +93,26 @@ def write_plots(
     return list(_written(found, folder, formats))
 
 
+def draw(found: Iterable[Figure], folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw figures into a folder, which is made where it is missing.
+
+    Raises:
+        UsageError: a file cannot be written.
+        Unavailable: a library is missing.
+    """
+    return list(_written(found, Path(folder), formats))
+
+
+def check_plot_folder(who: str, folder: str | Path) -> None:
+    """Refuse a folder that nothing can be drawn into.
+
+    Raises:
+        UsageError: naming it.
+        Unavailable: a library is missing; the line says what installs it.
+    """
+    _ready(Path(folder), who)
+
+
 def picture(figure: Figure, ending: str) -> bytes:
     """One figure as a file: on white, with its title, in a size of its own.
 
@@ -127,13 +147,21 @@ def _written(found: Iterable[Figure], folder: Path, formats: Sequence[str]) -> I
             yield path
 
 
-def _ready(folder: Path) -> None:
-    require(WHO, LIBRARIES)
+def _ready(folder: Path, who: str = WHO) -> None:
+    require(who, LIBRARIES)
     if str(folder) == "-":
-        raise UsageError(refusal(WHO, "--plots", folder, "is stdout", "a folder, or the name of one to be made"))
+        raise UsageError(refusal(who, "--plots", folder, "is stdout", "a folder, or the name of one to be made"))
     if is_file(folder):
-        raise UsageError(refusal(WHO, "--plots", folder, "is a file", "a folder, or the name of one to be made"))
+        raise UsageError(refusal(who, "--plots", folder, "is a file", "a folder, or the name of one to be made"))
     check_writable(folder / "a.png")
 
 
-__all__ = ["FORMATS", "add_plot_arguments", "check_plot_arguments", "picture", "write_plots"]
+__all__ = [
+    "FORMATS",
+    "add_plot_arguments",
+    "check_plot_arguments",
+    "check_plot_folder",
+    "draw",
+    "picture",
+    "write_plots",
+]

@@ -10,7 +10,7 @@ from attnbench.presentation.block import Block, Column, Line, Reason
 from attnbench.presentation.blocks import MOST_BLOCKS, by_case, case_blocks, complete_cases
 from attnbench.presentation.columns import View
 from attnbench.presentation.matrix import summary
-from attnbench.record import Environment, Record, Run
+from attnbench.record import Record, Run
 from attnbench.report.matrix import print_lost, print_sentences, print_summary
 from attnbench.report.terminal import Terminal, decimal_aligned
 from attnbench.store.environments import machine_words
@@ -53,7 +53,7 @@ class Tables:
     def __init__(self, console: Console, view: View | None = None) -> None:
         self.terminal, self.view = Terminal(console), view or View()
         self._cases: set[str] = set()
-        self._machines: list[Environment] = []
+        self._machines: list[str] = []
         self._said: set[Reason] = set()
         self._dropped: dict[str, None] = {}
         "keys of columns that a table had no room for"
@@ -77,9 +77,10 @@ class Tables:
 
     def _print(self, run: Run, cases: Sequence[Sequence[Record]]) -> None:
         for environment in run.environments:
-            if environment not in self._machines:
-                self._machines.append(environment)
-                self.terminal.line(" · ".join(machine_words(environment)), style="dim")
+            words = " · ".join(machine_words(environment))
+            if words not in self._machines:  # GPUs of one model are told apart in the tables
+                self._machines.append(words)
+                self.terminal.line(words, style="dim")
         many = len({group.case_id for group in run.plan} or by_case(run.records)) > MOST_BLOCKS
         for records in cases:
             name = case_of(records[0])

@@ -16,6 +16,7 @@ from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
+from attnbench.errors import Unavailable
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
 from attnbench.record import PlannedGroup, Run, Settings
@@ -105,12 +106,21 @@ def estimate(run: Run, *, files: Sequence[str] = (), stations: int = 1) -> Estim
         runnable = [
             backends[name]
             for name in (parse_selector(one)[0] for one in group.backends)
-            if name in backends and kind in backends[name].devices
+            if name in backends and _runs(backends[name], kind)
         ]
         groups[group.group] = _group(run.settings, group, runnable, kind, compiled)
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
     return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), stations)
+
+
+def _runs(backend: Backend, kind: str) -> bool:
+    """Whether it will do more than say what is missing."""
+    try:
+        backend.probe()
+    except Unavailable:
+        return False
+    return kind in backend.devices
 
 
 def _group(

@@ -165,22 +165,31 @@ class DeviceWorker:
         return record
 
     def _ready(self) -> Worker | Loss:
-        if self._process is None:
-            self._process = process = Worker(self.device)
-            self.listener.on_activity("starting a worker")
-            loss = None if self._stopped else process.start() or _misfit(process)
-            if self._stopped:
-                raise Stopped
-            if loss:
-                self.close()
-                if not (self.environments or self.measured_before):
-                    raise self._not_started(loss)
-                return dataclasses.replace(loss, word=Word(0, HARNESS, "start"))
-            assert process.environment is not None  # a process that is ready has said where it runs
-            if process.environment not in self.environments:
-                self.environments.append(process.environment)
-            self._environment = self.environments.index(process.environment)
-        return self._process
+        if self._process is not None:
+            return self._process
+        process, loss = self._started()
+        if loss is not None and loss.outside:  # nobody's doing the first time, as in a measurement
+            process, loss = self._started()
+        if loss is not None:
+            self.close()
+            if not (self.environments or self.measured_before):
+                raise self._not_started(loss)
+            return dataclasses.replace(loss, word=Word(0, HARNESS, "start"))
+        assert process.environment is not None  # a process that is ready has said where it runs
+        if process.environment not in self.environments:
+            self.environments.append(process.environment)
+        self._environment = self.environments.index(process.environment)
+        return process
+
+    def _started(self) -> tuple[Worker, Loss | None]:
+        """A new process, and how it was lost before it was ready."""
+        self.close()
+        self._process = process = Worker(self.device)
+        self.listener.on_activity("starting a worker")
+        loss = None if self._stopped else process.start() or _misfit(process)
+        if self._stopped:
+            raise Stopped
+        return process, loss
 
     def _not_started(self, loss: Loss) -> NothingToRun:
         return NothingToRun(f"worker: device={self.device} cannot be measured; {loss.reason}")

@@ -97,7 +97,9 @@ class Execution(AbstractContextManager["Execution"]):
         if path:
             remove_drafts(path)
         own = DeviceStation(Device.parse(run.settings.device), self.files, measured_before=bool(run.environments))
-        self.stations: Sequence[Station] = stations or [own]
+        self._asked: Sequence[Station] = stations or [own]
+        self.stations = self._asked
+        "those that could be opened"
         self.total = sum(len(group.backends) for group in run.plan)
         self.sampling_s = 0.0
         "wall time spent taking samples, so far: of all stations together"
@@ -106,12 +108,23 @@ class Execution(AbstractContextManager["Execution"]):
         self._order = {group.group: number for number, group in enumerate(run.plan)}
 
     def __enter__(self) -> Execution:
+        there: list[Station] = []
+        lost: StationLost | None = None
         try:
-            for station in self.stations:
-                station.open(partial(self._hear, station.name))
+            # By name: two runs that wait for each other's GPUs would wait for ever.
+            for station in sorted(self._asked, key=lambda one: one.name):
+                try:
+                    station.open(partial(self._hear, station.name))
+                    there.append(station)
+                except StationLost as error:
+                    lost = error
+                    self._handle(station.name, Lost(error))
+            if lost is not None and not there:
+                raise lost
         except BaseException:
             self._close()
             raise
+        self.stations = there
         return self
 
     def __exit__(
@@ -121,7 +134,7 @@ class Execution(AbstractContextManager["Execution"]):
 
     def _close(self) -> None:
         with ExitStack() as closing:  # each, whatever comes of the others
-            for station in self.stations:
+            for station in self._asked:
                 closing.callback(station.close)
 
     def one(self, group: PlannedGroup, settings: Settings) -> tuple[Record, ...]:

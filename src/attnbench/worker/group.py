@@ -381,7 +381,7 @@ class GroupRun(GroupEnds):
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             builder.executed_flops = executed_flops(builder.name, launch)
-            builder.counters = {**builder.counters, **counters(builder.name, launch.counters), **whole}
+            builder.counters |= {**counters(builder.name, launch.counters), **whole}
             timing = group.timings[position]
             times = [timing, *(timings[position] for timings in group.by_timer.values())]
             headline, *own = (to_time(one, entry.setup_ms, entry.first_call_ms) for one in times)

@@ -66,7 +66,7 @@ class RecordBuilder:
         self.memory: Memory | None = None
         self.ceilings: Mapping[str, float | None] = {}
         self.executed_flops: int | None = None
-        self.counters: Mapping[str, float] = {}
+        self.counters: dict[str, float | None] = {}
 
     def of(self, backend: Backend) -> None:
         """Take from the backend what its record says of it."""
@@ -138,7 +138,9 @@ class RecordBuilder:
             self.workload.work(self.case) if self.variant is None else self.workload.work_of(self.variant, self.case)
         )
         # What a launch chose is its problem: the check has counted it.
-        chosen = {field: int(self.counters[name]) for field, name in CHOSEN_WORK.items() if name in self.counters}
+        chosen = {
+            field: int(count) for field, name in CHOSEN_WORK.items() if (count := self.counters.get(name)) is not None
+        }
         return dataclasses.replace(work, executed_flops=self.executed_flops, **chosen)
 
     def _record(self, **fields: Any) -> Record:

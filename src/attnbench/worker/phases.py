@@ -61,13 +61,15 @@ def timed_phases(
     return found
 
 
-def carried_out_whole(entry: Entry, announce: Callable[[str], None], device: Device) -> dict[str, float]:
+def carried_out_whole(entry: Entry, announce: Callable[[str], None], device: Device) -> dict[str, float | None]:
     """What a launch carries out once after its samples: counters for the record."""
     launch = entry.launch
     if launch is None or launch.whole is None:
         return {}
     announce("whole")
-    found = counters(entry.builder.name, launch.whole())
+    told = launch.whole()
+    known = counters(entry.builder.name, {name: value for name, value in told.items() if value is not None})
+    found = {name: known.get(name) for name in told}
     synchronize(device)
     entry.builder.note(*launch.found_out())
     return found

@@ -196,6 +196,8 @@ class Tile:
 
     def to(self, dtype: Any, fp_downcast_rounding: None = None, bitcast: bool = False) -> Tile:
         kind = torch_dtype(dtype)
+        if kind == torch.float8_e4m3fn and not bitcast:  # the card's conversion saturates, torch's makes NaN
+            return Tile(self.value.clamp(-448, 448).to(kind))
         return Tile(self.value.view(kind) if bitcast else self.value.to(kind))
 
 

@@ -263,13 +263,12 @@ class Transfers:
             raise Mistake(f"{what}: {list(left.shape)} times {list(right.shape)} into {list(start.shape)}")
         if left.dtype != right.dtype:
             raise Mistake(f"{what}: {left.dtype} times {right.dtype}")
-        value = _operand(left, start.dtype) @ _operand(right, start.dtype)
+        value = _product(left, right, start if use_acc else None, start.dtype)
         product = Product(what, reads)
         for access in reads:
             access.over = False
         task.products.append(product)
         if use_acc:
-            value += start
             acc.lent = product
         result = Tile(value, product, token=is_async)
         if not is_async:
@@ -294,6 +293,29 @@ class Transfers:
                 access.over = True
                 task.known |= access.bit
         task.products = task.products[count:]
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor:
+    """A product as the tensor cores sum it, and what it is added to.
+
+    Sums of int8 are exact, those of 8-bit floats have 13 bits behind the point after each instruction, of 32 terms.
+
+    Raises:
+        Mistake: operands of 8 bits and sums of another kind.
+    """
+    if left.dtype == torch.int8 or kind == torch.int32:
+        if left.dtype != torch.int8 or kind != torch.int32:
+            raise Mistake(f"warpgroup_mma: {left.dtype} into {kind}")
+        exact = (left.double() @ right.double()).to(kind)
+        return exact if start is None else exact + start
+    if left.itemsize > 1:
+        value = _operand(left, kind) @ _operand(right, kind)
+        return value if start is None else value + start
+    value = torch.zeros(left.shape[0], right.shape[1]) if start is None else start
+    for at in range(0, left.shape[1], 32):
+        value = value + left[:, at : at + 32].float() @ right[at : at + 32].float()
+        value = (value.view(torch.int32) & ~0x3FF).view(torch.float32)
+    return value
 
 
 def _operand(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

@@ -17,7 +17,7 @@ def render(run: Run) -> bytes:
     """Who is fastest, the matrix of all cases, a table a case with notes; at the end what the signs mean."""
     page = arrange(run)
     machines = ["".join(f" · {plain(word)}" for word in machine_words(item)) for item in run.environments]
-    lines = [f"## {plain(run.suite)}", "", plain(run.started) + "".join(machines), ""]
+    lines = [f"## {plain(run.suite)}", "", plain(run.started) + "".join(dict.fromkeys(machines)), ""]
     found = summary(run)
     for sentence in filter(None, (found.sentence, *found.results)):
         lines += [f"**{plain(sentence)}**", ""]

@@ -12,7 +12,6 @@ of all sequences.  Takes bf16 and fp16 (fp32 for tests), dims 1 to 256, any stri
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
@@ -22,7 +21,7 @@ from attnbench.kernels.flash.config.forward import ForwardConfig, parse
 from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.operators import FORWARD
 from attnbench.kernels.flash.problem import Problem, check_values, lse_shape, problem_of
-from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
+from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
     "BackwardConfig",
@@ -98,7 +97,7 @@ def flash_attention(
         return FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, *names)
     q, k, v = cast(q, k, v)
     call = call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, forward, backward, validate=validate)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if needs_graph(q, k, v):
         return FlashAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, call)
     out, lse = call.forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
     assert out is not None

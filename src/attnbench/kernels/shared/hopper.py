@@ -352,11 +352,19 @@ def partition_work(grid: str, tiles: int, pairs: int, group: int, processors: in
     return min(items, processors), items, min(items, processors)
 
 
+_NAMES = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float32: gl.float32,
+    torch.int8: gl.int8,
+    torch.float8_e4m3fn: gl.float8e4nv,
+}
+
+
 @cache  # Triton takes 5 µs for one, and a call has four to eight.
 def tile_layout(dtype: torch.dtype, rows: int, columns: int) -> Any:
     """How a tile [1, 1, rows, 1, columns] lies in shared memory: swizzled by up to 128 bytes, as products read it."""
-    names = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, 1, columns], names[dtype])
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, 1, columns], _NAMES[dtype])
 
 
 def is_rows(x: Tensor) -> bool:

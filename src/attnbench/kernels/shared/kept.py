@@ -210,6 +210,11 @@ class Plan:
                 step(stream, addresses)  # type: ignore[operator]
 
 
+def is_on_card(x: Tensor | None) -> bool:
+    """Whether a tensor lies on a card of CUDA's: elsewhere nothing is launched that could be repeated."""
+    return x is not None and x.is_cuda
+
+
 def current_device() -> int:
     """Of CUDA, by number; a tensor is on some card, so that CUDA has been set up."""
     return torch._C._cuda_getDevice()
@@ -239,7 +244,7 @@ class Launches:
             return self._whole(*tensors)
         if self.plan is not None:
             return self.plan(tensors)
-        if self.fault is not None or _notes.recorder is not None:
+        if self.fault is not None or _notes.recorder is not None or not is_on_card(tensors[0]):
             return self._whole(*tensors)
         recorder = _notes.recorder = _Recorder(tensors)
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 NAMESPACE = "attnbench"
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -26,6 +27,17 @@ def is_followed(*tensors: Tensor | None) -> bool:
         if type(x) not in _PLAIN and isinstance(x, Tensor):
             return True
     return bool(torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
+
+
+def needs_graph(*tensors: Tensor | None) -> bool:
+    """Whether autograd has to see a call: for gradients, or to refuse derivatives in forward mode."""
+    if forward_ad._current_level >= 0:
+        return True
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 def cast(*tensors: Tensor | None) -> tuple[Any, ...]:
@@ -89,7 +101,7 @@ class Operator:
         library = defined[self.name] = torch.library.Library(NAMESPACE, "FRAGMENT")
         library.define(schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
         for key in ("CPU", "CUDA"):
-            library.impl(self.name, _now(run), key)
+            library.impl(self.name, _refusing_forward_mode(_now(run), self.name), key)
         torch.library.register_fake(whole, _now(fake), lib=library)
         if backward is not None and setup is not None:
             torch.library.register_autograd(whole, _now(backward), setup_context=_now(setup), lib=library)
@@ -101,14 +113,25 @@ class Operator:
         excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
         def autocast(*arguments: Any) -> Any:
+            given = cast(*arguments[:count])  # before the key is excluded, which is how autocast is off
             with torch._C._ExcludeDispatchKeyGuard(excluded):
-                return self(*cast(*arguments[:count]), *arguments[count:])
+                return self(*given, *arguments[count:])
 
         return autocast
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it through PyTorch."""
         return getattr(getattr(torch.ops, NAMESPACE), self.name).default(*arguments)
+
+
+def _refusing_forward_mode(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        # PyTorch would take a derivative of 0 for one that there is not.
+        if forward_ad._current_level >= 0:
+            raise NotImplementedError(f"{NAMESPACE}::{name} has no derivatives in forward mode")
+        return function(*arguments)
+
+    return run
 
 
 def _now(function: Callable[..., Any]) -> Callable[..., Any]:

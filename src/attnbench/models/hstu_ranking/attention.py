@@ -59,23 +59,29 @@ class Reference:
 
     def append(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
         """As of `Attention`."""
-        rows, pages, slots = self._places
+        rows, entries, slots = self._places
+        pages = self.pages_of(entries)
         pool[pages, 0, slots], pool[pages, 1, slots] = k[rows], v[rows]
+
+    def pages_of(self, entries: Tensor) -> Tensor:
+        """Pages that stand in some places of the table: read on the device, so that a graph reads those of its step."""
+        return self.sequences.table.indices.index_select(0, entries).long()
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of the new history, and page and slot that each belongs to."""
-        given, start = self.sequences, 0
+        """Rows of the new history, and place in the table and slot that each belongs to."""
+        given, start, first = self.sequences, 0, 0
         rows: list[np.ndarray] = []
-        pages: list[np.ndarray] = []
+        entries: list[np.ndarray] = []
         slots: list[np.ndarray] = []
         for held, cached, new, targets in zip(given.pages, given.cached, given.new, given.targets, strict=True):
             at = np.arange(cached, cached + new)
             rows.append(np.arange(start, start + new))
-            pages.append(np.asarray(held, dtype=np.int64)[at // given.page_size])
+            entries.append(first + at // given.page_size)
             slots.append(at % given.page_size)
             start += new + targets
-        found = _sent((rows, pages, slots), given.table.cached.device)
+            first += len(held)
+        found = _sent((rows, entries, slots), given.table.cached.device)
         return found[0], found[1], found[2]
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -153,7 +159,8 @@ class Gathered(Reference):
         if not any(self.sequences.cached):
             return k, v
         assert pool is not None
-        pages, slots, old, fresh = self._gather
+        entries, slots, old, fresh = self._gather
+        pages = self.pages_of(entries)
         keys, values = (x.new_empty(len(old) + len(fresh), *x.shape[1:]) for x in (k, v))
         keys[old], values[old] = pool[pages, 0, slots], pool[pages, 1, slots]
         keys[fresh], values[fresh] = k, v
@@ -170,20 +177,21 @@ class Gathered(Reference):
 
     @cached_property
     def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Page and slot of each cached key, where it goes, and where the new rows go."""
-        given, start = self.sequences, 0
-        pages: list[np.ndarray] = []
+        """Place in the table and slot of each cached key, where it goes, and where the new rows go."""
+        given, start, first = self.sequences, 0, 0
+        entries: list[np.ndarray] = []
         slots: list[np.ndarray] = []
         old: list[np.ndarray] = []
         fresh: list[np.ndarray] = []
         for held, cached, new, targets in zip(given.pages, *self._lengths, strict=True):
             at = np.arange(cached)
-            pages.append(np.asarray(held, dtype=np.int64)[at // given.page_size])
+            entries.append(first + at // given.page_size)
             slots.append(at % given.page_size)
             old.append(at + start)
             fresh.append(np.arange(start + cached, start + cached + new + targets))
             start += cached + new + targets
-        found = _sent((pages, slots, old, fresh), given.table.cached.device)
+            first += len(held)
+        found = _sent((entries, slots, old, fresh), given.table.cached.device)
         return found[0], found[1], found[2], found[3]
 
 
@@ -196,7 +204,7 @@ ATTENTIONS: dict[str, AttentionMaker] = {"reference": Reference, "paged": Paged,
 PADDED = ("paged", "reference")
 "Those that take rows and sequences beyond a step's own."
 CAPTURED = ("paged",)
-"Those that take all lengths from the device: a CUDA graph of the others would keep those of one step."
+"Those that take all lengths from the device: a CUDA graph of the others keeps those of one step."
 
 
 def attention_of(name: str | AttentionMaker, sequences: Sequences) -> Attention:

@@ -10,9 +10,12 @@ Without capture the same buffers are run launch by launch; this is how a CPU tes
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,12 +30,17 @@ from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.staging import Sizes, Staging
 from attnbench.models.paged_cache import CacheStep, PagedCache
 
+Lengths = tuple[tuple[int, ...], ...]
+"Cached, new and candidates of each user; of a bucket that serves many, none."
+
 
 @dataclass(slots=True)
 class _Bucket:
     staging: Staging
     graph: Any = None
     out: Tensor | None = None
+    steps: int = 0
+    "that were in it"
 
 
 class StepGraphs:
@@ -45,6 +53,8 @@ class StepGraphs:
         cache: PagedCache | None = None,
         attention: str | AttentionMaker = "paged",
         capture: bool | None = None,
+        exact: bool = False,
+        after: int = 0,
         most: int = 64,
     ) -> None:
         """No graph yet.
@@ -54,15 +64,19 @@ class StepGraphs:
             cache: of the steps; None: nothing is cached.
             attention: one that takes all lengths from the table on the device.
             capture: make graphs; None: on a card.
+            exact: a graph serves steps of the same lengths alone: for an attention that takes them from the host.
+            after: steps of a bucket that run launch by launch before its graph is made: sizes that come once are not
+                worth the time of a capture.
             most: buckets to keep, those used last.
 
         Raises:
             UsageError: the attention takes lengths from the host; a graph would repeat those of its first step.
         """
-        self.model, self.cache, self.attention, self.most = model, cache, attention, most
+        self.model, self.cache, self.attention, self.exact, self.most = model, cache, attention, exact, most
+        self.after = after
         self.capture = model.device.type == "cuda" if capture is None else capture
         fitting = CAPTURED if self.capture else PADDED
-        if isinstance(attention, str) and attention not in fitting:
+        if isinstance(attention, str) and attention not in fitting and not exact:
             raise UsageError(
                 refusal(
                     WHO,
@@ -72,14 +86,14 @@ class StepGraphs:
                     " or ".join(fitting),
                 )
             )
-        self._buckets: OrderedDict[Sizes, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[Sizes, Lengths], _Bucket] = OrderedDict()
         self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self.captured = 0
 
     @property
     def sizes(self) -> list[Sizes]:
         """Sizes of the buckets there are, the one used last at the end."""
-        return list(self._buckets)
+        return [sizes for sizes, _ in self._buckets]
 
     @torch.no_grad()
     def __call__(self, requests: Sequence[Request]) -> Tensor:
@@ -109,9 +123,13 @@ class StepGraphs:
 
     def _run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         sizes = Sizes.of(step)
-        bucket = self._bucket(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE))
+        if self.exact:
+            bucket = self._bucket(sizes, (tuple(step.cached), tuple(step.new), tuple(step.targets)))
+        else:
+            bucket = self._bucket(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE))
         bucket.staging.fill(requests, histories, step)
-        if not self.capture:
+        bucket.steps += 1
+        if not self.capture or (bucket.graph is None and bucket.steps <= self.after):
             bucket.out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
         else:
             if bucket.graph is None:
@@ -120,13 +138,14 @@ class StepGraphs:
         assert bucket.out is not None
         return bucket.out[: sizes.candidates]
 
-    def _bucket(self, sizes: Sizes) -> _Bucket:
-        found = self._buckets.get(sizes)
+    def _bucket(self, sizes: Sizes, lengths: Lengths = ()) -> _Bucket:
+        key = sizes, lengths
+        found = self._buckets.get(key)
         if found is None:
             while len(self._buckets) >= self.most:
                 self._buckets.popitem(last=False)
-            found = self._buckets[sizes] = _Bucket(Staging(self.model.config, sizes, self.model.device))
-        self._buckets.move_to_end(sizes)
+            found = self._buckets[key] = _Bucket(Staging(self.model.config, sizes, self.model.device))
+        self._buckets.move_to_end(key)
         return found
 
     def _capture(self, bucket: _Bucket, step: CacheStep) -> None:
@@ -147,16 +166,35 @@ def capture(call: Callable[[], object], memory: Any = None) -> Any:
         call: launches on the current stream and waits for nothing.
         memory: the pool that its tensors lie in; None: one of its own.
     """
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # what a first call compiles or allocates must not be captured
-        call()
-    torch.cuda.current_stream().wait_stream(aside)
+    call()  # what a first call compiles or allocates must not be captured
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on with what cannot be captured.
-    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-        call()
+    # Not `torch.cuda.graph`: it waits for the device, collects garbage and gives memory back, all of which a server
+    # that captures between two steps would feel.  Objects that a collection ended could call what cannot be captured.
+    with torch.cuda.stream(_aside(torch.cuda.current_device())), _no_collection():
+        # Other threads may go on with what cannot be captured.
+        graph.capture_begin(*([] if memory is None else [memory]), capture_error_mode="thread_local")
+        try:
+            call()
+        finally:
+            graph.capture_end()
     return graph
+
+
+@cache
+def _aside(device: int) -> torch.cuda.Stream:
+    """The stream that captures are of: the current one may be the default stream, which has none."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:

@@ -14,7 +14,7 @@ from attnbench.record import Work
 from attnbench.workloads.base import Choice, Draw, OutputKind, Workload, in_layout
 from attnbench.workloads.video.axes import AXES
 from attnbench.workloads.video.case import VideoCase
-from attnbench.workloads.video.work import work
+from attnbench.workloads.video.work import LARGE_FLOPS, work
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 WARM_UP_STEPS = 10
 "Of a generation before those that are measured, as in seed 003."
+ROOM = 2**30
+"Bytes for results below which a large step is evaluated in part: the first data have more, the further ones an eighth."
 KEPT_ROWS = 64
 "That of `models.video.attention`, which imports torch; a test holds the two against each other."
 
@@ -72,22 +74,24 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
     def oracle(
         self, variant: str, case: VideoCase, inputs: VideoInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """The same step with plain attention; every row of it depends on all others, so nothing is drawn."""
+        """The same step with plain attention; every row of it depends on all others, so no rows are drawn."""
         from attnbench.workloads.video.oracle import evaluate
 
         self._known(variant)
-        return evaluate(inputs, dtype=dtype, variant=variant)
+        return evaluate(inputs, dtype=dtype, variant=variant, first=draw.parts is not None)
 
     def expected_errors(self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw) -> dict[str, Tensor]:
         """Standard deviation of each element; `rounding.py` says how it is found."""
         from attnbench.workloads.video.rounding import expected_errors
 
         self._known(variant)
-        return expected_errors(inputs, variant)
+        return expected_errors(inputs, variant, first=draw.parts is not None)
 
     def draw(self, case: VideoCase, *, seed: int, max_bytes: int) -> Draw:
-        """Everything."""
-        return Draw()
+        """Everything; of a large step on further data (less room) the attention of the first layer alone."""
+        if max_bytes >= ROOM or work(case).flops <= LARGE_FLOPS:
+            return Draw()
+        return Draw(parts=((0,),), unit="layers")
 
     def select(self, case: VideoCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
         """Prediction, latents and rows, in the workload's layout."""

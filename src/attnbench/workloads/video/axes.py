@@ -70,4 +70,10 @@ AXES = (
         "a safetensors file with prompt_embeds and negative_prompt_embeds; default: random ones",
         None,
     ),
+    Axis(
+        "lpips",
+        parse_file,
+        "with --weights: a safetensors file with the network of LPIPS; default: not compared by it",
+        None,
+    ),
 )

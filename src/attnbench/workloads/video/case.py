@@ -61,6 +61,8 @@ class VideoCase:
     "name and hash of a local folder of diffusers (`given_files`); None: random weights"
     prompt: str | None = None
     "name and hash of a safetensors file with embeddings; None: random ones"
+    lpips: str | None = None
+    "name and hash of a safetensors file with the network of LPIPS; None: not compared by it"
 
     def __post_init__(self) -> None:
         model = model_of(DEFAULT_MODEL if self.model is None else self.model)
@@ -90,7 +92,7 @@ class VideoCase:
         if type(self.guidance) not in (int, float) or not 0 <= self.guidance < math.inf:
             raise UsageError(refusal(WHO, "guidance", self.guidance, "cannot be used", "a finite number from 0"))
         object.__setattr__(self, "guidance", float(self.guidance))
-        for name in ("weights", "prompt"):
+        for name in ("weights", "prompt", "lpips"):
             value = getattr(self, name)
             if value is not None and (type(value) is not str or not value):
                 raise UsageError(refusal(WHO, name, value, "is no name", "the name and hash of a file, or none"))
@@ -173,7 +175,7 @@ class VideoCase:
             if sparse != ("random", None, BLOCKS[0], 0)
             else []
         )
-        for name, path in (("weights", self.weights), ("prompt", self.prompt)):
+        for name, path in (("weights", self.weights), ("prompt", self.prompt), ("lpips", self.lpips)):
             parts += [f"{name}{hashlib.sha256(path.encode()).hexdigest()[:8]}"] if path is not None else []
         return "-".join(parts)
 

@@ -42,11 +42,11 @@ class ChosenMaps:
         self, case: VideoCase, inputs: VideoInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
     ) -> dict[str, Tensor]:
         """The step of a model with these maps."""
-        return evaluator(inputs, dtype=dtype, attend=_attend(case, chosen))()
+        return evaluator(inputs, dtype=dtype, attend=_attend(case, chosen), first=draw.parts is not None)()
 
     def expected_errors(self, case: VideoCase, inputs: VideoInputs, chosen: Tensor, *, draw: Draw) -> dict[str, Tensor]:
         """Errors of an honest evaluation of that step."""
-        return expected_errors_of(inputs, _attend(case, chosen))
+        return expected_errors_of(inputs, _attend(case, chosen), first=draw.parts is not None)
 
     def measures(
         self, case: VideoCase, inputs: VideoInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw

@@ -9,21 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from attnbench.errors import AttnbenchError, refusal
 from attnbench.models.video.attention import Attend, Exchanged
+from attnbench.models.video.config import WHO
 from attnbench.models.video.denoise import Denoiser, Generation
+from attnbench.workloads.given_files import path_of
 from attnbench.workloads.video import WARM_UP_STEPS
 from attnbench.workloads.video.capture import captured, wanted
 from attnbench.workloads.video.case import VideoCase
 from attnbench.workloads.video.frames import as_frames, psnr, ssim
 from attnbench.workloads.video.inputs import VideoInputs
+from attnbench.workloads.video.lpips import SMALLEST, load, lpips
 
 ROWS = 64
 "Rows of the attention, drawn of all heads and both predictions, that are computed again in fp64."
+PICTURES = ("frames_psnr_db", "frames_ssim", "frames_lpips")
 MIB = 2**20
 
 
@@ -36,10 +41,10 @@ class Generated:
     peak_mb: float | None = None
     calls: int = 0
     "of the attention, in the last generation"
-    further: dict[str, float] = field(default_factory=dict)
+    further: dict[str, float | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def counters(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float | None]:
         """For the record."""
         if not (count := len(self.total_s)):
             return self.further
@@ -83,9 +88,15 @@ def generate_all(
             found.peak_mb = torch.cuda.max_memory_allocated(device) / MIB
         _check_finite(who, kept)
     if case.generations:
-        found.further = _distances(inputs, kept, one.frames, who)
-        if (other := inputs.kept.dense_of) != who:
+        found.further = {"latents_crc32": crc32(bytes_of(kept[-1]))}
+        if (other := inputs.kept.dense_of) and other != who:
+            found.further |= _distances(inputs, kept)
             found.notes = (f"latents are compared with those of {other}",)
+            pictures, notes = compared_frames(inputs, one.frames)
+            found.further |= pictures
+            found.notes += notes
+        else:
+            _keep(inputs, kept, one.frames, who)
     found.further |= attention_errors(case, inputs, denoiser, attention, who=who)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
         found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
@@ -127,25 +138,42 @@ def _dense(case: VideoCase, attention: Exchanged, number: int) -> None:
     attention.is_dense = number <= case.dense_steps
 
 
-def _distances(inputs: VideoInputs, kept: list[Tensor], video: Tensor | None, who: str) -> dict[str, float]:
-    """Relative L1 and cosine of the latents after each step; nothing for the row that the others are held against.
+def bytes_of(x: Tensor) -> bytes:
+    """Its elements' bits."""
+    return x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
-    With true weights PSNR and SSIM of the frames as well: those of random weights show nothing.
-    """
+
+def _keep(inputs: VideoInputs, kept: list[Tensor], video: Tensor | None, who: str) -> None:
+    """Have the others compared with this row: the first of a group that generates, which is the baseline if it does."""
     shared = inputs.kept
-    frames = as_frames(video).cpu() if video is not None and inputs.case.weights is not None else None
-    if not shared.dense or shared.dense_of == who:
-        shared.dense, shared.dense_of = {number: x.cpu() for number, x in enumerate(kept, 1)}, who
-        shared.frames = frames
-        return {}
+    shared.dense, shared.dense_of = {number: x.cpu() for number, x in enumerate(kept, 1)}, who
+    shared.frames = as_frames(video).cpu() if video is not None and inputs.case.weights is not None else None
+
+
+def _distances(inputs: VideoInputs, kept: list[Tensor]) -> dict[str, float]:
+    """Relative L1 and cosine of the latents after each step."""
     found = {}
-    if frames is not None and shared.frames is not None:
-        found = {"frames_psnr_db": psnr(frames, shared.frames), "frames_ssim": ssim(frames, shared.frames)}
-    for number, latents in enumerate(kept, 1):
-        mine, dense = (x.to(torch.float64).flatten() for x in (latents.cpu(), shared.dense[number]))
-        found[f"latents_rel_l1_{number}"] = float((mine - dense).abs().sum() / dense.abs().sum())
-        found[f"latents_cosine_{number}"] = float(torch.nn.functional.cosine_similarity(mine, dense, dim=0))
+    for (number, dense), latents in zip(inputs.kept.dense.items(), kept, strict=False):
+        mine, other = (x.to(torch.float64).flatten() for x in (latents.cpu(), dense))
+        found[f"latents_rel_l1_{number}"] = float((mine - other).abs().sum() / other.abs().sum())
+        found[f"latents_cosine_{number}"] = float(torch.nn.functional.cosine_similarity(mine, other, dim=0))
     return found
+
+
+def compared_frames(inputs: VideoInputs, video: Tensor | None) -> tuple[dict[str, float | None], tuple[str, ...]]:
+    """PSNR, SSIM and LPIPS of the frames, and why some of them are not known."""
+    case, other = inputs.case, inputs.kept.frames
+    missing: dict[str, float | None] = dict.fromkeys(PICTURES)
+    if video is None or other is None:
+        return missing, ("no PSNR, SSIM and LPIPS: random weights make no pictures",)
+    frames = as_frames(video)
+    found = missing | {"frames_psnr_db": psnr(frames.cpu(), other), "frames_ssim": ssim(frames.cpu(), other)}
+    if case.lpips is None:
+        return found, ("no LPIPS: its network was not given (--lpips FILE)",)
+    if min(case.height, case.width) < SMALLEST:
+        return found, (f"no LPIPS: frames are smaller than {SMALLEST} pixels",)
+    network = load(path_of(WHO, "lpips", case.lpips), frames.device)
+    return found | {"frames_lpips": lpips(frames, other.to(frames.device), network)}, ()
 
 
 def attention_errors(

@@ -60,8 +60,8 @@ class VideoInputs:
     embeds: Tensor
     "[2, tokens, columns] without and with the prompt, or [1, tokens, columns] where nothing is guided"
 
-    answers: dict[tuple[str, torch.dtype], dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    "of the oracle, by variant and precision"
+    answers: dict[tuple[str, torch.dtype, bool], dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    "of the oracle, by variant, precision, and whether the first layer alone was computed"
 
     @property
     def parts(self) -> Parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -17,7 +18,13 @@ DENSE, SPARSE, CHOSEN = "step", "sparse-step", "chosen-step"
 "Variants: what every layer computes."
 
 
-def evaluate(inputs: VideoInputs, *, dtype: torch.dtype, variant: str = DENSE) -> dict[str, Tensor]:
+class _Reached(Exception):
+    """The first layer's attention was computed."""
+
+
+def evaluate(
+    inputs: VideoInputs, *, dtype: torch.dtype, variant: str = DENSE, first: bool = False
+) -> dict[str, Tensor]:
     """Prediction, next latents and rows of the attention of the first step.
 
     The answer is kept with the inputs: the check and `rounding.py` ask for the same one, which takes a card seconds at
@@ -27,23 +34,43 @@ def evaluate(inputs: VideoInputs, *, dtype: torch.dtype, variant: str = DENSE) -
         inputs: of the case.
         dtype: to compute in; other than the case's, of copies of the weights.
         variant: dense, or with the case's block map in all layers; of chosen maps the oracle's own are all blocks.
+        first: only the attention of the first layer.
 
     Returns:
         out [1 or 2, …] and latents [1, …], as `Denoiser.step` has them, and attention, rows of the first layer's, as of
         `Exchanged.rows`.
     """
-    if (variant, dtype) not in inputs.answers:
-        inputs.answers[variant, dtype] = evaluator(inputs, dtype=dtype, attend=right_attention(variant, inputs))()
-    return dict(inputs.answers[variant, dtype])
+    key = variant, dtype, first
+    if key not in inputs.answers:
+        inputs.answers[key] = evaluator(inputs, dtype=dtype, attend=right_attention(variant, inputs), first=first)()
+    return dict(inputs.answers[key])
 
 
-def evaluator(inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend) -> Callable[[], dict[str, Tensor]]:
-    """The first step with any attention, to be called several times, its weights converted once."""
+def evaluator(
+    inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend, first: bool = False
+) -> Callable[[], dict[str, Tensor]]:
+    """The first step with any attention, to be called several times, its weights converted once.
+
+    Args:
+        inputs: of the case.
+        dtype: to compute in.
+        attend: in every layer.
+        first: only as far as the attention of the first layer, which is then the one answer.
+    """
     latents, embeds = inputs.latents.to(dtype), inputs.embeds.to(dtype)
     denoiser, exchanged = inputs.denoiser(attend, dtype=None if dtype == inputs.latents.dtype else dtype)
 
+    def stop(layer: int, *of_layer: Tensor) -> None:
+        raise _Reached
+
     def call() -> dict[str, Tensor]:
         denoiser.begin(inputs.case.steps)
+        if first:
+            exchanged.look = stop
+            with torch.no_grad(), suppress(_Reached):
+                denoiser.step(0, latents, embeds)
+            assert exchanged.rows is not None
+            return {"attention": exchanged.rows}
         with torch.no_grad():
             prediction, after = denoiser.step(0, latents, embeds)
         assert exchanged.rows is not None

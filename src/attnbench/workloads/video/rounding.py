@@ -18,24 +18,24 @@ from attnbench.workloads.noise import Noise
 from attnbench.workloads.rounding import Format
 from attnbench.workloads.video.inputs import VideoInputs
 from attnbench.workloads.video.oracle import evaluate, evaluator, right_attention
-from attnbench.workloads.video.work import work
+from attnbench.workloads.video.work import LARGE_FLOPS, work
 
-DRAWS, LARGE_FLOPS = 4, 10**13
+DRAWS = 4
 
 
-def expected_errors(inputs: VideoInputs, variant: str) -> dict[str, Tensor]:
-    """Standard deviation of each element of prediction, latents and rows of the attention, fp64."""
-    truth = evaluate(inputs, dtype=torch.float64, variant=variant)
+def expected_errors(inputs: VideoInputs, variant: str, *, first: bool = False) -> dict[str, Tensor]:
+    """Standard deviation of each element of prediction, latents and rows of the attention, fp64; of `first` of these."""
+    truth = evaluate(inputs, dtype=torch.float64, variant=variant, first=first)
     if work(inputs.case).flops > LARGE_FLOPS:
-        return _deviation(truth, [evaluate(inputs, dtype=inputs.latents.dtype, variant=variant)])
+        return _deviation(truth, [evaluate(inputs, dtype=inputs.latents.dtype, variant=variant, first=first)])
     return _deviation(truth, _moved(inputs, right_attention(variant, inputs)))
 
 
-def expected_errors_of(inputs: VideoInputs, attend: Attend) -> dict[str, Tensor]:
+def expected_errors_of(inputs: VideoInputs, attend: Attend, *, first: bool = False) -> dict[str, Tensor]:
     """The same of a step with any right attention."""
-    truth = evaluator(inputs, dtype=torch.float64, attend=attend)()
+    truth = evaluator(inputs, dtype=torch.float64, attend=attend, first=first)()
     if work(inputs.case).flops > LARGE_FLOPS:
-        return _deviation(truth, [evaluator(inputs, dtype=inputs.latents.dtype, attend=attend)()])
+        return _deviation(truth, [evaluator(inputs, dtype=inputs.latents.dtype, attend=attend, first=first)()])
     return _deviation(truth, _moved(inputs, attend))
 
 

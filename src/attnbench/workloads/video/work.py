@@ -21,6 +21,9 @@ from attnbench.models.video.config import PATCH, VideoModel
 from attnbench.record import Work
 from attnbench.workloads.video.case import VideoCase
 
+LARGE_FLOPS = 10**13
+"Of a step whose evaluation in double precision takes a card many seconds."
+
 
 def work(case: VideoCase) -> Work:
     """Useful FLOPs and least bytes of one step."""

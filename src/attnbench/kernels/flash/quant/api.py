@@ -45,9 +45,11 @@ def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
     Raises:
         ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
     """
-    shape = Shape(dim=q.shape[-1], capability=capability_of(q) or (0, 0))
+    capability = capability_of(q)
     if given is None:
-        return default_config(shape)
+        return default_config(Shape(dim=q.shape[-1], capability=capability or (0, 0)))
+    # A name is judged as for an H200 where there is no card.
+    shape = Shape(dim=q.shape[-1], capability=capability or (9, 0))
     if not isinstance(given, str | QuantConfig):
         raise wrong("config", repr(given), "is no configuration", "a QuantConfig, its name or None")
     text = given if isinstance(given, str) else given.short
@@ -109,7 +111,8 @@ def flash_quant_attention(
         cu_seqlens_k: the same of the keys; None: those of the queries.
         max_seqlen_q: at least the most queries of a sequence, needed where packed.
         max_seqlen_k: the same of the keys; None: max_seqlen_q.
-        config: launch configuration, or its name (`quant.config`), such as "m128n64w8s3"; None: the tuned default.
+        config: launch configuration, or its name (`quant.config`), such as "m192n128w12s4-ws" of the Hopper path; None:
+            the tuned default.
         validate: look into the offsets too, and wait for the device.
 
     Returns:
@@ -117,7 +120,8 @@ def flash_quant_attention(
         whose out is 0.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
+            of the Hopper path is refused on other cards and dims; no other runs in its place.
     """
     problem = quant_problem_of(
         q,

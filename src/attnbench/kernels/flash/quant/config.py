@@ -18,22 +18,46 @@ from attnbench.kernels.shared.configs import nearest as closest
 from attnbench.kernels.shared.family import Family, Part, Values
 
 TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
+SHARED_BYTES = 227 * 1024
+"Shared memory of a program on sm_90."
+QUERY_TILES = 2
+"Of each warpgroup (ws): the next item's queries come beside this one's."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantConfig(LaunchConfig):
     """Launch configuration of the kernel; precision and dims belong to the case."""
 
-    EXAMPLE: ClassVar[str] = "m128n64w8s3"
+    EXAMPLE: ClassVar[str] = "m192n128w12s4-ws"
 
-    block_m: Annotated[int, Spelled("m{}", (64, 128))]
+    block_m: Annotated[int, Spelled("m{}", (64, 128, 192))]
     "queries of a tile"
     block_n: Annotated[int, Spelled("n{}", (64, 128))]
     "keys of a tile"
-    warps: Annotated[int, Spelled("w{}", (4, 8))]
+    warps: Annotated[int, Spelled("w{}", (4, 8, 12))]
     "of the products"
-    stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4))]
+    stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4, 5, 6))]
     "tiles of keys and values in flight"
+    order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
+    "plain: the portable kernel; ws: the Hopper kernel, a producer warp that loads for warpgroups of 64 rows each"
+
+    products: Annotated[str, Spelled("-{}", ("apart", "beside"))] = "apart"
+    "apart: one product of a warpgroup at a time; beside: the next scores beside the product with this tile's values (ws)"
+
+    def __post_init__(self) -> None:
+        LaunchConfig.__post_init__(self)
+        if self.order == "plain" and self.products != "apart":
+            raise ValueError("order=plain has no beside; without, or order=ws")
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups of 64 rows each (ws)."""
+        return self.block_m // 64
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that multiplies (ws): what the producer's warps, of 24 each, leave."""
+        return {2: 240, 3: 160}[self.groups]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,16 +76,51 @@ class Shape:
 def _warps(config: QuantConfig, shape: Shape) -> str | None:
     if config.block_m // config.warps < 16:
         return f"has {config.block_m // config.warps} rows a warp; such as m128w8"
+    if config.order == "plain" and (config.block_m == 192 or config.warps == 12):
+        return "has no power of two of rows and warps, which only ws takes; such as m128w8"
     return None
 
 
+def _hopper(config: QuantConfig, shape: Shape) -> str | None:
+    if config.order != "ws":
+        return None
+    whys = (
+        (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
+        (shape.dim % 8 != 0, f"takes multiples of 8 dims, not {shape.dim}; plain"),
+        (config.groups < 2 or config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
+        (config.block_n != 128, "has tiles of 128 keys; n128"),
+        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+    )
+    return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
+
+
 def _registers(config: QuantConfig, shape: Shape) -> str | None:
+    if config.order == "ws":
+        return None
     # Output, its part of a tile, scores and weights, of 32 threads to a warp.
     need = config.block_m * (2 * shape.columns + config.block_n * 5 // 4) // (32 * config.warps)
     return f"keeps {need} numbers a thread; fewer keys or more warps" if need > 224 else None
 
 
-RULES: dict[str, Callable[[QuantConfig, Shape], str | None]] = {"warps": _warps, "registers": _registers}
+def shared_bytes(config: QuantConfig, shape: Shape) -> int:
+    """Shared memory of a ws program; barriers are less than 2 KiB beside it."""
+    queries, outputs = QUERY_TILES * config.block_m, 2 * config.block_m
+    return (queries + outputs + 2 * config.stages * config.block_n) * shape.columns
+
+
+def _shared_memory(config: QuantConfig, shape: Shape) -> str | None:
+    have = shared_bytes(config, shape) + 2048
+    if config.order == "plain" or have <= SHARED_BYTES:
+        return None
+    return f"takes {have // 1024} KiB of shared memory, and has {SHARED_BYTES // 1024}; fewer stages"
+
+
+RULES: dict[str, Callable[[QuantConfig, Shape], str | None]] = {
+    "warps": _warps,
+    "warpgroups": _hopper,
+    "registers": _registers,
+    "shared-memory": _shared_memory,
+}
 "Why a configuration is left out, by name: what it says is wrong with it, or None."
 
 
@@ -73,8 +132,10 @@ def fault(config: QuantConfig, shape: Shape) -> tuple[str, str] | None:
 def space(shape: Shape) -> list[QuantConfig]:
     """Every valid configuration for a shape, in one order."""
     there = (
-        QuantConfig(block_m=m, block_n=n, warps=warps, stages=stages)
-        for m, n, warps, stages in product((64, 128), (64, 128), (4, 8), (2, 3, 4))
+        QuantConfig(block_m=m, block_n=n, warps=warps, stages=stages, order=order, products=products)
+        for (order, products), m, n, warps, stages in product(
+            (("ws", "apart"), ("ws", "beside"), ("plain", "apart")), (64, 128, 192), (64, 128), (4, 8, 12), (2, 3, 4)
+        )
     )
     return [config for config in there if fault(config, shape) is None]
 
@@ -91,7 +152,13 @@ def nearest(text: str, shape: Shape) -> str:
 
 def default_config(shape: Shape) -> QuantConfig:
     """Tuned default; capability (0, 0) is the interpreter."""
-    return TABLE.first("forward", QuantConfig, cards=shape.capability[0], dim=shape.dim)
+    return TABLE.first(
+        "forward",
+        QuantConfig,
+        cards=shape.capability[0],
+        dim=shape.dim,
+        also=lambda config: _hopper(config, shape) is None,
+    )
 
 
 class _Forward(Part[Shape]):

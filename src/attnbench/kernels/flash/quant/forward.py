@@ -30,6 +30,11 @@ def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, co
     if tiles * pairs == 0 or out.numel() == 0:
         return
     section = group_of(problem.max_seqlen_k * 2 * columns, SECTION_MIB, problem.batch * heads_kv) * (heads // heads_kv)
+    if config.order == "ws":
+        from attnbench.kernels.flash.quant.hopper.forward import launch_hopper_forward
+
+        launch_hopper_forward(made, out, lse, problem, config, section)
+        return
     flash_quant_forward[(tiles * pairs,)](
         made.q,
         made.k,

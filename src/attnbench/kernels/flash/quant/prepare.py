@@ -11,8 +11,10 @@ from attnbench.kernels.flash.problem import Problem, strides_of
 from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE, quantise, smooth
 
 LOG2_E = 1.4426950408889634
-LEAST_CHUNK, MOST_CHUNKS, PROGRAMS = 256, 32, 2048
-"Rows of a program of the statistics at least, programs of a head at most, and of all heads about."
+WARPS = 4
+"Of a program that quantises."
+WIDTH, LEAST_CHUNK, MOST_CHUNKS = 32, 256, 8
+"Of the statistics: columns of a program, its rows at least, and into how many stretches a head's rows are cut at most."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +38,8 @@ class Quantised:
     "fp32 [G, rows / 128, 4]: of the keys n of a tile with the same (n % 8) // 2"
     v_scale: Tensor
     "fp32 [B, G, C]: of a channel"
+    counter: Tensor
+    "int32 [1]: of the Hopper kernel's tile scheduler, 0 between launches"
     parts: Tensor
     "fp32 [chunks, 2, B G, C]: sums of K and largest |V|, of a chunk of rows each"
 
@@ -57,7 +61,7 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
     (heads, dim), heads_kv, batch = q.shape[-2:], k.shape[-2], problem.batch
     columns, pairs = columns_of(dim), batch * heads_kv
     rows_q, rows_k = padded_rows(q, batch, Q_PAD.value), padded_rows(k, batch, TILE.value)
-    chunks = chunks_of(pairs, problem.max_seqlen_k)[0]
+    chunks = chunks_of(problem.max_seqlen_k)[0]
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=q.device)
@@ -70,13 +74,14 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
         q_shift=empty(heads, rows_q),
         k_scale=empty(heads_kv, rows_k // TILE.value, 4),
         v_scale=empty(batch, heads_kv, columns),
+        counter=empty(1, dtype=torch.int32),
         parts=empty(chunks, 2, pairs, columns),
     )
 
 
-def chunks_of(pairs: int, seqlen: int) -> tuple[int, int]:
-    """How many programs take the statistics of a head, and how many rows each has; the same on every card."""
-    chunks = min(MOST_CHUNKS, -(-PROGRAMS // max(1, pairs)), -(-seqlen // LEAST_CHUNK))
+def chunks_of(seqlen: int) -> tuple[int, int]:
+    """Into how many stretches a head's rows are cut for the statistics, and how many rows each has."""
+    chunks = min(MOST_CHUNKS, -(-seqlen // LEAST_CHUNK))
     chunk = -(-seqlen // max(1, chunks))
     return -(-seqlen // max(1, chunk)), chunk
 
@@ -85,11 +90,11 @@ def launch_smooth(k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> No
     """The first launch: sums of K and largest |V| of each channel."""
     heads_kv, dim = k.shape[-2:]
     pairs = problem.batch * heads_kv
-    chunks, chunk = chunks_of(pairs, problem.max_seqlen_k)
+    chunks, chunk = chunks_of(problem.max_seqlen_k)
     if pairs * chunks == 0:
         return
     columns = columns_of(dim)
-    smooth[(pairs, chunks)](
+    smooth[(pairs, chunks, columns // WIDTH)](
         k,
         v,
         made.parts,
@@ -103,7 +108,8 @@ def launch_smooth(k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> No
         DIM=dim,
         COLUMNS=columns,
         PACKED=problem.packed,
-        BLOCK=4096 // columns,
+        BLOCK=4096 // WIDTH,
+        WIDTH=WIDTH,
         num_warps=4,
     )
 
@@ -114,7 +120,7 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
     # A head without keys has a tile too: it is what writes the scales of its channels.
     tiles_q, tiles_k = -(-problem.max_seqlen_q // TILE.value), max(1, -(-problem.max_seqlen_k // TILE.value))
     k_programs = batch * heads_kv * tiles_k
-    programs = k_programs + batch * heads * tiles_q
+    programs = 2 * k_programs + batch * heads * tiles_q
     if programs == 0:
         return
     quantise[(programs,)](
@@ -129,6 +135,7 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         made.q_shift,
         made.k_scale,
         made.v_scale,
+        made.counter,
         problem.cu_seqlens_q,
         problem.cu_seqlens_k,
         problem.max_seqlen_q,
@@ -149,5 +156,6 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         DIM=dim,
         COLUMNS=columns_of(dim),
         PACKED=problem.packed,
-        num_warps=8,
+        CHUNKS=MOST_CHUNKS,
+        num_warps=WARPS,
     )

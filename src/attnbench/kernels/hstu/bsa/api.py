@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
@@ -35,7 +34,7 @@ from attnbench.kernels.hstu.bsa.inputs import WHO, BsaTensors, check, problem_of
 from attnbench.kernels.hstu.bsa.operators import FORWARD
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, backward_shapes, changed_config, config_fault, default_config
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
-from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
+from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
     "BsaCall",
@@ -128,7 +127,7 @@ def hstu_bsa_attention(
         return out, blocks
     given = *cast(*given[:4]), *given[4:]
     call = call_of(given, *numbers, config=config, validate=validate)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4]):
+    if needs_graph(*given[:4]):
         return HstuBsaAttention.apply(*given, call)
     out, blocks, *_ = call.forward(*given)
     assert out is not None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnbench.kernels.hstu.dense.backward import launch_backward, workspace_shape
@@ -33,7 +32,7 @@ from attnbench.kernels.hstu.dense.configs import (
 from attnbench.kernels.hstu.dense.forward import launch_forward
 from attnbench.kernels.hstu.dense.operators import FORWARD
 from attnbench.kernels.hstu.dense.problem import WHO, Problem, check_tensors, check_values
-from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
+from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
     "BackwardConfig",
@@ -127,7 +126,7 @@ def hstu_attention(
         return out
     q, k, v = cast(q, k, v)
     call = call_of(q, k, v, *(*table, *numbers, forward, backward), validate=validate)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if needs_graph(q, k, v):
         return HstuAttention.apply(q, k, v, *table, call)
     (found,) = call.forward(q, k, v, *table)
     assert found is not None

@@ -6,11 +6,14 @@ captured in a CUDA graph.  All tensors of a call have one dtype and one device; 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 from torch import Tensor
 
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch
 
 __all__ = ["embed", "gate", "norm", "pick", "silu"]
 
@@ -37,14 +40,22 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    _check("hstu_embed", {"table": table, "places": places}, {"ids": ids, "positions": positions})
-    _same("hstu_embed", "places", places.shape[1], table.shape[1])
-    _same("hstu_embed", "positions", len(positions), len(ids))
-    out = table.new_empty(len(ids), table.shape[1])
+    tensors = table, ids, positions, places
+    key = "embed", facts_of(*tensors), exact(scale)
+    launches = _calls.get(key)
+    if launches is None:
+        _check("hstu_embed", {"table": table, "places": places}, {"ids": ids, "positions": positions})
+        _same("hstu_embed", "places", places.shape[1], table.shape[1])
+        _same("hstu_embed", "positions", len(positions), len(ids))
+        launches = _calls.keep(key, Launches(partial(_run_embed, float(scale))))
+    return _only(launches(*tensors))
+
+
+def _run_embed(scale: float, table: Tensor, ids: Tensor, positions: Tensor, places: Tensor) -> Results:
+    out = empty((len(ids), table.shape[1]), table)
     if out.numel():
-        with torch.cuda.device_of(out):
-            hstu_embed[(len(ids),)](ids, positions, table, places, out, float(scale), **_block(table))
-    return out
+        launch(hstu_embed, (len(ids),), ids, positions, table, places, out, scale, **_block(table))
+    return (out,)
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
@@ -62,14 +73,21 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    _check("hstu_norm", {"x": x, "weight": weight[None], "bias": bias[None]}, {})
-    for name, given in (("weight", weight), ("bias", bias)):
-        _same("hstu_norm", name, len(given), x.shape[1])
-    out = torch.empty_like(x)
+    key = "norm", facts_of(x, weight, bias), exact(eps)
+    launches = _calls.get(key)
+    if launches is None:
+        _check("hstu_norm", {"x": x, "weight": weight[None], "bias": bias[None]}, {})
+        for name, given in (("weight", weight), ("bias", bias)):
+            _same("hstu_norm", name, len(given), x.shape[1])
+        launches = _calls.keep(key, Launches(partial(_run_norm, float(eps))))
+    return _only(launches(x, weight, bias))
+
+
+def _run_norm(eps: float, x: Tensor, weight: Tensor, bias: Tensor) -> Results:
+    out = empty(x.shape, x)
     if out.numel():
-        with torch.cuda.device_of(out):
-            hstu_norm[(len(x),)](x, weight, bias, out, float(eps), **_block(x))
-    return out
+        launch(hstu_norm, (len(x),), x, weight, bias, out, eps, **_block(x))
+    return (out,)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -84,11 +102,20 @@ def silu(x: Tensor) -> Tensor:
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    _check("hstu_silu", {"x": x}, {}, strided="x")
-    if x.numel():
-        with torch.cuda.device_of(x):
-            hstu_silu[(len(x), -(-x.shape[1] // SILU_BLOCK))](x, x.stride(0), x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
+    key = "silu", facts_of(x)
+    launches = _calls.get(key)
+    if launches is None:
+        _check("hstu_silu", {"x": x}, {}, strided="x")
+        launches = _calls.keep(key, Launches(_run_silu))
+    launches(x)
     return x
+
+
+def _run_silu(x: Tensor) -> Results:
+    if x.numel():
+        grid = len(x), -(-x.shape[1] // SILU_BLOCK)
+        launch(hstu_silu, grid, x, x.stride(0), x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
+    return ()
 
 
 def gate(
@@ -111,34 +138,29 @@ def gate(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    _check(
-        "hstu_gate",
-        {"a": a, "u": u, "weight": weight[None], "bias": bias[None]},
-        {} if count is None else {"count": count},
-        strided="u",
-    )
-    if count is not None:
-        _same("hstu_gate", "count", len(count), 1)
-    for name, x in (("u", u), ("weight", weight[None]), ("bias", bias[None])):
-        _same("hstu_gate", name, x.shape[1], a.shape[1])
-    _same("hstu_gate", "u", len(u), len(a))
-    out = a.new_empty(len(a), a.shape[1] * (1 if whole else 3))
+    tensors = a, u, weight, bias, count
+    key = "gate", facts_of(*tensors), exact(eps, whole)
+    launches = _calls.get(key)
+    if launches is None:
+        values = {"a": a, "u": u, "weight": weight[None], "bias": bias[None]}
+        _check("hstu_gate", values, {} if count is None else {"count": count}, strided="u")
+        if count is not None:
+            _same("hstu_gate", "count", len(count), 1)
+        for name, x in (("u", u), ("weight", weight[None]), ("bias", bias[None])):
+            _same("hstu_gate", name, x.shape[1], a.shape[1])
+        _same("hstu_gate", "u", len(u), len(a))
+        launches = _calls.keep(key, Launches(partial(_run_gate, float(eps), whole)))
+    return _only(launches(*tensors))
+
+
+def _run_gate(
+    eps: float, whole: bool, a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, count: Tensor | None
+) -> Results:
+    out = empty((len(a), a.shape[1] * (1 if whole else 3)), a)
     if out.numel():
-        with torch.cuda.device_of(out):
-            hstu_gate[(len(a),)](
-                a,
-                u,
-                weight,
-                bias,
-                out,
-                count,
-                u.stride(0),
-                float(eps),
-                WHOLE=whole,
-                COUNTED=count is not None,
-                **_block(a),
-            )
-    return out
+        constants = {"WHOLE": whole, "COUNTED": count is not None, **_block(a)}
+        launch(hstu_gate, (len(a),), a, u, weight, bias, out, count, u.stride(0), eps, **constants)
+    return (out,)
 
 
 def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
@@ -155,11 +177,27 @@ def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    _check("hstu_pick", {"x": x}, {"rows": rows})
-    out = x.new_empty(len(rows), x.shape[1])
+    key = "pick", facts_of(x, rows), exact(eps)
+    launches = _calls.get(key)
+    if launches is None:
+        _check("hstu_pick", {"x": x}, {"rows": rows})
+        launches = _calls.keep(key, Launches(partial(_run_pick, float(eps))))
+    return _only(launches(x, rows))
+
+
+def _run_pick(eps: float, x: Tensor, rows: Tensor) -> Results:
+    out = empty((len(rows), x.shape[1]), x)
     if out.numel():
-        with torch.cuda.device_of(out):
-            hstu_pick[(len(rows),)](x, rows, out, float(eps), **_block(x))
+        launch(hstu_pick, (len(rows),), x, rows, out, eps, **_block(x))
+    return (out,)
+
+
+_calls: Kept[Launches] = Kept()
+
+
+def _only(results: Results) -> Tensor:
+    (out,) = results
+    assert out is not None
     return out
 
 
@@ -183,8 +221,12 @@ def _check(who: str, values: dict[str, Tensor], indices: dict[str, Tensor], stri
     for name, x in {**values, **indices}.items():
         if x.device != first.device:
             raise _wrong(who, f"{name}.device", x.device, "does not fit", str(first.device))
-        if x.device.type != "cuda" and isinstance(hstu_pick, triton.JITFunction):
-            raise _wrong(who, f"{name}.device", x.device, "has no compiled kernels", "a CUDA device")
+        _check_device(who, name, x)
+
+
+def _check_device(who: str, name: str, x: Tensor) -> None:
+    if x.device.type != "cuda" and isinstance(hstu_pick, triton.JITFunction):
+        raise _wrong(who, f"{name}.device", x.device, "has no compiled kernels", "a CUDA device")
 
 
 def _same(who: str, name: str, count: int, wanted: int) -> None:

@@ -105,7 +105,7 @@ def lines(points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, fol
     ends = _ends(points, names, low, high, height, log, styles)
     rows = [_row(point, numeric, styles) for point in points]
     ticks = tuple(sorted(places)) if numeric and x.column.startswith("case.") else None
-    spread_out = numeric and min(places) > 0 and max(places) > WIDE * min(places)
+    spread_out = numeric and x.may_log and min(places) > 0 and max(places) > WIDE * min(places)
     over = (x.axis_title, *([f"({following})"] if following else []))
     levels = steps(low, high) if log else None
     bars = any(point.interval for point in points)

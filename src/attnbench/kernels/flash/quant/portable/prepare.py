@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """What the forward needs of 16-bit tensors, in two launches: statistics of K and V, then all three quantised.
 
-    smooth      sums of K and largest |V| of each channel, of a stretch of rows a program
-    quantise    a program a tile of 128 rows:  q, k - mean(k) -> int8;  v -> e4m3, transposed
+    smooth      sums of K and largest |V| of each channel, of a stretch of rows and a few columns a program
+    quantise    a program a tile of 128 rows of one:  q, k - mean(k) -> int8;  v -> e4m3, transposed
 
 Rows of Q have a scale each.  K has four scales a tile: one for the keys n of the same (n % 8) // 2, which one thread of a
 tensor core's result holds, so that they cost it a number a tile.  V has one a channel.  e4m3 is transposed because 8-bit
@@ -99,50 +99,48 @@ def smooth(
     COLUMNS: tl.constexpr,
     PACKED: tl.constexpr,
     BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """Sums of K and largest |V| of `chunk` rows of a (sequence, head): [chunks, 2, pairs, COLUMNS]."""
+    """Sums of K and largest |V| of `chunk` rows and WIDTH columns of a (sequence, head): [chunks, 2, pairs, COLUMNS]."""
     pair = tl.program_id(0)
     part = tl.program_id(1)
     number = pair // heads_kv
     head = pair - number * heads_kv
     batch, _, start, _, keys = sequence(cu_k_ptr, cu_k_ptr, seqlen_k, seqlen_k, number, PACKED)
-    k_base = rows_from(k_ptr, batch, start, head, k_batch, k_row, k_head)
-    v_base = rows_from(v_ptr, batch, start, head, v_batch, v_row, v_head)
-    sums = tl.zeros([BLOCK, COLUMNS], tl.float32)
-    most = tl.zeros([BLOCK, COLUMNS], tl.int32)
+    columns = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    there = (columns < DIM)[None, :]
+    k_base = rows_from(k_ptr, batch, start, head, k_batch, k_row, k_head) + columns[None, :]
+    v_base = rows_from(v_ptr, batch, start, head, v_batch, v_row, v_head) + columns[None, :]
+    sums = tl.zeros([BLOCK, WIDTH], tl.float32)
+    most = tl.zeros([BLOCK, WIDTH], tl.int32)
     end = tl.minimum(part * chunk + chunk, keys)
     for first in range(part * chunk, end, BLOCK):
-        k = load_rows(k_base, first, end, k_row, DIM, BLOCK, COLUMNS, False)
-        v = load_rows(v_base, first, end, v_row, DIM, BLOCK, COLUMNS, False)
+        rows = first + tl.arange(0, BLOCK)
+        mask = (rows < end)[:, None] & there
+        k = tl.load(k_base + rows.to(tl.int64)[:, None] * k_row, mask, other=0.0)
+        v = tl.load(v_base + rows.to(tl.int64)[:, None] * v_row, mask, other=0.0)
         sums += k.to(tl.float32)
         most = tl.maximum(most, size_of(v.to(tl.float32)))
-    at = tl.arange(0, COLUMNS)
     sums_ptr = parts_ptr + (tl.cast(part, tl.int64) * 2 * pairs + pair) * COLUMNS
-    tl.store(sums_ptr + at, tl.sum(sums, 0))
-    tl.store(sums_ptr + tl.cast(pairs, tl.int64) * COLUMNS + at, tl.max(most, 0).to(tl.float32, bitcast=True))
+    tl.store(sums_ptr + columns, tl.sum(sums, 0))
+    tl.store(sums_ptr + tl.cast(pairs, tl.int64) * COLUMNS + columns, tl.max(most, 0).to(tl.float32, bitcast=True))
 
 
 @triton.jit
 @no_type_check
-def mean_of(parts_ptr, pair, pairs, chunks, keys, COLUMNS: tl.constexpr):
-    """Mean of a head's keys, of the parts' sums."""
-    at = tl.arange(0, COLUMNS)
-    sums = tl.zeros([COLUMNS], tl.float32)
-    for part in range(chunks):
-        sums += tl.load(parts_ptr + (tl.cast(part, tl.int64) * 2 * pairs + pair) * COLUMNS + at)
+def parts_of(parts_ptr, pair, pairs, chunks, WHICH: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
+    """What all parts of a head found, [CHUNKS, COLUMNS], all loaded at once: 0 their sums of K, 1 their largest |V|."""
+    part = tl.arange(0, CHUNKS)
+    place = ((part.to(tl.int64) * 2 + WHICH) * pairs + pair) * COLUMNS
+    return tl.load(parts_ptr + place[:, None] + tl.arange(0, COLUMNS)[None, :], (part < chunks)[:, None], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def mean_of(parts_ptr, pair, pairs, chunks, keys, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Mean of a head's keys."""
+    sums = tl.sum(parts_of(parts_ptr, pair, pairs, chunks, 0, COLUMNS, CHUNKS), 0)
     return sums / tl.maximum(keys, 1).to(tl.float32)
-
-
-@triton.jit
-@no_type_check
-def most_of(parts_ptr, pair, pairs, chunks, COLUMNS: tl.constexpr):
-    """Largest |V| of each channel of a head, as bits."""
-    at = tl.arange(0, COLUMNS)
-    most = tl.zeros([COLUMNS], tl.int32)
-    for part in range(chunks):
-        place = parts_ptr + ((tl.cast(part, tl.int64) * 2 + 1) * pairs + pair) * COLUMNS
-        most = tl.maximum(most, tl.load(place + at).to(tl.int32, bitcast=True))
-    return most
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -159,6 +157,7 @@ def quantise(
     q_shift_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    counter_ptr,
     cu_q_ptr,
     cu_k_ptr,
     seqlen_q,
@@ -185,50 +184,56 @@ def quantise(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     PACKED: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
-    """A tile of a head of K and V, or of Q; every row of the quantised tensors that a kernel reads is written."""
+    """A tile of a head of K, of V or of Q; every row of the quantised tensors that a kernel reads is written."""
     program = tl.program_id(0)
     at = tl.arange(0, TILE)
     columns = tl.arange(0, COLUMNS)
-    if program < k_programs:
-        pair = program // tiles_k
-        first = (program - pair * tiles_k) * TILE
+    if program == 0:
+        tl.store(counter_ptr, 0)
+    if program < 2 * k_programs:
+        pair = program // 2 // tiles_k
+        first = (program // 2 - pair * tiles_k) * TILE
         number = pair // heads_kv
         head = pair - number * heads_kv
         batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
-        most = most_of(parts_ptr, pair, pairs, chunks, COLUMNS)
-        v_scale, v_inverse = scale_of(most, E4M3)
-        if first == 0:
-            tl.store(v_scale_ptr + tl.cast(pair, tl.int64) * COLUMNS + columns, v_scale)
-        if first < keys:
-            mean = mean_of(parts_ptr, pair, pairs, chunks, keys, COLUMNS)
-            k_base = rows_from(k_ptr, batch, k_start, head, k_batch, k_row, k_head)
-            k = load_rows(k_base, first, keys, k_row, DIM, TILE, COLUMNS, False).to(tl.float32)
-            k = tl.where((first + at < keys)[:, None], k - mean[None, :], 0.0)
-            sizes = tl.max(size_of(k), 1).reshape([TILE // 8, 4, 2])
-            k_scale, k_inverse = scale_of(tl.max(tl.max(sizes, 2), 0), INT8)
-            inverses = tl.broadcast_to(k_inverse[None, :, None], [TILE // 8, 4, 2]).reshape([TILE])
-            place = tl.cast(head, tl.int64) * rows_k + padded_start(number, k_start, keys, PACKED, TILE) + first
-            tl.store(k_scale_ptr + place // TILE * 4 + tl.arange(0, 4), k_scale)
-            k8 = whole(k * inverses[:, None])
-            tl.store(k8_ptr + place * COLUMNS + at[:, None] * COLUMNS + columns[None, :], k8)
-
-            rows = first + key_of(at)
-            v_base = rows_from(v_ptr, batch, k_start, head, v_batch, v_row, v_head)
-            v_at = v_base + tl.cast(first, tl.int64) * v_row + key_of(at)[:, None] * v_row + columns[None, :]
-            v = tl.load(v_at, mask=(rows < keys)[:, None] & (columns < DIM)[None, :], other=0.0).to(tl.float32)
-            v8 = tl.trans((v * v_inverse[None, :]).to(tl.float8e4nv))  # [COLUMNS, TILE]
-            tl.store(v8_ptr + place * COLUMNS + columns[:, None] * TILE + at[None, :], v8)
+        place = tl.cast(head, tl.int64) * rows_k + padded_start(number, k_start, keys, PACKED, TILE) + first
+        if program % 2 == 0:
+            if first < keys:
+                k_base = rows_from(k_ptr, batch, k_start, head, k_batch, k_row, k_head)
+                k = load_rows(k_base, first, keys, k_row, DIM, TILE, COLUMNS, False).to(tl.float32)
+                mean = mean_of(parts_ptr, pair, pairs, chunks, keys, COLUMNS, CHUNKS)
+                k = tl.where((first + at < keys)[:, None], k - mean[None, :], 0.0)
+                sizes = tl.max(size_of(k), 1).reshape([TILE // 8, 4, 2])
+                k_scale, k_inverse = scale_of(tl.max(tl.max(sizes, 2), 0), INT8)
+                inverses = tl.broadcast_to(k_inverse[None, :, None], [TILE // 8, 4, 2]).reshape([TILE])
+                tl.store(k_scale_ptr + place // TILE * 4 + tl.arange(0, 4), k_scale)
+                k8 = whole(k * inverses[:, None])
+                tl.store(k8_ptr + place * COLUMNS + (at[:, None] * COLUMNS + columns[None, :]), k8)
+        else:
+            most = parts_of(parts_ptr, pair, pairs, chunks, 1, COLUMNS, CHUNKS).to(tl.int32, bitcast=True)
+            v_scale, v_inverse = scale_of(tl.max(most, 0), E4M3)
+            if first == 0:
+                tl.store(v_scale_ptr + tl.cast(pair, tl.int64) * COLUMNS + columns, v_scale)
+            if first < keys:
+                rows = first + key_of(at)
+                v_base = rows_from(v_ptr, batch, k_start, head, v_batch, v_row, v_head)
+                v_at = v_base + tl.cast(first, tl.int64) * v_row + (key_of(at)[:, None] * v_row + columns[None, :])
+                v = tl.load(v_at, mask=(rows < keys)[:, None] & (columns < DIM)[None, :], other=0.0).to(tl.float32)
+                v8 = tl.trans((v * v_inverse[None, :]).to(tl.float8e4nv))  # [COLUMNS, TILE]
+                tl.store(v8_ptr + place * COLUMNS + (columns[:, None] * TILE + at[None, :]), v8)
     else:
-        pair = (program - k_programs) // tiles_q
-        first = (program - k_programs - pair * tiles_q) * TILE
+        pair = (program - 2 * k_programs) // tiles_q
+        first = (program - 2 * k_programs - pair * tiles_q) * TILE
         number = pair // heads
         head = pair - number * heads
         batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
         if first < queries:
-            mean = mean_of(parts_ptr, number * heads_kv + head // (heads // heads_kv), pairs, chunks, keys, COLUMNS)
             q_base = rows_from(q_ptr, batch, q_start, head, q_batch, q_row, q_head)
             q = load_rows(q_base, first, queries, q_row, DIM, TILE, COLUMNS, False).to(tl.float32)
+            pair_kv = number * heads_kv + head // (heads // heads_kv)
+            mean = mean_of(parts_ptr, pair_kv, pairs, chunks, keys, COLUMNS, CHUNKS)
             q_scale, q_inverse = scale_of(tl.max(size_of(q), 1), INT8)
             place = tl.cast(head, tl.int64) * rows_q + padded_start(number, q_start, queries, PACKED, Q_PAD)
             end = (queries + Q_PAD - 1) // Q_PAD * Q_PAD

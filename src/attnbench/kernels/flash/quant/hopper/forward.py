@@ -1,0 +1,182 @@
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
+"""Quantised softmax attention forward for Hopper: a producer warp, and consumer warpgroups of 64 rows each.
+
+The sums are those of portable.forward.  A consumer issues a product, waits for it and works on its result, so that
+output, part and scores of 64 x 128 take turns in 160 registers; what lies between its products runs beside those of
+two others.  Keys go from the last tile to the first, so that masked ones come before the steady state of the loop.
+One program an SM draws work items from a counter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from attnbench.kernels.flash.hopper.tiles import GridProblem, Mask
+from attnbench.kernels.flash.quant.config import QUERY_TILES
+from attnbench.kernels.flash.quant.hopper.attend import Consumer, consume
+from attnbench.kernels.flash.quant.hopper.producer import Producer, produce
+from attnbench.kernels.flash.quant.hopper.tiles import NUMBERS, Rooms
+from attnbench.kernels.shared.card import processors
+from attnbench.kernels.shared.hopper import ROWS, Rings, allocate_ring, allocate_work_queue, rows_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.flash.problem import Problem
+    from attnbench.kernels.flash.quant.config import QuantConfig
+    from attnbench.kernels.flash.quant.prepare import Quantised
+
+COUNTS = (
+    "seqlen_q",
+    "seqlen_k",
+    "lse_batch",
+    "lse_head",
+    "heads",
+    "heads_kv",
+    "repeats",
+    "pairs",
+    "tiles",
+    "group",
+    "rows_q",
+    "rows_k",
+)
+"Numbers of a call that no code is compiled anew for."
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+@no_type_check
+def flash_quant_hopper_forward(
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    q_scale_ptr,
+    q_shift_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    counter_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    lse_batch,
+    lse_head,
+    heads,
+    heads_kv,
+    repeats,
+    pairs,
+    tiles,
+    group,
+    rows_q,
+    rows_k,
+    HAS_RIGHT: gl.constexpr,
+    PACKED: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROOM: gl.constexpr,
+    GROUPS: gl.constexpr,
+    BESIDE: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    mask = Mask(0, 0, False, HAS_RIGHT)
+    problem = GridProblem(
+        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, heads, pairs, tiles, group, 0, 0, PACKED, "ticket"
+    )
+    rooms = Rooms(heads_kv, repeats, rows_q, rows_k)
+    q_rings = ()
+    for _index in gl.static_range(GROUPS):
+        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
+    rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+    queue = allocate_work_queue(GROUPS, NUMBERS)
+    outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
+    fence_async_shared()
+    producer = Producer(q_desc, k_desc, v_desc, rings, problem, rooms, queue, counter_ptr, BLOCK_N, GROUPS)
+    consumer = Consumer(
+        out_desc,
+        lse_ptr,
+        lse_batch,
+        lse_head,
+        q_scale_ptr,
+        q_shift_ptr,
+        k_scale_ptr,
+        v_scale_ptr,
+        repeats,
+        rows_k,
+        rings,
+        mask,
+        queue,
+        outs,
+        PACKED,
+        BLOCK_N,
+        COLUMNS,
+        BESIDE,
+    )
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [REGISTERS, 24]
+        )
+    else:
+        gl.warp_specialize(
+            [(consume, (consumer, 0)), (consume, (consumer, 1)), (consume, (consumer, 2)), (produce, (producer,))],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )
+
+
+def launch_hopper_forward(
+    made: Quantised, out: Tensor, lse: Tensor, problem: Problem, config: QuantConfig, section: int
+) -> None:
+    """Compute `out` and `lse`; waits for nothing and allocates nothing.
+
+    Args:
+        made: quantised for this problem; its counter is 0 before and after.
+        out: [B, Sq, H, D] or packed, contiguous, D a multiple of 8; every row is written.
+        lse: fp32 `flash.problem.lse_shape`; every row is written.
+        problem: sequences, mask and scale; checked before.
+        config: of the order ws.
+        section: (sequence, head) pairs that are worked through together.
+    """
+    heads, (heads_kv, rows_k, columns) = out.shape[-2], made.k.shape
+    tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
+    # Of no keys nothing is read, but a descriptor is of something.
+    k, v = (made.k, made.v) if rows_k else (made.q, made.q)
+    flash_quant_hopper_forward[(min(tiles * pairs, processors(out)),)](
+        rows_of(made.q.transpose(0, 1), ROWS.value, columns),
+        rows_of(k.transpose(0, 1), config.block_n, columns),
+        rows_of(v.view(heads_kv if rows_k else heads, -1, config.block_n).transpose(0, 1), columns, config.block_n),
+        rows_of(out, ROWS.value, columns),
+        lse,
+        made.q_scale,
+        made.q_shift,
+        made.k_scale,
+        made.v_scale,
+        made.counter,
+        *problem.lengths(),
+        lse.stride(0),
+        lse.stride(1),
+        heads,
+        heads_kv,
+        heads // heads_kv,
+        pairs,
+        tiles,
+        section,
+        made.q.shape[1],
+        rows_k,
+        HAS_RIGHT=problem.right is not None,
+        PACKED=problem.packed,
+        BLOCK_N=config.block_n,
+        COLUMNS=columns,
+        STAGES=config.stages,
+        ROOM=QUERY_TILES,
+        GROUPS=config.groups,
+        BESIDE=config.products == "beside",
+        REGISTERS=config.registers,
+        num_warps=4,
+    )

@@ -1,0 +1,221 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""What the quantised forward for Hopper is made of: work items, and the softmax of a tile of whole-number scores."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnbench.kernels.flash.hopper.tiles import locate
+from attnbench.kernels.flash.tiles import keys_of_rows, padded_start, sequence, tiles_of
+from attnbench.kernels.shared.hopper import ROWS, Argument, aggregate
+
+PEAK = gl.constexpr(8.807354922057604)
+"log2 of the largest number of e4m3, which the largest weight of a row becomes."
+
+
+ZERO = gl.constexpr(0x4B400000)
+"""What sums of int8 products begin with: the bits of 1.5 · 2²³ as fp32, whose last bit counts 1.  A sum below 2²² in size
+is then a number of fp32 as it stands, `ZERO_AS_FLOAT` too large; and as these are positive they order as integers do."""
+ZERO_AS_FLOAT = gl.constexpr(12582912.0)
+
+
+@aggregate
+class Rooms:
+    """Where heads and sequences lie in the quantised tensors."""
+
+    heads_kv: Argument
+    repeats: Argument
+    "query heads of a head of keys"
+    rows_q: Argument
+    rows_k: Argument
+    "of a head"
+
+
+@aggregate
+class Work:
+    """A work item as it is published: a tile of rows, and the tiles of keys that they see."""
+
+    query_start: gl.tensor
+    "the sequence's first query among all"
+    head: gl.tensor
+    batch: gl.tensor
+    "the sequence; packed 0"
+    queries: gl.tensor
+    keys: gl.tensor
+    "of the sequence"
+    first: gl.tensor
+    "the item's first query"
+    split: gl.tensor
+    end: gl.tensor
+    "tiles of keys: behind the last that all rows see whole, and behind the last"
+    q_place: gl.tensor
+    "row of the item's first query among all heads' quantised queries"
+    k_place: gl.tensor
+    "row of the sequence's first key among those of its head"
+    v_place: gl.tensor
+    "number of the sequence and its head of keys"
+
+    @gluon.jit
+    @no_type_check
+    def publish(self, queue, turn):
+        """Publish this as the turn-th item; `read_work` is the other end."""
+        queue.publish(
+            turn,
+            (
+                self.query_start,
+                self.head,
+                self.batch,
+                self.queries,
+                self.keys,
+                self.first,
+                self.split,
+                self.end,
+                self.q_place,
+                self.k_place,
+                self.v_place,
+            ),
+        )
+
+
+NUMBERS = gl.constexpr(11)
+"Of a published item."
+
+
+@gluon.jit
+@no_type_check
+def read_work(queue, turn):
+    """The turn-th work item, which has been waited for; read anew wherever it is needed, as registers are short."""
+    return Work(
+        queue.number(turn, 0),
+        queue.number(turn, 1),
+        queue.number(turn, 2),
+        queue.number(turn, 3),
+        queue.number(turn, 4),
+        queue.number(turn, 5),
+        queue.number(turn, 6),
+        queue.number(turn, 7),
+        queue.number(turn, 8),
+        queue.number(turn, 9),
+        queue.number(turn, 10),
+    )
+
+
+@gluon.jit
+@no_type_check
+def work_at(at, problem, rooms, step, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """The work item that is at-th in the grid's order."""
+    mask = problem.mask
+    tile, head, number = locate(at, problem, step)
+    batch, query_start, key_start, queries, keys = sequence(
+        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
+    )
+    q_place = padded_start(number, query_start, queries, problem.PACKED, ROWS).to(gl.int32)
+    k_place = padded_start(number, key_start, keys, problem.PACKED, 128).to(gl.int32)
+    first = tile * BLOCK_M
+    last = gl.minimum(first + BLOCK_M, queries) - 1
+    low, all_low, all_high, high = keys_of_rows(first, last, keys, keys - queries, 0, 0, False, mask.HAS_RIGHT)
+    _begin, _whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+    return Work(
+        (query_start + batch * problem.seqlen_q).to(gl.int32),
+        head,
+        gl.cast(batch, gl.int32),
+        queries,
+        keys,
+        first,
+        split,
+        end,
+        head * rooms.rows_q + q_place + first,
+        k_place,
+        number * rooms.heads_kv + head // rooms.repeats,
+    )
+
+
+@gluon.jit
+@no_type_check
+def fours(scores):
+    """Scores [rows, keys] as [rows, eights, 4, 2]: the third axis is that of the threads of a row, each with a scale."""
+    return scores.reshape([scores.shape[0], scores.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+@no_type_check
+def highest(largest, row_max, scale):
+    """What is taken off a tile's scores, the factor of what came before, and the new maximum.
+
+    Args:
+        largest: [rows, 4], of the scores that each of a row's four threads holds, still without their scales.
+        row_max: [rows], in powers of two, with the scales.
+        scale: [rows, 4].
+    """
+    new_max = gl.maximum(row_max, gl.max(largest * scale, 1))
+    # A row that has seen no key yet has no maximum to take off.
+    pivot = gl.where(new_max == float("-inf"), 0.0, new_max)
+    return pivot, gl.exp2(row_max - pivot), new_max
+
+
+@gluon.jit
+@no_type_check
+def lowered(numbers, scale, pivot, sums, factor):
+    """Weights of a tile of scores, each ZERO too large, in fours, and the sums [rows, 4] with them.
+
+    The scaled ZERO is rounded with the pivot, by less than a score's last bit counts.
+    """
+    parts = fours(numbers)
+    weights = gl.exp2(spread(scale, parts) * parts - spread((pivot - PEAK)[:, None] + ZERO_AS_FLOAT * scale, parts))
+    return weights, sums * factor[:, None] + gl.sum(gl.sum(weights, 3), 1)
+
+
+@gluon.jit
+@no_type_check
+def spread(x, parts):
+    """Numbers [rows, 4] as [rows, 1, 4, 1] beside scores in fours."""
+    INNER: gl.constexpr = gl.SliceLayout(3, parts.type.layout)
+    x = gl.convert_layout(x, gl.SliceLayout(1, INNER))
+    return gl.expand_dims(gl.expand_dims(x, 1), 3)
+
+
+@gluon.jit
+@no_type_check
+def largest_of(numbers, LAYOUT: gl.constexpr):
+    """Largest of the scores, each ZERO too large, that each of a row's four threads holds: fp32 [rows, 4].
+
+    As integers: of those the card compares three at a time.
+    """
+    parts = fours(numbers.to(gl.int32, bitcast=True))
+    CHAINS: gl.constexpr = 2
+    shape: gl.constexpr = parts.shape
+    # Of two chains: one were as long as a tile.
+    chains = gl.max(parts.reshape([shape[0], shape[1] // CHAINS, CHAINS, 4, 2]), 1)
+    largest = gl.max(gl.max(chains, 3), 1).to(gl.float32, bitcast=True)
+    return gl.convert_layout(largest, LAYOUT) - ZERO_AS_FLOAT
+
+
+@gluon.jit
+@no_type_check
+def operand_of(weights, ROWS_BY_KEYS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Weights in fours as e4m3, the left operand of a product with values in the order of `prepare.key_of`.
+
+    In the operand's order before they are rounded, four of a register at a time: that needs no rearranging, which what
+    the compiler makes of a conversion does.
+    """
+    SIZE: gl.constexpr = ROWS_BY_KEYS
+    eights = weights.reshape([SIZE[0], SIZE[1] // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4])
+    ordered = gl.convert_layout(eights.reshape([SIZE[0], SIZE[1]]), LAYOUT)
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b16 low, high;
+        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+        mov.b32 $0, {low, high};
+        }
+        """,
+        "=r,r,r,r,r",
+        [ordered],
+        dtype=gl.int8,
+        is_pure=True,
+        pack=4,
+    ).to(gl.float8e4nv, bitcast=True)

@@ -1,0 +1,59 @@
+"""A plan cut into shards for machines that know nothing of each other: the same cut wherever it is made.
+
+Cases are dealt by their exact work, the largest first, each to the shard that has least so far; the replicates of a
+case stay together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from attnbench.errors import UsageError, refusal
+from attnbench.record import PlannedGroup, Run, Shard
+from attnbench.workloads.base import load_workload
+
+ACCEPTED = "I/N, such as 2/5: the second of five"
+
+
+def parse_shard(who: str, text: str) -> tuple[int, int]:
+    """Which shard of how many.
+
+    Raises:
+        UsageError: it is written wrong, or there is no such shard.
+    """
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
+    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= index <= count:
+        raise UsageError(refusal(who, "--shard", text, "is no shard", ACCEPTED))
+    return index, count
+
+
+def shard_of(who: str, run: Run, text: str) -> Run:
+    """The run with the groups of one shard of its plan.
+
+    Raises:
+        UsageError: there is no such shard, or no case for it.
+    """
+    index, count = parse_shard(who, text)
+    work: dict[str, int] = {}
+    for group in run.plan:
+        work[group.case_id] = work.get(group.case_id, 0) + _work(group)
+    if count > len(work):
+        cases = f"{len(work)} case{'s' * (len(work) != 1)}"
+        raise UsageError(
+            refusal(who, "--shard", text, f"is one of more shards than cases ({cases})", "as many at most")
+        )
+    load, homes = [0] * count, dict[str, int]()
+    for case in sorted(work, key=lambda one: -work[one]):  # stable: equals keep the order of the plan
+        homes[case] = load.index(min(load))
+        load[homes[case]] += work[case]
+    mine = tuple(group for group in run.plan if homes[group.case_id] == index - 1)
+    whole = tuple(group.group for group in run.plan)
+    return dataclasses.replace(run, plan=mine, shard=Shard(index=index, count=count, groups=whole))
+
+
+def _work(group: PlannedGroup) -> int:
+    """FLOPs of a group; 1 at least, so that groups without any are dealt out too."""
+    workload = load_workload(group.workload)
+    return 1 + workload.work(workload.case(group.case)).flops * len(group.backends)

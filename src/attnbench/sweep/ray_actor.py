@@ -1,0 +1,100 @@
+"""What runs on a machine of a Ray cluster: it unpacks the code that came along and owns a station there.
+
+It is sent to the cluster by value and imports nothing of ours before it has unpacked it: the machine needs Ray, torch
+and whatever the backends need, but no attnbench.  It never touches CUDA: the worker process of its station does.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+
+class RemoteStation:
+    """A station for one device.
+
+    Args:
+        code: a zip file of the package.
+        digest: of `code`, names the folder it is unpacked in.
+        device: cpu, or cuda:0, the only GPU that Ray shows this process.
+        files: --backends files, text by name.
+    """
+
+    def __init__(self, code: bytes, digest: str, device: str, files: dict[str, str]) -> None:
+        sys.path.insert(0, str(_unpacked(code, digest)))
+        from attnbench.machine.device import Device
+        from attnbench.sweep.station import DeviceStation
+
+        self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
+        paths = []
+        for name, text in files.items():
+            path = Path(self._folder.name) / name
+            path.write_text(text, "utf-8")
+            paths.append(str(path))
+        self._station = DeviceStation(Device.parse(device), tuple(paths), wait=False)
+
+    def open(self) -> str | None:
+        """Take the lock of the GPU; who holds it where another run does."""
+        from attnbench.errors import Unavailable
+
+        try:
+            self._station.open(lambda news: None)
+        except Unavailable as error:
+            return str(error)
+        return None
+
+    def measure(self, group: str, settings: str) -> str:
+        """Measure a group; all as JSON, since classes of the caller may be of another version."""
+        from attnbench.record import PlannedGroup, Settings, from_dict, to_dict
+        from attnbench.sweep.station import StationLost
+
+        try:
+            found = self._station.measure(
+                from_dict(PlannedGroup, json.loads(group), "group"),
+                from_dict(Settings, json.loads(settings), "settings"),
+                lambda news: None,
+            )
+        except StationLost as error:
+            return json.dumps({"lost": str(error), "measuring": error.measuring})
+        return json.dumps(
+            {
+                "records": to_dict(found.records),
+                "environments": to_dict(found.environments),
+                "sampling_s": found.sampling_s,
+            }
+        )
+
+    def close(self) -> None:
+        """End the worker and let go of the GPU."""
+        self._station.close()
+        self._folder.cleanup()
+
+
+def _unpacked(code: bytes, digest: str) -> Path:
+    """The folder with the package, unpacked once a machine: in this user's own cache, where nobody else writes."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnbench" / "code"
+    place = cache / digest
+    if place.is_dir():
+        return place
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = Path(tempfile.mkdtemp(dir=cache))
+    with zipfile.ZipFile(io.BytesIO(code)) as packed:
+        packed.extractall(draft)
+    try:
+        draft.rename(place)
+    except OSError:  # another actor of this machine was first
+        shutil.rmtree(draft, ignore_errors=True)
+    return place
+
+
+def actor_class(ray: Any) -> Any:
+    """The class as Ray takes it: never restarted, and each call is made once at most."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return ray.remote(max_restarts=0, max_task_retries=0)(RemoteStation)

@@ -1,0 +1,28 @@
+"""Shards from the command line, measured by a sweep that answers at once."""
+
+from __future__ import annotations
+
+import re
+
+from attnbench.store.runfile import read
+
+
+def test_shards_are_run_and_merged_and_a_stopped_one_is_told(attnbench, sweep, saved):
+    line = "run quick --seqlen 16,32,64 --no-causal --backends eager,sdpa-math --device cpu --quiet --shard"
+    for index in (1, 2):
+        assert attnbench(f"{line} {index}/2").code == 0
+    first, second = saved()
+    assert read(first).shard.count == 2
+    assert "--shard 1/2" in read(first).command or "--shard 2/2" in read(first).command
+    answer = attnbench(["merge", str(first), str(second), "--out", "whole"])
+    assert answer.code == 0, answer.err
+    name = re.fullmatch(r"quick: 2 shards, 6 of 6 rows, written: (whole/\S+\.json)\n", answer.out)[1]
+    whole = read(name)
+    assert [group.case_id for group in whole.plan] == [f"b1-s{n}-h4-d64-fp32-fwd" for n in (16, 32, 64)]
+    assert "--shard" not in whole.command
+    assert attnbench(["show", name]).code == 0
+    answer = attnbench(["merge", str(first)])
+    assert (answer.code, len(answer.err.splitlines())) == (2, 1)
+    assert "are missing" in answer.err
+    answer = attnbench(["run", "--resume", str(first), "--shard", "1/2"])
+    assert (answer.code, answer.err.count("takes the plan of that run, not --shard")) == (2, 1)

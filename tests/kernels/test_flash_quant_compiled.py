@@ -1,0 +1,118 @@
+"""The quantised kernels compiled for sm_90: 8-bit products of warpgroups, and no loop that spills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnbench.kernels.flash.quant import api, forward, prepare
+from attnbench.kernels.flash.quant.config import SHARED_BYTES, TABLE, QuantConfig, Shape, shared_bytes
+from attnbench.kernels.flash.quant.hopper import forward as hopper_forward
+
+from .aot import NO_OLDEST, Compiled, Job, compile_with, recorded, tritons
+
+CELLS = {
+    "pinned": [("m192n128w12s4-ws", 128, False), ("m192n128w12s4-ws", 64, True), ("m128n64w8s3", 128, True)],
+    "3.6": [
+        ("m192n128w12s4-ws", 128, True),
+        ("m192n128w12s4-ws", 64, False),
+        ("m128n64w8s3", 128, False),
+        ("m128n128w8s3", 64, True),
+    ],
+}
+"""Short form, dim, causal."""
+BATCH, HEADS, SEQLEN = 2, 16, 4096
+
+
+def jobs_of(short: str, dim: int, causal: bool) -> list[Job]:
+    """What the launchers launch: the forward, and the two that quantise."""
+    q, k, v, out = (torch.empty(BATCH, SEQLEN, HEADS, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    problem = api.quant_problem_of(q, k, v, causal=causal)
+    config, made = QuantConfig.parse(short), api.allocate(q, k, problem)
+    lse = torch.empty(BATCH, HEADS, SEQLEN, device="meta")
+    room, name = (
+        (hopper_forward, "flash_quant_hopper_forward") if config.order == "ws" else (forward, "flash_quant_forward")
+    )
+    with recorded(room, name, capability=90) as attention:
+        api.launch_quant(made, out, lse, problem, config)
+    with recorded(prepare, "smooth", "quantise", capability=90) as before:
+        api.launch_smooth(k, v, made, problem)
+        api.launch_quantise(q, k, v, made, problem)
+    return [
+        replace(job, label=f"{name} d{dim}{' causal' * (causal and name == short)}")
+        for job, name in zip((*attention, *before), (short, "smooth", "quantise"), strict=True)
+    ]
+
+
+@cache
+def compiled(version: str) -> dict[str, Compiled]:
+    """All cells of a Triton, by label."""
+    if version not in tritons():
+        pytest.skip(NO_OLDEST)
+    jobs = {job.label: job for cell in CELLS[version] for job in jobs_of(*cell)}
+    return compile_with({version: tritons()[version]}, list(jobs.values()))[version]
+
+
+@pytest.mark.parametrize("version", CELLS)
+def test_the_preparation_spills_nothing(version):
+    found = [one for label, one in compiled(version).items() if label.startswith(("smooth", "quantise"))]
+    assert len(found) == 4
+    assert not any(one.spills for one in found)
+
+
+@pytest.mark.parametrize("version", CELLS)
+def test_products_are_of_warpgroups_in_8_bits_and_no_loop_spills(version):
+    wrong = {}
+    for short, dim, causal in CELLS[version]:
+        one = compiled(version)[f"{short} d{dim}{' causal' * causal}"]
+        config, shape = QuantConfig.parse(short), Shape(dim=dim)
+        faults = ["products of single warps"] * ({"IGMMA", "QGMMA"} != {name for name in one.sass if "MMA" in name})
+        if config.order == "plain":
+            faults += [f"{one.spills} spills"] * (one.spills > 0)
+        else:
+            faults += [f"{one.waits} waits"] * (one.waits != 2 * config.groups)
+            faults += [f"{one.early} arrivals before the warps have met"] * (one.early > 2)
+            faults += [f"{one.warps} warps"] * (one.warps != 4 * config.groups + 4)
+            bytes_of_tiles = shared_bytes(config, shape)
+            faults += [f"{one.shared} bytes of shared memory, not {bytes_of_tiles}"] * (
+                not 0 <= one.shared - bytes_of_tiles <= 2048 or one.shared > SHARED_BYTES
+            )
+            faults += [f"{len(one.loops)} loops"] * (len(one.loops) != config.groups)
+            for loop in one.loops:
+                spilled = loop["sass"].get("LDL", 0) + loop["sass"].get("STL", 0)
+                # Triton 3.9 keeps two numbers of a masked tile's position in local memory.
+                faults += [f"{spilled} spills in the loop"] * (spilled > 2 * (version == "pinned"))
+                exchanges = loop["sass"].get("SHFL", 0) + loop["sass"].get("SEL", 0)
+                # Two rows of a thread, two exchanges each for the largest score; none for the operand of the weights.
+                faults += [f"{exchanges} exchanges between threads"] * (exchanges != 4)
+        if faults:
+            wrong[short, dim, causal] = faults
+    assert not wrong
+
+
+def test_every_default_is_compiled():
+    held = {(cell[0], cell[1]) for cells in CELLS.values() for cell in cells}
+    assert {(row["config"], row["dim"]) for row in TABLE.rows("forward") if row.get("cards") != [0]} <= held
+
+
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [
+        (hopper_forward, "flash_quant_hopper_forward"),
+        (forward, "flash_quant_forward"),
+        (prepare, "quantise"),
+        (prepare, "smooth"),
+    ],
+)
+def test_nothing_is_compiled_anew_for_another_batch_head_or_length(room, name):
+    params = {param.name: param for param in getattr(room, name).params}
+    strides = tuple(f"{x}_{axis}" for x in ("q", "k", "v", "out") for axis in ("batch", "row", "head"))
+    numbers = {one for one in params if one.islower() and not one.endswith(("_desc", "_ptr"))} - {"scale", *strides}
+    if name == "flash_quant_forward":
+        numbers -= {"seqlen_q", "seqlen_k"}
+    assert numbers == {one for one in params if params[one].do_not_specialize}

@@ -1,0 +1,187 @@
+"""The operators of our kernels, in Triton's interpreter: compiled, exported, traced, transformed, cast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from .interpreter import interpreted
+
+FAMILIES = {"flash": "flash", "dense": "hstu.dense", "bsa": "hstu.bsa"}
+
+
+@pytest.fixture(scope="module")
+def apis():
+    with interpreted(*(f"attnbench.kernels.{name}.api" for name in FAMILIES.values())) as found:
+        yield dict(zip(FAMILIES, found, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def layer(apis: Any, family: str) -> Any:
+    """Projections, attention of one sequence [n, 32] (of flash, of a batch), and a product after it."""
+
+    def run(x, weights, ends):
+        q, k, v = (y.unflatten(-1, (2, 16)) for y in (x @ weights).chunk(3, -1))
+        n = x.shape[0]
+        if family == "flash":
+            out = apis["flash"].flash_attention(q[None], k[None], v[None], causal=True, window=(9, 0))[0][0]
+        elif family == "dense":
+            out = apis["dense"].hstu_attention(q, k, v, ends, n, num_targets=ends[:1] + 1)
+        else:
+            gates = x[:, :4].sigmoid().reshape(n, 2, 2)
+            out = apis["bsa"].hstu_bsa_attention(q, k, v, ends, n, gates=gates, block_size=16, block_counts=2)[0]
+        return out.flatten(1) * 2
+
+    return run
+
+
+def inputs(n: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(n)
+    x, weights = torch.randn(n, 32, generator=generator), torch.randn(32, 96, generator=generator) / 6
+    return x.requires_grad_(), weights.requires_grad_(), ints(0, n)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_compiled_layer_is_one_graph_of_any_length(apis, family):
+    run = layer(apis, family)
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (35, 50):
+        x, weights, ends = inputs(n)
+        truth, found = run(x, weights, ends), compiled(x, weights, ends)
+        assert torch.equal(truth, found)
+        wanted = torch.autograd.grad(truth.sin().sum(), (x, weights))
+        assert all(map(torch.equal, wanted, torch.autograd.grad(found.sin().sum(), (x, weights))))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_is_exported(apis, family):
+    class Layer(torch.nn.Module):
+        def forward(self, x, weights, ends):
+            return layer(apis, family)(x, weights, ends)
+
+    with torch.no_grad():
+        length = torch.export.Dim("length", min=33, max=4096)
+        exported = torch.export.export(Layer(), inputs(40), dynamic_shapes=({0: length}, None, None))
+        operators = {str(node.target) for node in exported.graph.nodes}
+        assert any("attnbench" in name for name in operators)
+        x, weights, ends = inputs(61)
+        assert torch.equal(exported.module()(x, weights, ends), layer(apis, family)(x, weights, ends))
+
+
+def samples(family: str) -> dict[str, tuple[Any, ...]]:
+    """Arguments of the forward operators, in all that they have of kinds."""
+    q, k, v = (torch.randn(40, 2, 16, requires_grad=True) for _ in range(3))
+    offsets, targets = ints(0, 13, 40), ints(1, 2)
+    if family == "flash":
+        dense = [x.detach()[None].requires_grad_() for x in (q, k, v)]
+        return {
+            "dense": (*dense, None, None, None, None, True, [5, 0], None, False, None, None),
+            "packed": (q, k, v, offsets, None, 27, None, False, None, 0.3, True, "m16n16w4s1", None),
+        }
+    if family == "dense":
+        return {"targets": (q, k, v, offsets, None, targets, 27, None, None, None, True, 0, None, False)}
+    gates = torch.randn(40, 2, 2, requires_grad=True)
+    return {
+        "gates": (q, k, v, gates, offsets, None, targets, 27, 16, 2, None, "head", False, None, None, None),
+        "own-block": (q, k, v, None, offsets, None, None, 27, 16, 1, 3, "shared", True, None, 0.5, 20),
+    }
+
+
+@pytest.mark.parametrize(("family", "kind"), [(family, kind) for family in FAMILIES for kind in samples(family)])
+def test_operators_are_what_they_say(apis, family, kind):
+    """Of PyTorch: schema, fake kernels, gradients, and all of it traced with lengths left open."""
+    operator = {"flash": "flash_forward", "dense": "hstu_forward", "bsa": "hstu_bsa_forward"}[family]
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    # The last compares all results, and of what a block-sparse backward reads again not every row is written.
+    wanted = tests[: 3 if family == "bsa" else 4]
+    torch.library.opcheck(getattr(torch.ops.attnbench, operator).default, samples(family)[kind], test_utils=wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_is_followed(apis, family, compiled):
+    run = layer(apis, family)
+    x, weights, ends = inputs(40)
+    q = (x @ weights).detach()
+
+    def attend(q, ends):
+        with torch.autocast("cpu", torch.float16):
+            return run(q[:, :32], torch.eye(32).repeat(1, 3), ends)
+
+    found = (torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend)(q, ends)
+    half = q[:, :32].half()
+    assert found.dtype is torch.float16
+    truth = run(half, torch.eye(32, dtype=torch.float16).repeat(1, 3), ends)
+    torch.testing.assert_close(found, truth, atol=2e-3, rtol=2e-3)  # gates are rounded elsewhere
+
+
+def test_an_operator_casts_by_itself(apis):
+    q = torch.randn(1, 20, 2, 16)
+    with torch.autocast("cpu", torch.float16):
+        found = torch.ops.attnbench.flash_forward(q, q, q, None, None, None, None, True, None, None, False, None, None)
+    assert torch.equal(found[0], apis["flash"].flash_attention(*[q.half()] * 3, causal=True)[0])
+
+
+def test_refusals_are_the_same_words_while_traced(apis):
+    flash, dense, bsa = apis["flash"].flash_attention, apis["dense"].hstu_attention, apis["bsa"].hstu_bsa_attention
+    q, three = torch.randn(40, 2, 16), ints(0, 40)
+    for call, words in (
+        (lambda q: flash(q[None], q[None], q[None], window=(-2, 0)), r"flash_attention: window=.* is not a window"),
+        (lambda q: flash(q, q, q), r"flash_attention: q.shape=.* does not fit"),
+        (lambda q: flash(q[None], q[None], q[None], forward="m1"), r"m1"),
+        (lambda q: flash(q[None], q[None], q[None], validate=True), r"validate=True waits for the device"),
+        (lambda q: dense(q, q, q, three, -1), r"hstu_attention: max_seqlen=-1 cannot be used"),
+        (lambda q: bsa(q, q, q, three, 40, block_size=5), r"hstu_bsa_attention: block_size=5 is no power of two"),
+    ):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=words):
+            torch.compile(call, fullgraph=True, backend="aot_eager")(q)
+
+
+def test_modes_and_transforms_meet_the_operator(apis):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    flash = apis["flash"].flash_attention
+    q = torch.randn(1, 20, 2, 16)
+    graph = make_fx(lambda q: flash(q, q, q)[0])(q)
+    assert [node for node in graph.graph.nodes if "flash_forward" in str(node.target)]
+    assert torch.equal(graph(q), flash(q, q, q)[0])
+    with torch.device("meta"):
+        assert flash(q, q, q)[0].device.type == "cpu"
+
+
+def test_derivatives_that_there_are_not_are_refused(apis):
+    flash, q = apis["flash"].flash_attention, torch.randn(1, 20, 2, 16)
+
+    def attend(q):
+        return flash(q, q, q)[0].sum()
+
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(attend, (q,), (q,))
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(attend)(q)
+    with torch.autograd.forward_ad.dual_level():
+        attend(q)
+        with pytest.raises(Exception, match="jvp"):
+            attend(torch.autograd.forward_ad.make_dual(q, q))
+
+
+def test_an_eager_call_meets_no_operator(apis, monkeypatch):
+    monkeypatch.setattr(apis["flash"], "FORWARD", None)
+    q = torch.randn(1, 20, 2, 16, requires_grad=True)
+    apis["flash"].flash_attention(q, q, q)[0].sum().backward()
+    apis["flash"].flash_attention(torch.nn.Parameter(q.detach()), q, q)

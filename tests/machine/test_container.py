@@ -1,0 +1,136 @@
+"""What a container lets a measurement do, on made-up file systems; and the files that one is built from."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from attnbench.machine.container import findings, in_container
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A container's file system with nothing wrong in it."""
+    for name, text in {
+        ".dockerenv": "",
+        "proc/1/comm": "tini\n",
+        "proc/1/cgroup": "0::/\n",
+        "proc/self/status": f"Name:\tx\nCapEff:\t{1 << 21 | 1 << 23:016x}\n",
+        "proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch):
+    """Shared and locked memory as a test says."""
+    state = SimpleNamespace(shm=8 * GIB, locked=resource.RLIM_INFINITY)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_frsize=1, f_blocks=state.shm))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (state.locked, state.locked))
+    return state
+
+
+def card(driver="580.95.05", count=8):
+    return SimpleNamespace(count=count, driver=lambda: driver)
+
+
+def seen(root, gpu=None, cuda="13.0", visible=8):
+    return {one.what: (one.found, one.todo) for one in findings(gpu, cuda, visible, root)}
+
+
+def test_a_container_is_known_by_its_marks(root):
+    assert in_container(root)
+    (root / ".dockerenv").unlink()
+    assert not in_container(root)
+    (root / "proc/1/cgroup").write_text("0::/system.slice/docker-abc.scope\n")
+    assert in_container(root)
+
+
+def test_where_nothing_is_held_back_there_is_nothing_to_do(root):
+    assert seen(root, card()) == {
+        "/dev/shm": ("8 GiB", None),
+        "memlock": ("unlimited", None),
+        "SYS_NICE": ("held", None),
+        "counters": ("may be read", None),
+        "PID 1": ("tini", None),
+        "GPUs": ("torch sees 8 of 8", None),
+        "driver": ("580.95.05, torch is built for CUDA 13.0", None),
+    }
+
+
+def test_what_is_held_back_names_the_flag(root, limits):
+    limits.shm, limits.locked = 64 * 2**20, 8 * 2**20
+    (root / "proc/1/comm").write_text("bash\n")
+    (root / "proc/self/status").write_text("CapEff:\t00000000a80425fb\n")  # Docker's default
+    todos = {what: todo for what, (_, todo) in seen(root, card("570.1"), visible=1).items()}
+    assert todos["/dev/shm"] == "--shm-size 8G"
+    assert todos["memlock"].startswith("--ulimit memlock=-1 ")
+    assert todos["SYS_NICE"].startswith("--cap-add SYS_NICE ")
+    assert todos["counters"].startswith("--cap-add SYS_ADMIN ")
+    assert todos["PID 1"].startswith("--init")
+    assert todos["GPUs"].startswith("--gpus all")
+    assert todos["driver"].startswith("a driver 580 or newer")
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "old"),
+    [("580.65.06", "13.1", False), ("575.51.03", "13.0", True), ("525.60.13", "12.9", False), ("520.1", "12.1", True)],
+)
+def test_a_driver_is_held_against_the_cuda_of_torch(root, driver, cuda, old):
+    assert (seen(root, card(driver), cuda=cuda)["driver"][1] is not None) == old
+
+
+def test_what_cannot_be_read_is_left_out_or_said(root, monkeypatch):
+    shutil.rmtree(root / "proc")
+
+    def gone(path):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "statvfs", gone)
+    assert seen(root, card(None), cuda=None) == {
+        "/dev/shm": ("is not there (No such file or directory)", "--shm-size 8G"),
+        "memlock": ("unlimited", None),
+        "PID 1": ("unknown", "--init: nobody collects the processes that a worker leaves"),
+        "GPUs": ("torch sees 8 of 8", None),
+    }
+    assert "GPUs" not in seen(root), "where there is no card, what needs one is no news"
+
+
+# ── the files ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_hadolint_has_nothing_to_say_of_the_dockerfile():
+    tool = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [tool, "--no-color", "--failure-threshold", "info", ROOT / "docker/Dockerfile"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_the_image_is_built_of_files_that_are_there_and_not_ignored():
+    words = [line.split() for line in (ROOT / "docker/Dockerfile").read_text().splitlines()]
+    copied = {one for line in words if line[:1] == ["COPY"] and "--from" not in line[1] for one in line[1:-1]}
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert copied == {line[1:] for line in ignored if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_a_machine_that_cannot_build_is_told_so(tmp_path):
+    (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
+    env = {"PATH": str(tmp_path)}
+    bash = shutil.which("bash")
+    done = subprocess.run([bash, ROOT / "docker/build.sh"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "docker/build.sh: not built here: none of docker, podman, buildah answers\n"

@@ -1,0 +1,70 @@
+"""Charts of whole models: what a step is made of, predicted and measured steps, latents by step."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from attnbench.report.charts import figures
+from attnbench.report.charts.base.stacks import colours_of
+from attnbench.report.charts.base.style import COLOURS, PLAIN
+from made_up_run import make_run, make_steps
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return {one.kind: one for one in figures([make_steps()])}
+
+
+def test_other_runs_have_none_of_them():
+    assert not {"step", "predicted", "latents"} & {one.kind for one in figures([make_run()])}
+
+
+def test_the_parts_of_a_step_follow_from_its_phases_or_from_a_capture(drawn):
+    rows = drawn["step"].spec["datasets"]["rows"]
+    found = {}
+    for one in rows:
+        found.setdefault(one["b"], {})[one["p"]] = pytest.approx(one["e"] - one["s"])
+    assert found == {
+        # 80 ms: 34 of attention of which 4 prepare, 3 of copies, 2 idle.
+        "quick": {"attention": 30.0, "attention preparation": 7.0, "the rest": 41.0, "idle": 2.0},
+        "captured": {"attention": 48.0, "matmul": 30.0, "other": 1.0, "idle": 2.0},
+        "base": {"attention": 60.0, "the rest": 38.0, "idle": 2.0},
+    }
+    for name in found:
+        parts = [one for one in rows if one["b"] == name]
+        assert parts[0]["s"] == 0
+        assert all(one["e"] == after["s"] for one, after in itertools.pairwise(parts))
+    ends = {one["b"]: one["t"] for one in drawn["step"].spec["datasets"]["ends"]}
+    assert ends == {"quick": "80.0 ms", "captured": "81.0 ms", "base": "100 ms"}
+
+
+def test_parts_have_colours_of_their_own_and_what_is_nothing_is_grey():
+    found = colours_of(("attention", "matmul", "other", "the rest", "idle"))
+    assert found[:2] == [COLOURS[0], COLOURS[1]]
+    assert (found[3], len(set(found))) == (PLAIN, 5)
+    for grey in found[2:]:
+        red, green, blue = (int(grey[place : place + 2], 16) for place in (1, 3, 5))
+        assert max(red, green, blue) - min(red, green, blue) < 24
+
+
+def test_a_predicted_step_stands_beside_the_measured_one(drawn):
+    rows = {one["b"]: one for one in drawn["predicted"].spec["datasets"]["rows"]}
+    assert next(iter(rows)) == "base"
+    assert "p" not in rows["base"]
+    # 100 - 4 x 14 + 4 x 8, and with 4 x 12.
+    assert (rows["quick"]["m"], rows["quick"]["p"]) == (80, 76)
+    assert (rows["captured"]["m"], rows["captured"]["p"]) == (90, 92)
+    assert rows["quick"]["t"] == "80.0 ms, +5.3 %"
+    assert "plain" not in rows
+
+
+def test_distances_are_drawn_by_step_and_equal_latents_are_said(drawn):
+    figure = drawn["latents"]
+    assert [(one["b"], one["x"], one["m"]) for one in figure.spec["datasets"]["rows"]] == [
+        ("quick", 1, 1e-3),
+        ("quick", 2, 2e-3),
+        ("quick", 10, 1e-2),
+    ]
+    assert figure.alt.endswith("after the last one quick 1.0e-02, captured equal.")
