@@ -841,6 +841,25 @@ def sparse_peers(say: Say, path: Path) -> str:
     return "\n".join([markdown([say(word) for word in words], rows), "", where(to_dict(run.environments[0]), say)])
 
 
+def sparse_table(rows_of: str, *options: Any) -> Callable[..., str]:
+    """A table that a function of `sparse_tables` makes of a run."""
+
+    def render(say: Say, path: Path) -> str:
+        import kernel_tables
+        import sparse_tables
+
+        from attnbench.presentation.sparse import break_even
+        from attnbench.record import to_dict
+
+        run = kernel_tables.load(path)
+        head, rows = getattr(sparse_tables, rows_of)(run, *options)
+        said = [f"- {sentence}" for sentence in break_even(run.records)]
+        end = [where(to_dict(run.environments[0]), say)]
+        return "\n".join([markdown([say(word) for word in head], rows), "", *said, *[""] * bool(said), *end])
+
+    return render
+
+
 def suite(say: Say, path: Path) -> str:
     """A run of a suite: its command, its matrices, who is fastest, what is missing."""
     import suite_tables
@@ -920,6 +939,10 @@ TABLES = {
     "serving-h200": Table(("hstu-serving-8-h200.json", "serving-h200.json"), serving_sweep),
     "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
+    "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
+    "sparse-length-h200": Table(("sparse-length-h200.json",), sparse_table("lengths")),
+    "quant-h200": Table(("quant-h200.json",), sparse_table("quantised")),
+    "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
     "call-cost-h200": Table(("call-cost-h200.json", "call-cost-before-h200.json"), call_cost),

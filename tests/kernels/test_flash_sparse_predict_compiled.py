@@ -1,4 +1,4 @@
-"""Prediction of block maps compiled ahead of time, by both Tritons."""
+"""Prediction of block maps compiled ahead of time, by both Tritons; and what a second call launches, on no card."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnbench.kernels.flash.sparse import predict
+from attnbench.backends.predict import Predictor
+from attnbench.kernels.flash.sparse import lists, predict
+from attnbench.kernels.flash.sparse.problem import sparse_problem_of
+from attnbench.kernels.shared.kept import Kept
+from attnbench.workloads.sparse import WORKLOAD
 
 from .aot import compile_with, recorded, tritons
+from .launches import on_no_card
 
 
 def jobs_to_hold():
@@ -35,3 +40,31 @@ def test_it_compiles_for_hopper_without_spills():
     for found in compile_with(tritons(), jobs).values():
         assert not [label for label, code in found.items() if code.spills]
         assert all(code.tensor_core for label, code in found.items() if label.startswith("multiply_means"))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("text", ["topk0.3", "cdf0.5-sim0.1", "sub0.5"])
+def test_a_second_call_repeats_the_launches_of_the_first_on_its_own_tensors(monkeypatch, text, nested):
+    monkeypatch.setattr(predict, "_calls", Kept())
+    monkeypatch.setattr(lists, "_calls", Kept())
+    case = WORKLOAD.case({"batch": 1, "seqlen": 300, "nheads": 4, "nheads_kv": 2, "headdim": 64, "block": "64x64"})
+    rule = Predictor.read("who", text)
+    seen = []
+    with on_no_card(nested=nested) as card:
+        for _ in range(2):
+            q, k = (torch.zeros(1, 300, heads, 64, dtype=torch.bfloat16) for heads in (4, 2))
+            card.launched.clear()
+            card.held.clear()
+            blocks = rule._by_kernels(case, q.transpose(1, 2), k.transpose(1, 2))
+            problem = sparse_problem_of(q, k, k, block=(64, 64))
+            made = lists.lists_of(blocks, q, k, problem)
+            assert blocks.shape == problem.map_shape
+            assert made.items.shape == (20, 3)
+            assert card.through_triton == 5
+            names = {x.data_ptr(): name for name, x in (("q", q), ("k", k))}
+            names |= {x.data_ptr(): f"made {index}" for index, x in enumerate(card.held)}
+            seen.append(
+                [(*what, [names.get(value, value) for value in arguments]) for *what, arguments in card.launched]
+            )
+    assert len(seen[0]) == 5
+    assert seen[0] == seen[1]
