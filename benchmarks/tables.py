@@ -905,7 +905,12 @@ SUITES = (
     "hstu-meta",
 )
 """Runs of whole suites on a card, and of what else a run can be asked for."""
-LOADS = ("load-dlrm-v3-offline-h200.json", "load-dlrm-v3-server-h200.json", "load-bench-h200.json")
+LOADS = (
+    "load-dlrm-v3-offline-h200.json",
+    "load-dlrm-v3-server-h200.json",
+    "load-dlrm-v3-848-h200.json",
+    "load-bench-h200.json",
+)
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
