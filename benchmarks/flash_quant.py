@@ -69,6 +69,11 @@ class Sweep:
         )
 
     @property
+    def flops(self) -> int:
+        """Useful ones."""
+        return work(self.case).flops
+
+    @property
     def default(self) -> str:
         """Name of the tuned default of an H200."""
         return default_config(Shape(dim=self.headdim)).short
@@ -76,7 +81,7 @@ class Sweep:
 
 SWEEPS = tuple(
     Sweep(seqlen=seqlen, headdim=dim, causal=causal)
-    for seqlen in (1024, 4096, 16384, 32768)
+    for seqlen in (4096, 16384, 32768, 1024)
     for dim in (128, 64)
     for causal in (False, True)
 )
@@ -91,7 +96,7 @@ def e4m3_of(inputs: Any, case: AttentionCase) -> Callable[[], Any]:
     return lambda: attend(q, k, v, softmax_scale=case.scale, causal=case.causal)
 
 
-def measure(sweep: Sweep, forms: Sequence[str], seconds: float, device: Device) -> dict[str, Any]:
+def measure(sweep: Sweep, forms: Sequence[str], peers: Sequence[str], seconds: float, device: Device) -> dict[str, Any]:
     """Sample a group; its rows with all samples."""
     import torch
 
@@ -107,7 +112,7 @@ def measure(sweep: Sweep, forms: Sequence[str], seconds: float, device: Device) 
                 if callable(call) and (number == 0 or what in ("op", "kernel")):
                     rows.append({"what": what, "config": short})
                     calls.append(call)
-        for name in PEERS:
+        for name in peers:
             backend = resolve(name, case)
             try:
                 backend.probe()
@@ -145,10 +150,20 @@ def faster(group: Mapping[str, Any], row: Mapping[str, Any], names: Sequence[str
     return paired_ratio(theirs, own).ratio, best["what"]
 
 
+def sweep_of(group: Mapping[str, Any]) -> Sweep:
+    """What a measured group was to be."""
+    return Sweep(**{name: group[name] for name in Sweep.__dataclass_fields__})
+
+
+def prepared_bytes(sweep: Sweep) -> int:
+    """What the preparation reads and writes at least: K and V twice, Q once, and all three in 8 bits."""
+    return 13 * sweep.case.batch * sweep.seqlen * sweep.heads * sweep.headdim
+
+
 def lines_of(group: Mapping[str, Any]) -> list[str]:
     """A group as text."""
-    sweep = Sweep(**{name: group[name] for name in Sweep.__dataclass_fields__})
-    flops = work(sweep.case).flops
+    sweep = sweep_of(group)
+    flops = sweep.flops
     lines = [f"{sweep.seqlen} rows, dim {sweep.headdim}, {'causal' if sweep.causal else 'full'}"]
     for row in group["rows"]:
         ms = statistics.median(row["samples_ms"])
@@ -179,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--forms", default="", help="comma list of configurations; those that a shape has not are left out"
     )
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma list of backends")
     parser.add_argument("--seconds", type=float, default=2.0, help="sampling time of a group, at most")
     args = parser.parse_args(arguments)
     wanted = [{int(one) for one in text.split(",") if one} for text in (args.only, args.dims)]
@@ -187,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {"environment": to_dict(environment(device)), "seconds": args.seconds, "groups": []}
     for sweep in SWEEPS:
         if all(not some or value in some for some, value in zip(wanted, (sweep.seqlen, sweep.headdim), strict=True)):
-            group = measure(sweep, forms, args.seconds, device)
+            group = measure(sweep, forms, [one for one in args.peers.split(",") if one], args.seconds, device)
             result["groups"].append(group)
             print("\n".join(lines_of(group)), flush=True)
             args.out.write_text(json.dumps(result))

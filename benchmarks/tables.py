@@ -780,7 +780,8 @@ def serving_sweep(say: Say, *paths: Path) -> str:
     """Ranking steps by batch, candidates and cached tokens."""
     import serving_tables
 
-    return _of_runs(say, serving_tables.SWEEP, serving_tables.sweep_rows(map(_run, paths)), paths[0])
+    there = [path for path in paths if path.is_file()]
+    return _of_runs(say, serving_tables.SWEEP, serving_tables.sweep_rows(map(_run, there)), there[0])
 
 
 def serving_host_hits(say: Say, path: Path) -> str:
@@ -916,10 +917,7 @@ TABLES = {
     "tuner-h200": Table(("tuner-h200.json",), tuner_card),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
-    "serving-h200": Table(("hstu-serving-h200.json",), serving_sweep),
-    "serving-steps-h200": Table(("hstu-serving-steps-h200.json",), serving_steps),
-    "serving-host-hits-h200": Table(("hstu-serving-host-hits-h200.json",), serving_host_hits),
-    "serving-pool-h200": Table(("hstu-serving-pool-h200.json",), serving_pool),
+    "serving-h200": Table(("hstu-serving-8-h200.json", "serving-h200.json"), serving_sweep),
     "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "load-h200": Table(LOADS, loads),

@@ -29,7 +29,18 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src" / "attnbench"
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:attnbench", "-p", "no:randomly"]
+OPTIONS = [
+    "-q",
+    "--assert=plain",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-p",
+    "no:attnbench",
+    "-p",
+    "no:randomly",
+]
 SLOW_S = 0.5
 """A test function that takes longer, all its parameters together, is asked last."""
 PATIENCE = 20.0
@@ -220,7 +231,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     os.chdir(TESTS.parent)
-    sys.dont_write_bytecode = False  # pytest rewrites every test file otherwise, for every mutant
     importlib.import_module("numpy")  # in the parent, for all forks
     room, tests = SOURCE / args.room, args.tests or [f"tests/{args.room}"]
     plain = run(tests, None, 3600)

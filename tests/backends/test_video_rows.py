@@ -154,7 +154,9 @@ def test_a_generation_tells_its_times_calls_and_distances():
         dense, other = first.whole(), second.whole()
     assert dense["attention_calls"] == other["attention_calls"] == 2 * 3
     assert 0 < dense["decode_s"] < dense["generation_s"]
-    assert not [name for name in dense if name.startswith("latents")]
+    assert [name for name in dense if name.startswith("latents")] == ["latents_crc32"]
+    with resolve("video[sdpa]", one).session(one, inputs(one)) as launch:
+        assert launch.whole()["latents_crc32"] == dense["latents_crc32"]  # bit-equal to its own run before
     assert [name for name in other if name.startswith("latents_rel")] == [f"latents_rel_l1_{n}" for n in (1, 2, 3)]
     assert 0 < other["latents_rel_l1_3"] < 1e-4
     assert other["latents_cosine_3"] == pytest.approx(1, abs=1e-6)
@@ -321,6 +323,13 @@ def test_a_map_that_does_not_go_with_the_tokens_is_refused_and_dense_rows_are_no
             {"model": "cogvideox-2b", "dtype": "fp16"},
             H200,
             "dtype=fp16 is not supported; one of bf16",
+        ),
+        ("video[sta]", {"model": "cogvideox-2b", "dtype": "bf16"}, H200, "headdim=64 is not supported; one of 128"),
+        (
+            "video[sparge_fp8]",
+            {"model": "cogvideox-2b", "dtype": "bf16"},
+            H200,
+            "block=128x128 is not the block of this card's kernel; 64x128",
         ),
         ("video[sdpa-flash]", {"model": "cogvideox-2b"}, H200, "dtype=fp32 is not supported"),
         (

@@ -473,9 +473,9 @@ def test_the_progress_bar_keeps_its_count_however_narrow(width):
     text = io.StringIO()
     with Bar(Terminal(text, width), "attnbench run", patience_s=0) as bar:
         bar.plan(planned(), {f"b1-s{case}": 100.0 for case in range(3)})
-        bar.event(Event("word", "check: poisoned outputs", "b1-s1-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
+        bar.event(Event("activity", "check: poisoned outputs", "b1-s1-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
         bar.event(Event("group", group="b1-s0"))
-        bar.event(Event("word", "check: poisoned outputs", "b1-s1-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
+        bar.event(Event("activity", "check: poisoned outputs", "b1-s1-h4-d64-fp32-causal-fwd", "sdpa-math", 4, 32))
         assert until(lambda: "1/3 groups" in text.getvalue())
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", text.getvalue())]
     shown = [line.rstrip() for line in lines if "1/3 groups" in line]
@@ -492,7 +492,7 @@ def test_where_nobody_watches_a_line_comes_now_and_then(monkeypatch, capsys):
     with Bar(Output(), "attnbench run", patience_s=0) as bar:
         assert until(lambda: said.append(capsys.readouterr().err) or "attnbench run: 0 done, 0 s; planning" in said[-1])
         bar.plan(planned(), {"b1-s0": 5.0})
-        bar.event(Event("word", "sample", "b1-s0", "a"))
+        bar.event(Event("activity", "sample", "b1-s0", "a"))
         assert until(
             lambda: (
                 said.append(capsys.readouterr().err)

@@ -9,7 +9,7 @@ import selectors
 from small_runs import small_run
 
 from attnbench.record import Environment, Record, Status, Time, to_dict
-from attnbench.worker.blame import HARNESS, BlamePage, shared_memory
+from attnbench.worker.activity import HARNESS, ActivityPage, shared_memory
 from attnbench.worker.process import Worker
 from attnbench.worker.supervisor import Ring
 
@@ -90,8 +90,8 @@ class Asked:
 def worker_that_said(ready: bytes, said: bytes, draw: random.Random) -> Worker:
     """A worker without a process."""
     worker = Worker.__new__(Worker)
-    worker.page, ring = BlamePage.create(), shared_memory(Ring.SIZE)
-    worker.page.say(draw.choice((HARNESS, 0, 1, 2, 3, 2**31 - 1)), draw.choice(("sample", "set-up", "\x1b\n", "")))
+    worker.page, ring = ActivityPage.create(), shared_memory(Ring.SIZE)
+    worker.page.announce(draw.choice((HARNESS, 0, 1, 2, 3, 2**31 - 1)), draw.choice(("sample", "set-up", "\x1b\n", "")))
     worker._log = Ring(ring)
     worker._log.begin()
     os.close(ring)

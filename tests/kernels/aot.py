@@ -58,8 +58,9 @@ class Job:
     label: str
     kernel: str
     "module:name"
-    arguments: Mapping[str, str]
-    "run-time arguments by name: *bf16:16, i32, fp32, tensordesc<bf16[64,128]>"
+    arguments: Mapping[str, str | Sequence[str | None]]
+    """run-time arguments by name: *bf16:16, i32, fp32, tensordesc<bf16[64,128]>; of a tuple each of its numbers, None for
+    one that is compiled in and stands in `constants`"""
     constants: Mapping[str, Any]
     capability: int
     "90 is sm_90"
@@ -158,7 +159,11 @@ class _Launches:
                 f"{self.name} {len(self.jobs)}",
                 f"{self.kernel.fn.__module__}:{self.kernel.fn.__name__}",
                 arguments,
-                {name: value for name, value in given.items() if name not in arguments},
+                {
+                    name: value
+                    for name, value in given.items()
+                    if name not in arguments or (isinstance(value, tuple) and None in arguments[name])
+                },
                 self.capability,
                 options.pop("num_warps", 4),
                 options.pop("num_stages", 3),
@@ -167,6 +172,7 @@ class _Launches:
         )
 
 
+SIXTEEN = [["tt.divisibility", 16]]
 _SPELLED = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -181,11 +187,13 @@ _SPELLED = {
 }
 
 
-def _spell(value: Any, *, unseen: bool) -> str | None:
+def _spell(value: Any, *, unseen: bool) -> str | list[Any] | None:
     """A run-time argument as signatures spell it; None for what the launcher would compile in: None and 1.
 
     Of an `unseen` one, which is not to be specialised, only the type is looked at.
     """
+    if isinstance(value, tuple):  # of whose numbers the launcher looks at each, whatever it is told
+        return [_spell(one, unseen=False) for one in value]
     if value is None or (type(value) is int and value == 1 and not unseen):
         return None
     if isinstance(value, bool):
@@ -308,15 +316,23 @@ def _compile(job: Job) -> Compiled:
     unknown = {*job.arguments, *job.constants} ^ set(kernel.arg_names)
     if unknown:
         raise TypeError(f"{job.label}: {job.kernel} and the job differ in {', '.join(sorted(unknown))}")
-    signature = {
-        arg: job.arguments[arg].removesuffix(":16") if arg in job.arguments else "constexpr" for arg in kernel.arg_names
+    signature: dict[str, Any] = dict.fromkeys(kernel.arg_names, "constexpr")
+    divisible: dict[tuple[int, ...], Any] = {}
+    constants: dict[Any, Any] = {
+        arg: tuple(value) if isinstance(value, list) else value
+        for arg, value in job.constants.items()
+        if arg not in job.arguments
     }
-    divisible = {
-        (kernel.arg_names.index(arg),): [["tt.divisibility", 16]]
-        for arg, spelled in job.arguments.items()
-        if spelled.endswith(":16")
-    }
-    constants = {arg: tuple(value) if isinstance(value, list) else value for arg, value in job.constants.items()}
+    for arg, spelled in job.arguments.items():
+        at = kernel.arg_names.index(arg)
+        if not isinstance(spelled, str):
+            signature[arg] = tuple("constexpr" if one is None else one.removesuffix(":16") for one in spelled)
+            constants |= {(at, n): job.constants[arg][n] for n, one in enumerate(spelled) if one is None}
+            divisible |= {(at, n): SIXTEEN for n, one in enumerate(spelled) if one is not None and one.endswith(":16")}
+            continue
+        signature[arg] = spelled.removesuffix(":16")
+        if spelled.endswith(":16"):
+            divisible[(at,)] = SIXTEEN
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, divisible)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)

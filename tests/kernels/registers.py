@@ -21,6 +21,8 @@ from itertools import zip_longest
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;]*);", re.MULTILINE)
 _PREDICATE = re.compile(r"!?U?P[T\d]")
 # What has no register to write to; its operands are all read.
+PRODUCTS = ("HGMMA", "IGMMA", "QGMMA")
+"Of a warpgroup: of 16 bits, of int8 and of 8-bit floats."
 _NO_RESULT = (
     "ST",
     "BAR",
@@ -99,7 +101,7 @@ class Instruction:
         return found
 
     def _count(self) -> int:
-        if self.name.startswith("HGMMA"):
+        if self.name.startswith(PRODUCTS):
             return int(self.name.split(".")[1].split("x")[1]) // 2
         if ".128" in self.name:
             return 4
@@ -122,7 +124,7 @@ class Instruction:
         return 2 if "gdesc" in operand and self.operands[1].startswith("R") else 0
 
     def _width(self, operand: str, written: bool) -> int:
-        if "gdesc" in operand and self.name.startswith("HGMMA"):
+        if "gdesc" in operand and self.name.startswith(PRODUCTS):
             return 4
         if "desc" in operand or ".64" in operand:
             return 2
@@ -188,7 +190,7 @@ def overwritten(sass: str) -> dict[str, str]:
     while todo:
         place = todo.pop()
         one, groups = code[place], in_flight[place] or (frozenset(),)
-        if one.name.startswith("HGMMA"):
+        if one.name.startswith(PRODUCTS):
             groups = _issued(one, groups)
         elif one.name.startswith("WARPGROUP.DEPBAR"):
             groups = groups[: 1 + int(one.operands[-1], 16)]
@@ -249,7 +251,7 @@ def unread(sass: str) -> dict[str, str]:
 def _read(one: Instruction) -> set[int]:
     """Registers that a line waits for: what it names; a load may be in front of others to where it writes."""
     first = one.results if one.name.startswith("LD") else 0
-    wide = 4 if one.name.startswith("HGMMA") else 1
+    wide = 4 if one.name.startswith(PRODUCTS) else 1
     return {
         int(number) + more
         for operand in one.operands[first:]

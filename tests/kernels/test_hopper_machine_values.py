@@ -4,7 +4,7 @@ import pytest
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from attnbench.kernels.shared.hopper import add_tile, coordinates, load_tile, rows_of, store_tile
@@ -172,3 +172,45 @@ def test_functions_of_plain_triton_run_too_and_fp32_products_are_tf32():
         assert torch.equal(out[2 * pair], out[0])
         assert torch.equal(out[2 * pair + 1, :63], out[0, :63])
         assert (out[2 * pair + 1, 63] == 9).all()
+
+
+# ── products of 8 bits ─────────────────────────────────────────────────────────────────────────────
+
+
+@gluon.jit
+def multiply_bytes(a_ptr, b_ptr, out_ptr, DTYPE: gl.constexpr, SUM: gl.constexpr, KEYS: gl.constexpr):
+    """A product [64, 16] of rows of KEYS bytes."""
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2)
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 32])
+    BYTES: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, 64, gl.SliceLayout(1, BYTES))[:, None]
+    column = gl.arange(0, KEYS, gl.SliceLayout(0, BYTES))[None, :]
+    a = gl.allocate_shared_memory(DTYPE, [64, KEYS], SHARED)
+    b = gl.allocate_shared_memory(DTYPE, [16, KEYS], SHARED)
+    a.store(gl.load(a_ptr + row * KEYS + column))
+    b.store(gl.load(b_ptr + gl.arange(0, 16, gl.SliceLayout(1, BYTES))[:, None] * KEYS + column))
+    fence_async_shared()
+    found = warpgroup_mma(a, b.permute([1, 0]), gl.zeros([64, 16], SUM, SUMS), use_acc=False)
+    at = gl.arange(0, 64, gl.SliceLayout(1, SUMS))[:, None] * 16 + gl.arange(0, 16, gl.SliceLayout(0, SUMS))[None, :]
+    gl.store(out_ptr + at, found)
+
+
+def test_products_of_int8_are_exact():
+    a, b = (torch.randint(-128, 128, (rows, 256), dtype=torch.int8) for rows in (64, 16))
+    out = torch.zeros(64, 16, dtype=torch.int32)
+    run(multiply_bytes, (1,), a, b, out, DTYPE=gl.int8, SUM=gl.int32, KEYS=256)
+    assert torch.equal(out.long(), a.long() @ b.long().T)
+    with pytest.raises(Mistake, match="int8 into"):
+        run(multiply_bytes, (1,), a, b, torch.zeros(64, 16), DTYPE=gl.int8, SUM=gl.float32, KEYS=256)
+
+
+def test_sums_of_e4m3_keep_13_bits_behind_the_point():
+    torch.manual_seed(0)
+    a, b = ((torch.rand(rows, 256) + 1).to(torch.float8_e4m3fn) for rows in (64, 16))
+    out = torch.zeros(64, 16)
+    run(multiply_bytes, (1,), a, b, out, DTYPE=gl.float8e4nv, SUM=gl.float32, KEYS=256)
+    exact = a.double() @ b.double().T
+    assert (out.view(torch.int32) & 0x3FF == 0).all()
+    off = (exact - out) / exact
+    assert (off >= 0).all()  # cut off, not rounded
+    assert 2.0**-13 < off.max() < 8 * 2.0**-13

@@ -311,3 +311,23 @@ def test_what_is_quicker_is_measured_with_the_steps_of_the_load() -> None:
     cache = make_pool(asked, make_model(asked), make_users(asked))
     assert cache is not None
     assert cache.counts.steps == 0
+
+
+def test_a_collection_under_load_passes_over_what_is_there_already():
+    import gc
+
+    from attnbench.loadtest.run import old_objects_left_alone
+
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        with old_objects_left_alone():
+            assert gc.get_freeze_count() > 10_000
+            assert gc.isenabled()
+            with old_objects_left_alone():
+                pass
+            assert gc.get_freeze_count() > 10_000
+        assert gc.get_freeze_count() == 0
+    finally:
+        if frozen:
+            gc.freeze()

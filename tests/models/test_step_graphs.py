@@ -176,6 +176,37 @@ def test_an_exact_graph_serves_steps_of_the_same_lengths_alone():
     assert [sizes.rows for sizes in graphs.sizes] == [47, 9, 7]
 
 
+def test_sizes_become_a_graph_once_they_have_come_often_enough(monkeypatch):
+    captured = []
+
+    class Replayed:
+        def __init__(self, call):
+            self.replay = call
+
+    def capture(call, memory=None):
+        call()
+        captured.append(memory)
+        return Replayed(call)
+
+    monkeypatch.setattr("attnbench.models.hstu_ranking.graphs.capture", capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    model = HstuRanking(TINY, seed=4, dtype=torch.float32)
+    for after, wanted in ((0, [1, 1, 1, 2]), (2, [0, 0, 1, 1])):
+        captured.clear()
+        # Captured as if lengths were the device's: these steps have the same.
+        graphs = StepGraphs(model, attention="reference", capture=True, exact=True, after=after)
+        counts = []
+        for user, length in ((1, 20), (2, 20), (3, 20), (1, 24)):
+            requests = [request(user, length)]
+            scores = graphs(requests)
+            if len(counts) < 2:
+                held(model, scores, requests)
+            counts.append(len(captured))
+        assert counts == wanted
+        assert graphs.captured == wanted[-1]
+        assert set(captured) == {"pool"}
+
+
 def test_no_graph_is_made_where_the_requests_are_refused():
     from attnbench.errors import UsageError
 

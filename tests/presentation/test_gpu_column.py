@@ -12,6 +12,7 @@ from attnbench.formats.exports.md import render as markdown
 from attnbench.presentation.blocks import blocks, sweep
 from attnbench.presentation.matrix import summary
 from attnbench.record import Yardstick
+from attnbench.report.html import render as html
 from attnbench.report.table import render_run
 from attnbench.store.environments import gpu_names
 from made_up_run import H200, make_case, make_group, make_run
@@ -53,6 +54,9 @@ def test_tables_of_times_of_several_gpus_have_a_column_that_says_which():
     assert text.getvalue().count("NVIDIA H200") == 1, "two of one model are one line"
     assert "| case | GPU |" in markdown(run).decode()
     assert markdown(run).decode().count("NVIDIA H200") == 1
+    shown = html(run).decode()
+    assert '<th class="text">GPU</th>' in shown
+    assert shown.count('<td class="text">5f3a0</td>') == 2
 
 
 def test_a_run_on_one_gpu_says_nothing_of_it():

@@ -76,6 +76,17 @@ def test_the_table_says_steps_generations_and_distances():
     }
 
 
+def test_sparsity_predicted_from_random_weights_is_never_shown_without_these_words():
+    given = record("video[flash-sparse]", 300.0, 150.0, actual_sparsity=0.5)
+    chosen = record("video[flash-sparse:cdf0.98]", 310.0, 160.0, actual_sparsity=0.04, maps_predicted=30)
+    true = replace(chosen, case={"weights": "mine@12345678"})
+    (steps,) = video("title", [BASE, given, chosen, true], "video[sdpa]")[:1]
+    assert cells(steps, 1)["sparsity %"] == "50.0"
+    assert cells(steps, 2)["predicted sparsity %, random weights"] == "4.00"
+    assert cells(steps, 2)["predicted sparsity %"] == ""
+    assert cells(steps, 3)["predicted sparsity %"] == "4.00"
+
+
 def test_attention_that_took_longer_than_its_step_has_no_share():
     late = record("video[eager]", 10.0, 70.0)
     (steps,) = video("title", [BASE, late], "video[sdpa]")

@@ -10,8 +10,10 @@ import made_up_captures as made
 import pytest
 
 from attnbench.machine.peaks import peak
-from attnbench.profile import ncu_csv, nsys_sqlite, nsys_text, tables
+from attnbench.profile import ncu_csv, nsys_sqlite, nsys_text, seed_003, tables
+from attnbench.profile.attach import by_category
 from attnbench.profile.capture import Capture, KernelRow, RangeRow
+from attnbench.profile.categories import by_range
 from attnbench.profile.counters import of_record
 from attnbench.profile.roofline import points
 from attnbench.profile.table import Table, text
@@ -114,7 +116,7 @@ def test_the_table_of_seed_003_is_the_seeds():
             kernel("gemm", "matmul", 9, others),
         ),
     )
-    table = tables.seed_003([found])
+    table = seed_003.table([found])
     assert table.heads == ("Metrics", "FA2 (baseline)")
     assert tuple(row[0] for row in table.rows) == SEED_003
     assert tuple(row[1] for row in table.rows) == ("53.7%", "45.4s", "10,835", "373.4ms", "6,422", "650.5ms", "85.4s")
@@ -131,11 +133,11 @@ def test_the_total_of_several_backends_is_that_of_all_their_ranges():
         kernels=(kernel("flash_fwd", "attention", 2, 5_000.0),),
         ranges=(*ranges, RangeRow(name="inner", calls=9, gpu_ms=1.0)),
     )
-    assert dict(tables.seed_003([found]).rows)["Total (s)"] == "6s"
+    assert dict(seed_003.table([found]).rows)["Total (s)"] == "6s"
 
 
 def test_seed_003_of_a_launch_keeps_its_digits_and_its_total_is_the_range(nsys):
-    values = dict(tables.seed_003([nsys]).rows)
+    values = dict(seed_003.table([nsys]).rows)
     assert values["Attn (%)"] == "60.0%"
     assert values["Attn (s)"] == "0.000006s"
     assert values["direct_copy_kernel_cuda (times)"] == "2"
@@ -145,10 +147,10 @@ def test_seed_003_of_a_launch_keeps_its_digits_and_its_total_is_the_range(nsys):
 
 def test_seed_003_where_a_kernel_never_ran_and_where_nothing_is_known():
     none = Capture(tool="nsys", name="x", source="x")
-    assert dict(tables.seed_003([none]).rows)["Attn (s)"] is None
-    assert dict(tables.seed_003([none]).rows)["Total (s)"] is None
+    assert dict(seed_003.table([none]).rows)["Attn (s)"] is None
+    assert dict(seed_003.table([none]).rows)["Total (s)"] is None
     only = Capture(tool="nsys", name="x", source="x", kernels=(kernel("gemm", "matmul", 1, 2.0),))
-    values = dict(tables.seed_003([only]).rows)
+    values = dict(seed_003.table([only]).rows)
     assert (values["Attn (%)"], values["CUDAFunctor_add (times)"]) == ("0.0%", "0")
     assert values["CUDAFunctor_add (ms)"] == "0.0ms"
     assert values["Total (s)"] == "0.002s"
@@ -156,7 +158,7 @@ def test_seed_003_where_a_kernel_never_ran_and_where_nothing_is_known():
 
 def test_a_large_sum_is_written_as_the_seed_does():
     found = Capture(tool="nsys", name="x", source="x", kernels=(kernel(made.ADD, "elementwise add", 7922, 1045.2),))
-    assert dict(tables.seed_003([found]).rows)["CUDAFunctor_add (ms)"] == "1,045ms"
+    assert dict(seed_003.table([found]).rows)["CUDAFunctor_add (ms)"] == "1,045ms"
 
 
 def test_counters(ncu):
@@ -255,3 +257,73 @@ def test_markdown_and_plain_text():
     table = Table(title="t", heads=("name", "ms"), rows=(("a|b<c>", 1.5), ("d", None)), notes=("so",))
     assert table.markdown() == ("| name | ms |\n| --- | ---: |\n| a\\|b&lt;c> | 1.500 |\n| d |  |\n\nso\n")
     assert table.plain() == "t\nname       ms\na|b<c>  1.500\nd\nso\n"
+
+
+def test_the_seeds_columns_are_read_beside_the_first():
+    def column(name, attention, copies, total, preparation=None):
+        rows = (kernel("flash_fwd", "attention", 3000, attention), kernel(made.COPY, "copy", 10, copies))
+        rows += () if preparation is None else (kernel("QuantInt8Kernel", "attention preparation", 9, preparation),)
+        return Capture(tool="nsys", name=name, source=name, window_ms=total, busy_ms=total, kernels=rows)
+
+    found = seed_003.table(
+        [column("fa", 45_400.0, 373.4, 85_400.0), column("sage2", 19_500.0, 373.8, 63_200.0, preparation=900.0)]
+    )
+    assert found.notes == (
+        "sage2 beside fa: attention -25.9 s, its preparation +0.9 s, these copies and additions +0.4 ms, "
+        "total -22.2 s (1.35x)",
+    )
+
+
+def test_ranges_say_what_names_do_not():
+    def row(name, category, ranges, backend="b"):
+        one = kernel(name, category, 1, 1.0)
+        return dataclasses.replace(one, backend=backend, range=ranges[-1], within=tuple(ranges[:-1]))
+
+    rows = [
+        row("flash_fwd", "attention", ["b/c", "attention"]),
+        row("radixSort", "reduction", ["b/c", "attention"]),
+        row("list_blocks", "attention preparation", ["b/c", "attention"]),
+        row("flash_helper", "attention", ["b/c", "attention", "preparation"]),
+        row("direct_copy", "copy", ["b/c", "copies"]),
+        row("gemm", "matmul", ["b/c"]),
+        row("gemm", "matmul", ["e/c", "attention"], "e"),
+        row("softmax", "reduction", ["e/c", "attention"], "e"),
+        row("direct_copy", "copy", ["e/c", "attention"], "e"),
+    ]
+    prepares = "attention preparation"
+    assert [one.category for one in by_range(rows)] == [
+        "attention",
+        prepares,
+        prepares,
+        prepares,
+        prepares,
+        "matmul",
+        "attention",
+        "attention",
+        prepares,
+    ]
+
+
+def test_kernels_that_no_rule_knows_are_said_from_a_hundredth_on():
+    def capture(other):
+        rows = (kernel("flash_fwd", "attention", 1, 100.0 - other), kernel("what", "other", 1, other))
+        return Capture(tool="torch", name="x", source="x", window_ms=100.0, busy_ms=100.0, kernels=rows)
+
+    assert not [note for note in tables.categories([capture(0.9)]).notes if "category" in note]
+    (note,) = [note for note in tables.categories([capture(3.0)]).notes if "category" in note]
+    assert note == "x: 3.0 % of the time of kernels is in no category; --categories has further rules"
+
+
+def test_a_launchs_time_by_category_goes_into_the_records_of_a_run():
+    rows = (
+        dataclasses.replace(kernel("flash_fwd", "attention", 20, 30.0), backend="sdpa", case="c"),
+        dataclasses.replace(kernel("gemm", "matmul", 40, 20.0), backend="sdpa", case="c"),
+        dataclasses.replace(kernel("gemm2", "matmul", 40, 10.0), backend="sdpa", case="c"),
+    )
+    steps = Capture(tool="torch", name="x", source="x", launches=10, window_ms=70.0, busy_ms=60.0, kernels=rows)
+    assert by_category(steps) == {
+        ("sdpa", "c"): {"launch_ms_attention": 3.0, "launch_ms_matmul": 3.0, "launch_ms_idle": 1.0}
+    }
+    whole = dataclasses.replace(steps, ranges=(RangeRow(name="Inference", calls=1, gpu_ms=70.0),))
+    assert by_category(whole) == {}
+    assert by_category(dataclasses.replace(steps, tool="ncu")) == {}

@@ -10,7 +10,7 @@ import pytest
 from made_up_captures import CAPTURES
 from rich.console import Console
 
-from attnbench.profile import counters, ncu_csv, reading, sources, tables
+from attnbench.profile import counters, ncu_csv, reading, seed_003, sources, tables
 from attnbench.profile.capture import dumps
 from attnbench.profile.roofline import points
 from attnbench.record import Work
@@ -271,3 +271,26 @@ def test_what_we_took_names_no_folder_and_no_host(path):
         assert {line.split('","')[3] for line in text.splitlines()[2:]} == {"127.0.0.1"}
     if path.suffix == ".json":
         assert "hostname" not in json.dumps(json.loads(text)).casefold()
+
+
+# ── a whole video model ────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_kernel_of_a_generation_has_a_category_and_attention_is_called_in_every_layer(rules):
+    (found,) = sources.read(CAPTURES / "video-sdpa-h200.json", rules)
+    times = tables.by_category(found)
+    assert 100 * times.get("other", 0.0) / found.kernel_ms < 1
+    assert times["attention"] == pytest.approx(340.3, abs=0.1)
+    assert "attention preparation" not in times
+    (in_place,) = [row for row in found.ranges if row.name == "attention"]
+    assert in_place.calls == 30
+    assert sum(row.calls for row in found.kernels if row.category == "attention") == 30
+    assert dict(seed_003.table([found]).rows) == {
+        "Attn (%)": "9.19%",
+        "Attn (s)": "0.34s",
+        "direct_copy_kernel_cuda (times)": "10,743",
+        "direct_copy_kernel_cuda (ms)": "227.1ms",
+        "CUDAFunctor_add (times)": "10,207",
+        "CUDAFunctor_add (ms)": "490.6ms",
+        "Total (s)": "4.22s",
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.stats.change_points import FEWEST, SHORTEST, change_points, segment
+from attnbench.stats.change_points import FEWEST, SHORTEST, _power, change_points, segment
 from attnbench.stats.shift_test import STRENGTHS, confirmed, statistics, threshold
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,7 +233,17 @@ def test_the_statistic_is_that_of_plain_least_squares_over_the_strengths():
             best = max(best, np.log(1 - strength**2) - 60 * np.log(squares))
         return best
 
-    single, double = statistics(logs, [10], [30, 40])
+    cuts = (30, 40, 47)
+    single, double = statistics(logs, [10], cuts)
     few = (60 - 1 - 3) / 60
-    assert single == pytest.approx([few * (likelihood((10, cut)) - likelihood((10,))) for cut in (30, 40)], abs=1e-6)
-    assert double == pytest.approx([few * (likelihood((10, 30, 40)) - likelihood((10,)))], abs=1e-6)
+    assert single == pytest.approx([few * (likelihood((10, cut)) - likelihood((10,))) for cut in cuts], abs=1e-6)
+    pairs = [few * (likelihood((10, *pair)) - likelihood((10,))) for pair in pairwise(cuts)]
+    assert double == pytest.approx(pairs, abs=1e-6)
+
+
+def test_the_power_of_noise_is_found_beside_steps_and_outliers():
+    lots = np.random.default_rng(8)
+    noise = lots.normal(0.0, NOISE, 4000)
+    assert _power(np.diff(noise)) == pytest.approx(NOISE**2, rel=0.1)
+    noise[::400] += 50 * NOISE
+    assert _power(np.diff(noise)) == pytest.approx(NOISE**2, rel=0.15)

@@ -91,6 +91,8 @@ def test_below_the_tick_there_is_nothing_more_to_know():
     coarse = (0.5 * rng.integers(10, 12, LIMIT)).tolist()  # 5.0 or 5.5 on a timer of 0.5
     assert stop(StopRule(rel_ci=0.01, tick=0.5), [coarse]) <= 80
     assert stop(StopRule(rel_ci=0.01), [coarse]) > 80
+    wider = (0.5 * rng.integers(10, 18, LIMIT)).tolist()  # its interval is known to a tick much later than to four
+    assert stop(StopRule(rel_ci=0.01, tick=0.5), [wider]) > 100 > stop(StopRule(rel_ci=0.01, tick=2.0), [wider])
 
 
 def test_what_is_no_time_is_refused():

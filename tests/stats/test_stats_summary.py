@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.stats.dependence import variance_inflation
-from attnbench.stats.summary import Summary, median_interval, order_rank, percentile, summarise
+from attnbench.stats.summary import Summary, is_wild, median_interval, order_rank, percentile, summarise
 from waiting import calls_of
 
 TIMES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60)
@@ -154,6 +154,12 @@ def test_coverage_under_a_drift():
         naive += low <= 0 <= high
     assert aware / 300 >= 0.91
     assert naive / 300 <= 0.70
+
+
+def test_an_interval_wider_than_its_value_is_wild_and_an_unknown_one_is_not():
+    assert is_wild(1.0, 0.4, 1.5)
+    assert not is_wild(1.0, 0.5, 1.5)
+    assert not any(is_wild(*one) for one in ((None, 0.4, 1.5), (1.0, None, 1.5), (1.0, 0.4, None)))
 
 
 def test_what_a_summary_costs_grows_with_the_samples_and_no_faster():

@@ -14,7 +14,7 @@ from attnbench.store.runfile import dumps, loads
 from attnbench.sweep import device_worker
 from attnbench.sweep.group import APART, BY_ITSELF, MOST_LOSSES
 from attnbench.sweep.run import execute, without_interrupted
-from attnbench.worker.blame import HARNESS, Word
+from attnbench.worker.activity import HARNESS, Activity
 from attnbench.worker.parts import SEVERAL
 from attnbench.worker.process import Loss
 
@@ -22,11 +22,11 @@ NAMES = ("honest", "a", "b")
 
 
 def lost(who: int, phase: str, status: Status = Status.CRASHED, **more) -> Loss:
-    return Loss(status, Word(9, who, phase), f"lost during {phase} in /some/place/x.py", **more)
+    return Loss(status, Activity(9, who, phase), f"lost during {phase} in /some/place/x.py", **more)
 
 
 def killed(who: int, signal: str = "SIGKILL") -> Loss:
-    return Loss(Status.CRASHED, Word(9, who, "sample"), f"killed by {signal} during sample", outside=True)
+    return Loss(Status.CRASHED, Activity(9, who, "sample"), f"killed by {signal} during sample", outside=True)
 
 
 def passed(group, name: str, ms: float, count: int = 8) -> Record:
@@ -86,7 +86,7 @@ class Script:
     def close(self):
         pass
 
-    def measure(self, group, settings, files, *, on_record, on_word):
+    def measure(self, group, settings, files, *, on_record, on_activity):
         """Each step is (names whose records are sent, how it ends); after the last all pass."""
         self.asked.append(group.backends)
         self.fresh.append(not self.used)

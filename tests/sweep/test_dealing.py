@@ -20,7 +20,7 @@ from attnbench.sweep.dealing import in_order
 from attnbench.sweep.device_worker import Stopped
 from attnbench.sweep.run import execute
 from attnbench.sweep.station import DeviceStation, Measured, News, StationLost
-from attnbench.worker.blame import HARNESS, Word
+from attnbench.worker.activity import HARNESS, Activity
 from attnbench.worker.process import Loss
 
 LINUX = Environment(os="Linux", python="3.11")
@@ -103,7 +103,7 @@ def test_each_group_goes_to_one_station_and_its_records_name_its_gpu():
     assert (a.opened, a.closed, b.opened, b.closed) == (1, 1, 1, 1)
     assert events[-1].done == events[-1].total == 12
     assert events[-1].sampling_s == 3.0
-    assert {event.text for event in events if event.kind == "word"} == {"a sample", "b sample"}
+    assert {event.text for event in events if event.kind == "activity"} == {"a sample", "b sample"}
 
 
 def test_the_longest_group_is_begun_first_and_replicates_follow_each_other():
@@ -256,7 +256,7 @@ class DyingWorker:
             return self.dice.random()
 
     def start(self):
-        lost = Loss(Status.CRASHED, Word(0, HARNESS, "start"), "no start")
+        lost = Loss(Status.CRASHED, Activity(0, HARNESS, "start"), "no start")
         return lost if self.roll() < 0.05 else None
 
     def close(self):
@@ -265,15 +265,17 @@ class DyingWorker:
     def terminate(self):
         pass
 
-    def measure(self, group, settings, files, *, on_record, on_word):
+    def measure(self, group, settings, files, *, on_record, on_activity):
         for index, name in enumerate(group.backends):
             what = self.roll()
             if what < 0.15:
-                return Loss(Status.CRASHED, Word(9, index, "sample"), "killed by SIGKILL during sample", outside=True)
+                return Loss(
+                    Status.CRASHED, Activity(9, index, "sample"), "killed by SIGKILL during sample", outside=True
+                )
             if what < 0.3:
-                return Loss(Status.CRASHED, Word(9, index, "sample"), "killed by SIGSEGV during sample")
+                return Loss(Status.CRASHED, Activity(9, index, "sample"), "killed by SIGSEGV during sample")
             if what < 0.35:
-                return Loss(Status.TIMEOUT, Word(9, HARNESS, "oracle"), "no progress")
+                return Loss(Status.TIMEOUT, Activity(9, HARNESS, "oracle"), "no progress")
             on_record(dataclasses.replace(passed(group, name), environment=None))
         return 0.1
 

@@ -72,7 +72,9 @@ def finished(plan: Run, path: Path, log: Path) -> None:
     assert [one.name for one in path.parent.iterdir() if one.suffix == ".json"] == ["run.json"]
 
 
-@pytest.mark.parametrize(("said", "count"), [("word starting a worker", 1), ("record", 1), ("group", 1), ("record", 5)])
+@pytest.mark.parametrize(
+    ("said", "count"), [("activity starting a worker", 1), ("record", 1), ("group", 1), ("record", 5)]
+)
 def test_a_killed_parent_takes_its_worker_along_and_loses_the_group_in_flight(parent, log, said, count):
     plan = small_run(*GROUPS)
     process, path = parent(plan, said, count)
@@ -116,14 +118,14 @@ def test_a_killed_worker_is_replaced_and_nobody_blamed(log):
         os.kill(killed[-1], signal.SIGKILL)
 
     def kill_in_sampling() -> None:
-        """With the word of somebody who cannot help it."""
+        """While somebody is at work who cannot help it."""
         if until(lambda: "asleep" in log.read_text()):
             kill()
 
     def on_event(event) -> None:
         said.append(event.kind)
         if event.kind == "group" and said.count("group") == 2:
-            kill()  # between two groups, with nobody's word
+            kill()  # between two groups, while nobody is at work
 
     killer = threading.Thread(target=kill_in_sampling)
     killer.start()

@@ -13,7 +13,7 @@ from attnbench.record import Environment, Record, Settings, Status
 from attnbench.sweep import device_worker
 from attnbench.sweep.device_worker import Attempt, DeviceWorker
 from attnbench.sweep.group import APART, ConfirmedFailures, GroupMeasurement
-from attnbench.worker.blame import HARNESS, Word
+from attnbench.worker.activity import HARNESS, Activity
 from attnbench.worker.process import Loss
 from fakes.small_runs import small_run
 
@@ -105,8 +105,8 @@ class Process:
     def close(self):
         pass
 
-    def measure(self, group, settings, files, *, on_record, on_word):
-        on_word(Word(1, 0, "sample"))
+    def measure(self, group, settings, files, *, on_record, on_activity):
+        on_activity(Activity(1, 0, "sample"))
         for name in group.backends:
             on_record(dataclasses.replace(record(name), replicate=group.replicate))
         return 0.5
@@ -146,7 +146,7 @@ def test_a_worker_is_started_when_asked_and_replaced_when_touched(worker):
 
 def test_a_device_that_cannot_be_measured_is_named(worker):
     it, processes = worker
-    loss = Loss(Status.CRASHED, Word(0, HARNESS, "start"), "no such card")
+    loss = Loss(Status.CRASHED, Activity(0, HARNESS, "start"), "no such card")
     processes.starts.append(loss)
     with pytest.raises(NothingToRun, match=r"^worker: device=cuda:1 cannot be measured; no such card$"):
         it.attempt(GROUP, ["a"], RUN.settings)

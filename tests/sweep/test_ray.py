@@ -95,7 +95,7 @@ def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluste
     plan, lost, began, killed = small_run(*[["honest"]] * 8), [], {}, threading.Event()
 
     def hear(event):
-        if event.kind == "word" and event.text == "machine 3 cpu measuring" and not killed.is_set():
+        if event.kind == "activity" and event.text == "machine 3 cpu measuring" and not killed.is_set():
             began[event.text] = event.group
             raylets = [pid for pid, words in processes(folder, OTHERS[1]) if "raylet/raylet" in words]
             kill(raylets)

@@ -669,6 +669,10 @@ def test_rows_that_never_had_a_time_leave_a_diff_of_outcomes():
     found = diff([make_run(44)], lost)
     assert found.changes == ()
     assert len(found.regressions()) == 20
+    assert found.untimed == (), "they ended otherwise"
+    one_lost = edit(make_run(43), lambda one: one.backend == "mine", time=None, status=Status.OOM, reason="needs more")
+    untimed = diff([one_lost], [one_lost]).untimed
+    assert [record.backend for record in untimed] == ["mine"] * 4
 
 
 def test_a_sample_of_0_ms_and_rounds_in_parts_do_no_harm():

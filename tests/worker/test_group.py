@@ -10,7 +10,7 @@ from attnbench.machine.device import CPU
 from attnbench.measure.memory import Peak
 from attnbench.record import Memory, Status
 from attnbench.worker import device, group
-from attnbench.worker.blame import BlamePage
+from attnbench.worker.activity import ActivityPage
 from attnbench.worker.device import ContextLost
 from attnbench.worker.group import GroupRun
 
@@ -22,7 +22,7 @@ def carried_out():
 
     def carry_out(*backends, machine=Machine("cpu"), case=None, prepare=lambda run: None, **settings):  # noqa: B008
         run = small_run(backends, **settings)
-        pages.append(BlamePage.create())
+        pages.append(ActivityPage.create())
         records = []
         plan = run.plan[0]
         one = GroupRun(

@@ -14,7 +14,7 @@ from attnbench.store.runfile import dumps, loads
 from attnbench.sweep import device_worker
 from attnbench.sweep.run import execute
 from attnbench.worker import process
-from attnbench.worker.blame import HARNESS
+from attnbench.worker.activity import HARNESS
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from attnbench.worker.blame import HARNESS
 def test_a_record_that_is_not_of_this_group_or_of_no_use_ends_the_worker(monkeypatch, data):
     draw, ready = random.Random(0), json.dumps(READY).encode() + b"\n"
     workers = [worker_that_said(ready, data.encode() + b"\n", draw)]
-    workers[0].page.say(HARNESS, "idle")
+    workers[0].page.announce(HARNESS, "idle")
     good = b"".join(json.dumps(message).encode() + b"\n" for message in (*map(record, NAMES), DONE))
     monkeypatch.setattr(
         device_worker, "Worker", lambda device: workers.pop() if workers else worker_that_said(ready, good, draw)

@@ -16,7 +16,7 @@ from attnbench.machine.device import CPU
 from attnbench.record import Record, Status
 from attnbench.sweep.run import execute
 from attnbench.worker import process, serve
-from attnbench.worker.blame import HARNESS, BlamePage, Word, shared_memory
+from attnbench.worker.activity import HARNESS, Activity, ActivityPage, shared_memory
 from attnbench.worker.process import NO_REASON, Loss, Worker
 from attnbench.worker.protocol import TURN, parse
 from waiting import Clock
@@ -72,17 +72,17 @@ def worker(tmp_path, monkeypatch):
         one.close()
 
 
-def measure(worker: Worker, settings=SETTINGS) -> tuple[float | Loss, list[Record], list[Word]]:
+def measure(worker: Worker, settings=SETTINGS) -> tuple[float | Loss, list[Record], list[Activity]]:
     assert worker.start() is None
     records, words = [], []
-    result = worker.measure(GROUP, settings, [], on_record=records.append, on_word=words.append)
+    result = worker.measure(GROUP, settings, [], on_record=records.append, on_activity=words.append)
     return result, records, words
 
 
 def loss_of(worker: Worker, settings=SETTINGS) -> tuple[Status, int, str, str]:
     result, _, _ = measure(worker, settings)
     assert isinstance(result, Loss)
-    return result.status, result.word.index, result.word.phase, result.reason
+    return result.status, result.activity.index, result.activity.phase, result.reason
 
 
 def test_a_record_and_done(worker):
@@ -107,7 +107,7 @@ def test_a_record_that_was_sent_holds_although_the_worker_dies_then(worker):
     """)
     )
     assert result == Loss(
-        Status.CRASHED, Word(1, 1, "first call"), "ended the process with exit code 4 during first call"
+        Status.CRASHED, Activity(1, 1, "first call"), "ended the process with exit code 4 during first call"
     )
     assert len(records) == 1
 
@@ -116,7 +116,7 @@ def test_half_a_line_is_no_message(worker):
     half = '{"say": "record", "record": {"workload": "atte'
     result, records, _ = measure(worker(f"word(0, 'check: first data')\nraw({half!r})\nos._exit(0)"))
     assert (result.reason, records) == ("ended the process with exit code 0 during check: first data", [])
-    assert result.word.index == 0
+    assert result.activity.index == 0
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_progress_is_a_new_word(worker, monkeypatch, tmp_path):
     clock, seen = Clock(), []
     clock.put_into(monkeypatch, process)
 
-    def on_word(word: Word) -> None:
+    def on_activity(word: Activity) -> None:
         seen.append(word)
         if word.phase == "sample":
             clock.sleep(1.9)
@@ -211,7 +211,7 @@ def test_progress_is_a_new_word(worker, monkeypatch, tmp_path):
     """)
     assert one.start() is None
     settings = dataclasses.replace(SETTINGS, timeout=2.0)
-    assert one.measure(GROUP, settings, [], on_record=lambda record: None, on_word=on_word) == 1.0
+    assert one.measure(GROUP, settings, [], on_record=lambda record: None, on_activity=on_activity) == 1.0
     assert [word.count for word in seen if word.phase == "sample"] == list(range(1, 13))
 
 
@@ -231,7 +231,7 @@ def test_a_worker_gone_between_two_groups_is_a_loss_with_nobody_to_blame(worker)
     assert one.start() is None
     one._process.wait()
     result = one.measure(GROUP, SETTINGS, [], on_record=lambda record: None)
-    assert (result.status, result.word.index) == (Status.CRASHED, HARNESS)
+    assert (result.status, result.activity.index) == (Status.CRASHED, HARNESS)
 
 
 def test_closing_twice_and_closing_a_worker_that_hangs(worker):
@@ -248,11 +248,11 @@ def test_closing_twice_and_closing_a_worker_that_hangs(worker):
 
 
 def test_the_page_is_read_by_who_maps_it_too():
-    page = BlamePage.create()
-    other = BlamePage(os.dup(page.handle))
-    assert other.read() == Word(1, HARNESS, "start")
-    page.say(3, "phase " + "ü" * 40)
-    assert other.read() == Word(2, 3, "phase " + "ü" * 21), "cut in the middle of a letter"
+    page = ActivityPage.create()
+    other = ActivityPage(os.dup(page.handle))
+    assert other.read() == Activity(1, HARNESS, "start")
+    page.announce(3, "phase " + "ü" * 40)
+    assert other.read() == Activity(2, 3, "phase " + "ü" * 21), "cut in the middle of a letter"
     page.close()
     assert other.read().index == 3
     other.close()
@@ -277,7 +277,7 @@ def test_without_either_the_answer_is_one_line(monkeypatch):
 
 
 def test_the_page_cannot_be_cut_which_would_end_the_parent():
-    page = BlamePage.create()
+    page = ActivityPage.create()
     with pytest.raises(PermissionError):
         os.ftruncate(page.handle, 0)
     assert page.read().phase == "start"
@@ -285,11 +285,11 @@ def test_the_page_cannot_be_cut_which_would_end_the_parent():
 
 
 def test_what_a_backend_scribbles_on_the_page_is_not_shown():
-    page = BlamePage.create()
+    page = ActivityPage.create()
     page._page[:60] = b"\xff" * 60
-    assert page.read() == Word(2**64 - 1, -1, "")
-    page.say(7, "a\x1b[31m\nb\0c")
-    assert page.read() == Word(2, 7, "a[31mb")
+    assert page.read() == Activity(2**64 - 1, -1, "")
+    page.announce(7, "a\x1b[31m\nb\0c")
+    assert page.read() == Activity(2, 7, "a[31mb")
     page.close()
 
 

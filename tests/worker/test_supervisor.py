@@ -19,7 +19,7 @@ from attnbench.record import Status
 from attnbench.store.files import remove_drafts
 from attnbench.store.runfile import write
 from attnbench.sweep.run import execute
-from attnbench.worker.blame import shared_memory
+from attnbench.worker.activity import shared_memory
 from attnbench.worker.process import Worker
 from attnbench.worker.supervisor import KEPT, Ring
 from waiting import gone, until

@@ -41,7 +41,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     compiles = True
     carries = ("attention", "sparse")
     # Seed 003 calls FlashAttention 2 `fa`, and its copy in torch is what it measures by that.
-    aliases = {"fa": "sdpa-flash", "fa3": "fa3-fwd", "sparge_fp8": "sparge-fp8"}  # noqa: RUF012 (declared ClassVar)
+    aliases = {"fa": "sdpa-flash", "fa3": "fa3-fwd", "sparge_fp8": "sparge-fp8", "sta": "fastvideo-sta"}  # noqa: RUF012 (declared ClassVar)
 
     @property
     def inner(self) -> Backend:

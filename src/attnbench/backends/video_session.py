@@ -106,6 +106,7 @@ class VideoSession:
                 "tokens": self.case.tokens,
                 "predictions": self.case.batch,
                 "copies": copies * self.case.config.layers,
+                **({} if self.attention.chosen is None else {"maps_predicted": self.case.config.layers}),
                 **(counters or {}),
             },
         )

@@ -27,6 +27,7 @@ VERBS = {
     "diff": "two runs compared: a verdict for every row",
     "load": "a model served under load: latency over rate",
     "profile": "the kernels of a suite by ncu, nsys or torch.profiler",
+    "links": "how fast the GPUs of this machine reach each other",
     "merge": "shards of a run put together again",
     "show": "the tables of a run that was measured before",
     "explain": "what another attention buys a whole step: predicted, measured",

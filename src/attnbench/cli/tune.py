@@ -307,7 +307,7 @@ class _Request:
             for case_id in self.cases:
 
                 def tell(news: Progress, case_id: str = case_id) -> None:
-                    bar.event(Event("word", news.word, f"{case_id}  {news.step}", None, news.done, news.total))
+                    bar.event(Event("activity", news.word, f"{case_id}  {news.step}", None, news.done, news.total))
 
                 try:
                     found[case_id] = self._answer(case_id, execution, tell)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WHO = "load"
 AHEAD = 2
 "Batches under way on a card: one runs, the host prepares the next."
+SEEN, BUCKETS = 2, 256
+"Steps of the same sizes that run launch by launch before they become a graph, and graphs that are kept."
 
 
 class ModelEngine:
@@ -35,7 +37,7 @@ class ModelEngine:
             graph: steps run from the fixed buffers of a graph, on a card as CUDA graphs.
         """
         self.model, self.attention, self.cache = model, attention, cache
-        self.graphs = StepGraphs(model, cache=cache, attention=attention) if graph else None
+        self.graphs = StepGraphs(model, cache=cache, attention=attention, after=SEEN, most=BUCKETS) if graph else None
         self._on_card = model.device.type == "cuda"
         self.depth = AHEAD if self._on_card else 1
 

@@ -48,6 +48,9 @@ def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
         Column("share", "attention %", 2),
         Column("measured", "measured x", 2),
         Column("limit", "without it", 6),
+        Column("sparsity", "sparsity %", 3),
+        Column("random", "predicted sparsity %, random weights", 3),
+        Column("predicted", "predicted sparsity %", 3),
         Column("generation", "generation s", 4),
         Column("decode", "VAE s", 5),
         Column("peak", "peak GiB", 5),
@@ -81,6 +84,7 @@ def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str
         "share": "" if share is None else f"{100 * share:.0f}",
         "measured": f"{base / step:.2f}x" if base and step and record is not first else "",
         "limit": f"{1 / (1 - share):.2f}x" if share is not None else "",
+        **_sparsity(record),
         "generation": figures.plain(counters.get("generation_s")),
         "decode": figures.plain(counters.get("decode_s")),
         "peak": figures.plain(None if peak is None else peak / MIB_OF_A_GIB),
@@ -88,6 +92,16 @@ def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str
         "breaks": _count(counters.get("graph_breaks")),
         "recompiles": _count(counters.get("recompiles")),
     }
+
+
+def _sparsity(record: Record) -> dict[str, str]:
+    """Share of the pairs that a map leaves out; of one predicted from random weights never without these two words."""
+    share = record.counters.get("actual_sparsity")
+    if share is None:
+        return {}
+    random = record.case.get("weights") is None
+    key = "sparsity" if not record.counters.get("maps_predicted") else "random" if random else "predicted"
+    return {key: figures.plain(100 * share, 3)}
 
 
 def _latents(title: str, rows: Sequence[Record]) -> list[Block]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from attnbench.errors import Unavailable
 from attnbench.machine import child
 from attnbench.machine.device import Device
-from attnbench.profile import tables
+from attnbench.profile import seed_003, tables
 from attnbench.profile.capture import Capture
 from attnbench.profile.categories import Categories
 from attnbench.profile.folder import keep
@@ -210,7 +210,7 @@ def _summary(request: Request, done: Everything, times: str, points: Sequence[Po
         parts += [f"## {table.title[0].upper()}{table.title[1:]}\n", table.markdown()]
     timed = [capture for capture in done.captures if capture.tool != "ncu"]
     if timed:
-        parts += ["## Shares\n", tables.seed_003(timed).markdown()]
+        parts += ["## Shares\n", seed_003.table(timed).markdown()]
     commands = [f"- {step.title}: `{step.command}`" for step in done.steps if step.command]
     if commands:
         parts += ["## Commands\n", "\n".join(commands) + "\n"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.profile import categories as kinds
-from attnbench.profile import reading
+from attnbench.profile import reading, seed_003
 from attnbench.profile.advice import advice
 from attnbench.profile.capture import CPU, Capture, KernelRow, split_range
 from attnbench.profile.counters import STALL, known, worst_stall
 from attnbench.profile.roofline import Point
+from attnbench.profile.sums import category_ms, percent
 from attnbench.profile.table import MOST, Cell, Table
 
 MOST_OTHER = 1.0
@@ -32,7 +32,7 @@ def kernels(capture: Capture) -> Table:
             row.short,
             row.calls,
             row.total_ms,
-            _percent(row.total_ms, total),
+            percent(row.total_ms, total),
             row.mean_ms,
             row.median_ms,
             row.min_ms,
@@ -70,9 +70,9 @@ def categories(captures: Sequence[Capture]) -> Table:
     columns: list[list[Cell]] = []
     for capture in captures:
         heads += [f"{capture.name} ms", "%"]
-        times = [_category_ms(capture, name) for name in names]
+        times = [category_ms(capture, name) for name in names]
         whole = capture.window_ms if capture.window_ms is not None else sum(time for time in times if time is not None)
-        columns += [[*times], [_percent(time, whole) for time in times]]
+        columns += [[*times], [percent(time, whole) for time in times]]
     rows = [(name, *(column[index] for column in columns)) for index, name in enumerate(names)]
     kept = [row for row in rows if any(isinstance(cell, float) for cell in row)]
     notes = (*_of_what(captures), *reading.of_times(captures), *_coverage(captures))
@@ -82,14 +82,14 @@ def categories(captures: Sequence[Capture]) -> Table:
 def _coverage(captures: Sequence[Capture]) -> Iterator[str]:
     """How much of the kernels' time no rule knows, where that is more than a hundredth."""
     for capture in captures:
-        other = _percent(_category_ms(capture, kinds.OTHER), capture.kernel_ms)
+        other = percent(category_ms(capture, kinds.OTHER), capture.kernel_ms)
         if other is not None and other > MOST_OTHER:
             yield f"{capture.name}: {other:.1f} % of the time of kernels is in no category; --categories has further rules"
 
 
 def by_category(capture: Capture) -> dict[str, float]:
     """ms of each category that a capture has, in the order of the tables; idle is among them where it is known."""
-    times = {name: _category_ms(capture, name) for name in _category_names([capture])}
+    times = {name: category_ms(capture, name) for name in _category_names([capture])}
     return {name: ms for name, ms in times.items() if ms}
 
 
@@ -114,16 +114,6 @@ def _category_names(captures: Iterable[Capture]) -> list[str]:
     )
     *known_first, other, memory, idle = kinds.ORDER
     return [*known_first, *own, other, memory, idle]
-
-
-def _category_ms(capture: Capture, name: str) -> float | None:
-    if name == kinds.IDLE:
-        return capture.idle_ms
-    times = [row.total_ms for row in capture.kernels if row.category == name]
-    if name == kinds.MEMORY_COPY:
-        times += [row.total_ms for row in capture.copies]
-    kept = [time for time in times if time is not None]
-    return sum(kept) if kept else None
 
 
 def copies(capture: Capture) -> Table:
@@ -259,65 +249,6 @@ def roofline(points: Sequence[Point]) -> Table:
     )
 
 
-# ── the table of seed 003 ──────────────────────────────────────────────────────────────────────────
-
-DIRECT_COPY, FUNCTOR_ADD = "direct_copy_kernel_cuda", "CUDAFunctor_add"
-
-
-def seed_003(captures: Sequence[Capture]) -> Table:
-    """Seed 003's table, a column a capture.
-
-    As there: the share is of all kernel time, and the total is the NVTX range (on the GPU where that is
-    known), else the window, else all kernel time.
-    """
-    columns = {capture.name: _seed_003(capture) for capture in captures}
-    names = list(next(iter(columns.values()), {}))
-    rows = tuple((name, *(column[name] for column in columns.values())) for name in names)
-    return Table(title="time of kernels", heads=("Metrics", *columns), rows=rows)
-
-
-def _seed_003(capture: Capture) -> dict[str, str | None]:
-    attention = _category_ms(capture, kinds.ATTENTION) or 0.0 if capture.kernel_ms is not None else None
-    found: dict[str, str | None] = {
-        "Attn (%)": _with(_percent(attention, capture.kernel_ms), "%"),
-        "Attn (s)": _with(None if attention is None else attention / 1e3, "s"),
-    }
-    for word in (DIRECT_COPY, FUNCTOR_ADD):
-        rows = [row for row in capture.kernels if word in row.name]
-        times = [row.total_ms for row in rows if row.total_ms is not None]
-        found[f"{word} (times)"] = f"{sum(row.calls for row in rows):,}"
-        found[f"{word} (ms)"] = _with(sum(times) if times or not rows else None, "ms")
-    total = _total_ms(capture)
-    found["Total (s)"] = _with(None if total is None else total / 1e3, "s")
-    return found
-
-
-def _total_ms(capture: Capture) -> float | None:
-    projected = [row.gpu_ms for row in capture.ranges if row.gpu_ms is not None]
-    # Ranges nest: the longest holds the others of one stack.  Ours lie side by side, one a backend and case.
-    ours = [row.gpu_ms for row in capture.ranges if row.gpu_ms is not None and split_range(row.name)[0]]
-    outer = sum(ours) if ours else max(projected, default=None)
-    printed = max((row.host_ms for row in capture.ranges if row.host_ms is not None), default=None)
-    found = (outer, capture.window_ms, printed, capture.kernel_ms)
-    return next((one for one in found if one is not None), None)
-
-
-def _with(value: float | None, unit: str) -> str | None:
-    """A number as the seed writes it: 53.7%, 1,045ms; smaller ones keep three digits."""
-    if value is None:
-        return None
-    if value >= 1000:
-        return f"{value:,.0f}{unit}"
-    if value >= 10 or value == 0:
-        return f"{value:.1f}{unit}"
-    digits = f"{value:.{2 - math.floor(math.log10(value))}f}"  # never an exponent, which no spreadsheet of theirs has
-    return f"{digits.rstrip('0').rstrip('.')}{unit}"
-
-
-def _percent(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else 100.0 * part / whole
-
-
 # ── which of them ──────────────────────────────────────────────────────────────────────────────────
 
 NAMES = ("all", "kernels", "categories", "counters", "seed-003")
@@ -336,7 +267,7 @@ def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = (),
     timed = [capture for capture in captures if capture not in counted]
     found: list[Table] = []
     if name in ("seed-003", "categories"):  # alone: what `all` says under the kernels would be lost
-        one = seed_003(captures) if name == "seed-003" else categories(captures)
+        one = seed_003.table(captures) if name == "seed-003" else categories(captures)
         return [dataclasses.replace(one, notes=(*_remarks(captures), *one.notes))] if one.rows else []
     if name in ("all", "counters"):
         found += [counters(counted), roofline(points), advice(counted, whole=whole)]

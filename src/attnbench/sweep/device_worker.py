@@ -15,7 +15,7 @@ from attnbench.errors import NothingToRun, WorkerError
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, Status, to_dict
 from attnbench.store.runfile import dumps, loads
-from attnbench.worker.blame import HARNESS, Word
+from attnbench.worker.activity import HARNESS, Activity
 from attnbench.worker.outcome import repro
 from attnbench.worker.process import Loss, Worker
 
@@ -35,7 +35,7 @@ class Attempt:
     @property
     def blamed(self) -> str | None:
         """The backend that was at work when the worker was lost; None for no loss, and where it was the harness."""
-        index = -1 if self.loss is None else self.loss.word.index
+        index = -1 if self.loss is None else self.loss.activity.index
         return self.names[index] if 0 <= index < len(self.names) else None
 
 
@@ -128,11 +128,11 @@ class DeviceWorker:
             found[record.backend] = dataclasses.replace(record, environment=index)
             self.listener.on_record(group, found[record.backend])
 
-        def hear(word: Word) -> None:
-            backend = names[word.index] if 0 <= word.index < len(names) else None
-            self.listener.on_activity(word.phase, group, backend)
+        def hear(activity: Activity) -> None:
+            backend = names[activity.index] if 0 <= activity.index < len(names) else None
+            self.listener.on_activity(activity.phase, group, backend)
 
-        result = process.measure(part, settings, self.files, on_record=keep, on_word=hear)
+        result = process.measure(part, settings, self.files, on_record=keep, on_activity=hear)
         if self._stopped:
             raise Stopped
         missing = [name for name in names if name not in found]
@@ -142,7 +142,7 @@ class DeviceWorker:
                 if any(is_stuck(note) for record in found.values() for note in record.notes):
                     self.close()
                 return Attempt(part.backends, found, None, alone)
-            last = Word(0, names.index(missing[0]), "sample")
+            last = Activity(0, names.index(missing[0]), "sample")
             result = Loss(Status.CRASHED, last, f"the worker said it was done and has no record of {missing[0]}")
         self.close()
         return Attempt(part.backends, found, result, alone)
@@ -174,7 +174,7 @@ class DeviceWorker:
             self.close()
             if not (self.environments or self.measured_before):
                 raise self._not_started(loss)
-            return dataclasses.replace(loss, word=Word(0, HARNESS, "start"))
+            return dataclasses.replace(loss, activity=Activity(0, HARNESS, "start"))
         assert process.environment is not None  # a process that is ready has said where it runs
         if process.environment not in self.environments:
             self.environments.append(process.environment)
@@ -229,5 +229,5 @@ def _misfit(process: Worker) -> Loss | None:
     try:
         check_kept("environment", environments=(process.environment,))
     except WorkerError as error:
-        return Loss(Status.CRASHED, Word(0, HARNESS, "start"), str(error))
+        return Loss(Status.CRASHED, Activity(0, HARNESS, "start"), str(error))
     return None

@@ -32,7 +32,7 @@ class Event:
     """News of a run, for a progress bar."""
 
     kind: str
-    "start, word, record, group, lost (a station of several, in `text`), done"
+    "start, activity, record, group, lost (a station of several, in `text`), done"
     text: str = ""
     group: str | None = None
     backend: str | None = None
@@ -199,7 +199,7 @@ class Execution(AbstractContextManager["Execution"]):
 
     def _hear(self, station: str, news: News) -> None:
         text = f"{station} {news.text}".strip() if len(self.stations) > 1 else news.text
-        kind = "word" if news.record is None else "record"
+        kind = "activity" if news.record is None else "record"
         self._emit(kind, text=text, group=news.group, backend=news.backend, record=news.record)
 
     def _keep(self, group: PlannedGroup, measured: Measured) -> None:

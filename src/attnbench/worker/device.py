@@ -26,7 +26,7 @@ def raise_if_lost(device: Device, index: int, phase: str, reason: str) -> None:
 
     Args:
         device: what is measured on.
-        index: whom the blame page names.
+        index: whom the activity page names.
         phase: what it was doing.
         reason: words of the exception.
 

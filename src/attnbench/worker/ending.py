@@ -14,7 +14,7 @@ from attnbench.check.reference import References
 from attnbench.machine.device import Device
 from attnbench.measure.stage import synchronize
 from attnbench.record import PlannedGroup, Record, Settings, Status
-from attnbench.worker.blame import BlamePage
+from attnbench.worker.activity import ActivityPage
 from attnbench.worker.device import Stuck, raise_if_lost, release
 from attnbench.worker.entry import Entry, globals_kept
 from attnbench.worker.outcome import RecordBuilder, reason_of
@@ -28,7 +28,7 @@ class GroupEnds:
     settings: Settings
     machine: Machine
     device: Device
-    page: BlamePage
+    page: ActivityPage
     references: References
     on_record: Callable[[Record], None]
 
@@ -49,7 +49,7 @@ class GroupEnds:
 
     def _turn(self, index: int, phase: str) -> None:
         """Say whose turn it is, in the log too: what stands there before is not from this turn."""
-        self.page.say(index, phase)
+        self.page.announce(index, phase)
         with suppress(OSError, ValueError):  # a backend may have closed it
             print(f"{TURN} {phase}", file=sys.stderr, flush=True)  # noqa: T201
 

@@ -18,7 +18,7 @@ from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
 from attnbench.measure.subject import Misleading
 from attnbench.measure.timer import Untimed
 from attnbench.record import Record
-from attnbench.worker.blame import BlamePage, Word
+from attnbench.worker.activity import Activity, ActivityPage
 from attnbench.worker.outcome import RecordBuilder
 from attnbench.worker.supervisor import KEPT
 from attnbench.workloads.base import Case
@@ -35,7 +35,7 @@ class Entry:
     """One backend of the group and what is known of it so far."""
 
     index: int
-    "in the request; what the blame page says"
+    "in the request; what the activity page says"
     backend: Backend
     builder: RecordBuilder
     launch: Launch | None = None
@@ -72,13 +72,13 @@ class Entry:
             launch.call("bwd")()
 
 
-def guilty_of(error: Exception, word: Word, sampled: Sequence[Entry]) -> Entry | None:
+def guilty_of(error: Exception, activity: Activity, sampled: Sequence[Entry]) -> Entry | None:
     """Whose doing an exception during sampling was; None for the harness's own."""
     if isinstance(error, Untimed | Misleading):
         return next((entry for entry in sampled if entry.builder.name == error.subject), None)
     if isinstance(error, Unavailable | UsageError):
         return None
-    return next((entry for entry in sampled if entry.index == word.index), None)
+    return next((entry for entry in sampled if entry.index == activity.index), None)
 
 
 def notes_of(name: str, launch: Launch) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def globals_kept(
 
 
 @contextmanager
-def log_watched(page: BlamePage, builders: Sequence[RecordBuilder], words: str = "") -> Iterator[None]:
+def log_watched(page: ActivityPage, builders: Sequence[RecordBuilder], words: str = "") -> Iterator[None]:
     """A note for each of the builders where the block prints more than is kept of the log."""
     before = _printed(page)
     try:
@@ -164,7 +164,7 @@ def log_watched(page: BlamePage, builders: Sequence[RecordBuilder], words: str =
                 builder.note(note)
 
 
-def _printed(page: BlamePage) -> int:
+def _printed(page: ActivityPage) -> int:
     """Bytes printed, those on their way to the supervisor included."""
     waiting = array("i", [0])
     with suppress(OSError):  # a backend may have closed it

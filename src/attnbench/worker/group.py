@@ -23,7 +23,7 @@ from attnbench.measure.subject import Misleading, Subject
 from attnbench.measure.times import to_time
 from attnbench.measure.yardstick import measured, yardsticks
 from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
-from attnbench.worker.blame import HARNESS, BlamePage
+from attnbench.worker.activity import HARNESS, ActivityPage
 from attnbench.worker.device import allocated, raise_if_lost, release, tidy
 from attnbench.worker.ending import GroupEnds
 from attnbench.worker.entry import (
@@ -58,7 +58,7 @@ class GroupRun(GroupEnds):
         files: Sequence[str],
         device: Device,
         machine: Machine,
-        page: BlamePage,
+        page: ActivityPage,
         on_record: Callable[[Record], None],
     ) -> None:
         self.group, self.settings, self.files = group, settings, files
@@ -134,16 +134,16 @@ class GroupRun(GroupEnds):
         settings, oom = self.settings, False
         try:
             if settings.measure and self.device.on_gpu:
-                self.page.say(HARNESS, "ceilings")
+                self.page.announce(HARNESS, "ceilings")
                 found = ceilings(self.device, self.case.dtype)
                 for entry in entries:
                     entry.builder.ceilings = found
-            self.page.say(HARNESS, "inputs")
+            self.page.announce(HARNESS, "inputs")
             place = str(self.device)
             self.inputs = self.workload.inputs(self.case, seed=settings.seed, kind=settings.input, device=place)
             self.yardsticks = yardsticks(self.device) if settings.measure else ()
             if settings.check:
-                self.page.say(HARNESS, "oracle")
+                self.page.announce(HARNESS, "oracle")
                 fresh = self.workload.inputs(self.case, seed=settings.seed + 1, kind="normal", device=place)
                 self.references = References(self.workload, self.case, self.inputs, fresh, seed=settings.seed)
                 for variant in {entry.backend.variant_of(self.case) for entry in entries}:
@@ -227,7 +227,7 @@ class GroupRun(GroupEnds):
         entry.setup_ms = 1e3 * (time.perf_counter() - started)
         entry.session_bytes = allocated(self.device) - entry.held_bytes
         builder.note(*notes_of(builder.name, entry.launch))
-        self.page.say(entry.index, f"first call{detail}")
+        self.page.announce(entry.index, f"first call{detail}")
         started = time.perf_counter()
         entry.run_once(self.case.mode)
         synchronize(self.device)
@@ -237,7 +237,7 @@ class GroupRun(GroupEnds):
         """Examine a launch; what was found lands in the builder."""
         if not self.settings.check:
             return Outcome(True)
-        self.page.say(entry.index, phase)
+        self.page.announce(entry.index, phase)
         builder = entry.builder
         outcome = procedure(entry.launch, self.references, **self._terms(entry))
         synchronize(self.device)
@@ -251,11 +251,11 @@ class GroupRun(GroupEnds):
         return {
             "variant": entry.backend.variant_of(self.case),
             "budget": entry.backend.budget(self.case),
-            "announce": lambda phase: self.page.say(entry.index, phase),
+            "announce": lambda phase: self.page.announce(entry.index, phase),
         }
 
     def _memory(self, entry: Entry) -> None:
-        self.page.say(entry.index, "memory")
+        self.page.announce(entry.index, "memory")
         # The last call's results: where a call lets go of them first, those it makes are no rise above them.
         results = max(0, allocated(self.device) - entry.held_bytes - entry.session_bytes)
         found = peak(lambda: entry.run_once(self.case.mode), self.device)
@@ -296,11 +296,11 @@ class GroupRun(GroupEnds):
             try:
                 return left, self._sample(left), apart
             except Exception as error:  # the edge: a call that raises while it is sampled
-                word = self.page.read()
-                reason, full = reason_of(error, word.phase), out_of_memory(error)
-                raise_if_lost(self.device, word.index, word.phase, reason)
+                activity = self.page.read()
+                reason, full = reason_of(error, activity.phase), out_of_memory(error)
+                raise_if_lost(self.device, activity.index, activity.phase, reason)
                 status = Status.INCORRECT if isinstance(error, Misleading) else Status.OOM if full else Status.FAILED
-                guilty = guilty_of(error, word, left)
+                guilty = guilty_of(error, activity, left)
             if guilty is None and len(left) > 1:  # the harness, or one of them whom nothing names
                 return [], None, apart + [entry.again(by_itself=True) for entry in left if not entry.repeated]
             if guilty is None:
@@ -338,7 +338,7 @@ class GroupRun(GroupEnds):
                 subjects,
                 device=self.device,
                 plan=plan,
-                announce=lambda index, phase: self.page.say(indices[index], phase),
+                announce=lambda index, phase: self.page.announce(indices[index], phase),
                 yardsticks=[one.subject for one in self.yardsticks],
             )
         self.sampling_s += group.sampling_s
@@ -348,7 +348,7 @@ class GroupRun(GroupEnds):
         launch = entry.launch
         assert launch is not None
         if self.case.mode != "fwd":
-            self.page.say(entry.index, "set-up: forward")
+            self.page.announce(entry.index, "set-up: forward")
             launch.forward()  # a backward alone uses the last forward
             synchronize(self.device)
         looker = Inspection(launch, self.references, **self._terms(entry)) if self.settings.check else None
@@ -365,7 +365,7 @@ class GroupRun(GroupEnds):
         """Look at the outputs once more, time the phases, and write the record."""
         launch, builder = entry.launch, entry.builder
         assert launch is not None
-        announce = partial(self.page.say, entry.index)
+        announce = partial(self.page.announce, entry.index)
         try:
             outcome = self._examined(recheck, entry, "check: after timing")
             if not outcome.ok:
@@ -394,9 +394,9 @@ class GroupRun(GroupEnds):
                 yardsticks=measured(self.yardsticks, group.yardsticks),
             )
         except Exception as error:  # the edge: see _open
-            word = self.page.read()
-            reason = reason_of(error, word.phase)
-            raise_if_lost(self.device, entry.index, word.phase, reason)
+            activity = self.page.read()
+            reason = reason_of(error, activity.phase)
+            raise_if_lost(self.device, entry.index, activity.phase, reason)
             self._end(entry, Status.FAILED, reason)
             return None
         record = moved(record, rounds=self.rounds, seconds=seconds)

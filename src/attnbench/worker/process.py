@@ -24,7 +24,7 @@ from attnbench.machine import child
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Settings, Status
 from attnbench.worker import supervisor
-from attnbench.worker.blame import HARNESS, BlamePage, Word, shared_memory
+from attnbench.worker.activity import HARNESS, Activity, ActivityPage, shared_memory
 from attnbench.worker.private import without_paths
 from attnbench.worker.protocol import PARENT, TURN, Answer, Done, Gone, Ready, Told, answer, send
 
@@ -54,7 +54,7 @@ class Loss:
 
     status: Status
     "crashed, timeout or failed"
-    word: Word
+    activity: Activity
     reason: str
     outside: bool = False
     "by a signal from outside"
@@ -76,7 +76,7 @@ class Worker:
     """One measuring process.  Use as a context manager."""
 
     def __init__(self, device: Device) -> None:
-        self.page = BlamePage.create()
+        self.page = ActivityPage.create()
         ring = shared_memory(supervisor.Ring.SIZE)
         self._log = supervisor.Ring(ring)
         self._log.begin()
@@ -138,7 +138,7 @@ class Worker:
         except WorkerError as error:
             return self._broken(error)
         self.close()
-        return Loss(Status.TIMEOUT, Word(0, HARNESS, "start"), f"the worker did not start within {START_S:.0f} s")
+        return Loss(Status.TIMEOUT, Activity(0, HARNESS, "start"), f"the worker did not start within {START_S:.0f} s")
 
     def measure(
         self,
@@ -147,7 +147,7 @@ class Worker:
         files: Sequence[str],
         *,
         on_record: Callable[[Record], None],
-        on_word: Callable[[Word], None] = lambda word: None,
+        on_activity: Callable[[Activity], None] = lambda activity: None,
     ) -> float | Loss:
         """Have a group measured.
 
@@ -156,7 +156,7 @@ class Worker:
             settings: how.
             files: paths of --backends files, imported in the worker only.
             on_record: told each record as soon as it is final.
-            on_word: told what the worker is doing, now and then.
+            on_activity: told what the worker is doing, now and then.
 
         Returns:
             Seconds spent sampling, or how the worker was lost.
@@ -164,7 +164,7 @@ class Worker:
         `on_record` may refuse a record by a `WorkerError`: nothing more the worker says is believed then.
         """
         self._number += 1
-        word, since = self.page.read(), time.monotonic()  # before it is asked: each word after that is progress
+        activity, since = self.page.read(), time.monotonic()  # before it is asked: each activity after that is progress
         try:
             send(self._write, do="group", number=self._number, group=group, settings=settings, files=list(files))
         except BrokenPipeError:
@@ -181,15 +181,15 @@ class Worker:
             except WorkerError as error:
                 return self._broken(error)
             now = self.page.read()
-            if now != word:
-                word, since = now, time.monotonic()
-                on_word(word)
+            if now != activity:
+                activity, since = now, time.monotonic()
+                on_activity(activity)
             if self._ended():
                 return self._loss()
-            patience = settings.timeout * _patience(word)
+            patience = settings.timeout * _patience(activity)
             if time.monotonic() - since > patience:
                 self.close()
-                return Loss(Status.TIMEOUT, word, f"no progress for {patience:g} s during {word.phase}")
+                return Loss(Status.TIMEOUT, activity, f"no progress for {patience:g} s during {activity.phase}")
 
     def terminate(self) -> None:
         """From another thread: have the process ended, with everything it started; `measure` returns the loss."""
@@ -234,19 +234,19 @@ class Worker:
 
     def _gone(self, message: Gone) -> Loss:
         """The worker said that it ends; it is not waited for, as its context may answer nothing any more."""
-        word = Word(self.page.read().count, message.index, message.phase)
+        activity = Activity(self.page.read().count, message.index, message.phase)
         self.close()
-        return Loss(Status.FAILED, word, message.reason, stuck=message.say == "stuck")
+        return Loss(Status.FAILED, activity, message.reason, stuck=message.say == "stuck")
 
     def _broken(self, error: WorkerError) -> Loss:
         """Somebody wrote into the pipe: nothing more that comes from it can be believed."""
-        word = self.page.read()
+        activity = self.page.read()
         self.close()
-        return Loss(Status.CRASHED, word, f"the worker's protocol broke during {word.phase}: {error}")
+        return Loss(Status.CRASHED, activity, f"the worker's protocol broke during {activity.phase}: {error}")
 
     def _loss(self) -> Loss:
         code = self._process.wait()
-        word = self.page.read()
+        activity = self.page.read()
         printed, ended, last = self._log.read()
         code = code if ended is None else ended
         lines = [line.strip() for line in last.decode(errors="replace").splitlines() if line.strip()]
@@ -256,11 +256,11 @@ class Worker:
         dropped = f"; it printed {printed} bytes, of which the last {len(last)} are kept" if printed > len(last) else ""
         how = f"killed by {child.signal_name(-code)}" if code < 0 else f"ended the process with exit code {code}"
         self.close()
-        return Loss(Status.CRASHED, word, f"{how} during {word.phase}{said}{dropped}", outside=-code in OUTSIDE)
+        return Loss(Status.CRASHED, activity, f"{how} during {activity.phase}{said}{dropped}", outside=-code in OUTSIDE)
 
 
-def _patience(word: Word) -> int:
+def _patience(activity: Activity) -> int:
     """How many timeouts a step may take."""
-    if word.index == HARNESS:
+    if activity.index == HARNESS:
         return HARNESS_PATIENCE
-    return COMPILE_PATIENCE if word.phase.endswith(": compiling") else 1
+    return COMPILE_PATIENCE if activity.phase.endswith(": compiling") else 1

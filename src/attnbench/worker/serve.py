@@ -17,7 +17,7 @@ from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import environment
 from attnbench.machine.neighbours import Neighbours, OtherLoad
 from attnbench.record import PlannedGroup, Record, Settings, Status, from_dict, to_dict
-from attnbench.worker.blame import HARNESS, BlamePage
+from attnbench.worker.activity import HARNESS, ActivityPage
 from attnbench.worker.device import ContextLost, Stuck
 from attnbench.worker.group import GroupRun
 from attnbench.worker.private import without_paths
@@ -31,13 +31,13 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
 
     Args:
         device: text form of the `Device`; everything this process measures runs there.
-        page_fd: the blame page.
+        page_fd: the activity page.
         read_fd: requests.
         write_fd: answers.
     """
     _die_with_parent()
     _import_torch()
-    page = BlamePage(page_fd)
+    page = ActivityPage(page_fd)
     with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as answers:
         place = Device.parse(device)
         neighbours = Neighbours(place)  # before this process has a CUDA context
@@ -56,7 +56,7 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
                 send(answers, say=say, index=lost.index, phase=lost.phase, reason=str(lost))
                 # A lost context answers nothing any more: an orderly exit would hang in its destructors.
                 os._exit(0)
-            page.say(HARNESS, "idle")
+            page.announce(HARNESS, "idle")
             # What is alive now stays: later collections need not walk it.
             gc.freeze()
             send(answers, say="done", number=message["number"], sampling_s=sampling_s)
@@ -78,7 +78,7 @@ def _carry_out(
     machine: Machine,
     neighbours: Neighbours,
     load: OtherLoad | None,
-    page: BlamePage,
+    page: ActivityPage,
     answers: IO[str],
 ) -> float:
     """Carry out one request; its tensors are gone when this returns."""

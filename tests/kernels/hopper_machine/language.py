@@ -272,10 +272,14 @@ def assume(cond: Any) -> None:
 def inline_asm_elementwise(
     asm: str, constraints: str, args: Sequence[Tile], dtype: Any, is_pure: bool, pack: int
 ) -> Tile:
-    """Of all assembly, a thread's own value that it asks itself for."""
-    if asm != "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;":
-        raise Unsupported(f"assembly: {asm}")
-    return args[0]
+    """Of all assembly, a thread's own value that it asks itself for, and four numbers rounded to e4m3 in a register."""
+    if asm == "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;":
+        return args[0]
+    pair = "cvt.rn.satfinite.e4m3x2.f32 {}, ${}, ${};".format
+    wanted = "{ .reg .b16 low, high; " + f"{pair('low', 2, 1)} {pair('high', 4, 3)} mov.b32 $0, " + "{low, high}; }"
+    if " ".join(asm.split()) == wanted and (dtype, pack) == (tl.int8, 4):
+        return args[0].to(tl.float8e4nv).to(tl.int8, bitcast=True)
+    raise Unsupported(f"assembly: {asm}")
 
 
 def barrier(*, cluster: bool = False) -> None:

@@ -145,8 +145,8 @@ def _prepare(
         workspace.sums,
         problem.cu_seqlens_q,
         problem.max_seqlen_q,
-        *strides_of(out),
-        *strides_of(dout),
+        strides_of(out),
+        strides_of(dout),
         *lse.stride()[:2],
         problem.scale,
         workspace.stats.shape[2],
@@ -190,7 +190,6 @@ def _columns(
         tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums) and math.prod(sums.shape[:2]) < 2**31
     )
     reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
-    strides = [stride for x in (q, k, v, dout, dk, dv) for stride in strides_of(x)]
     launch(
         flash_backward_columns,
         (tiles * pairs,),
@@ -206,7 +205,7 @@ def _columns(
         descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
         _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None,
         *problem.lengths(),
-        *strides,
+        *map(strides_of, (q, k, v, dout, dk, dv)),
         problem.scale,
         problem.scale / math.log(2),
         *problem.reach(),
@@ -250,7 +249,6 @@ def _rows(
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, sizes.block_n, block_of(x.shape[-1])) if tma else None for x in (k, v)]
     reread = problem.max_seqlen_k * (dim + dim_v) * k.element_size()
-    strides = [stride for x in (q, k, v, dout, dq) for stride in strides_of(x)]
     launch(
         flash_backward_rows,
         (tiles * pairs,),
@@ -262,7 +260,7 @@ def _rows(
         workspace.stats,
         *described,
         *problem.lengths(),
-        *strides,
+        *map(strides_of, (q, k, v, dout, dq)),
         problem.scale,
         problem.scale / math.log(2),
         *problem.reach(),
@@ -295,7 +293,7 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
         dq,
         problem.cu_seqlens_q,
         problem.max_seqlen_q,
-        *strides_of(dq),
+        strides_of(dq),
         problem.scale,
         workspace.stats.shape[2],
         heads,

@@ -48,7 +48,6 @@ def launch_forward(
         descriptor(x, config.block_n, blocks[columns]) if tma else None
         for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
     ]
-    strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
     section = group_of(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
@@ -63,7 +62,7 @@ def launch_forward(
         lse,
         *described,
         *problem.lengths(),
-        *strides,
+        *map(strides_of, (q, k, v, out)),
         lse.stride(0),
         lse.stride(1),
         problem.scale * LOG2_E,

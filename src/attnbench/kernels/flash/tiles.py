@@ -38,8 +38,9 @@ def sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED: tl.constexp
 
 @triton.jit
 @no_type_check
-def rows_from(ptr, batch, start, head, batch_stride, row_stride, head_stride):
-    """Pointer to the first row of a sequence's head."""
+def rows_from(ptr, batch, start, head, strides):
+    """Pointer to the first row of a sequence's head; strides of sequences, rows and heads."""
+    batch_stride, row_stride, head_stride = strides
     return ptr + tl.cast(batch, tl.int64) * batch_stride + start * row_stride + tl.cast(head, tl.int64) * head_stride
 
 

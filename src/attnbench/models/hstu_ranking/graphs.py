@@ -10,9 +10,12 @@ Without capture the same buffers are run launch by launch; this is how a CPU tes
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,8 @@ class _Bucket:
     staging: Staging
     graph: Any = None
     out: Tensor | None = None
+    steps: int = 0
+    "that were in it"
 
 
 class StepGraphs:
@@ -49,6 +54,7 @@ class StepGraphs:
         attention: str | AttentionMaker = "paged",
         capture: bool | None = None,
         exact: bool = False,
+        after: int = 0,
         most: int = 64,
     ) -> None:
         """No graph yet.
@@ -59,12 +65,15 @@ class StepGraphs:
             attention: one that takes all lengths from the table on the device.
             capture: make graphs; None: on a card.
             exact: a graph serves steps of the same lengths alone: for an attention that takes them from the host.
+            after: steps of a bucket that run launch by launch before its graph is made: sizes that come once are not
+                worth the time of a capture.
             most: buckets to keep, those used last.
 
         Raises:
             UsageError: the attention takes lengths from the host; a graph would repeat those of its first step.
         """
         self.model, self.cache, self.attention, self.exact, self.most = model, cache, attention, exact, most
+        self.after = after
         self.capture = model.device.type == "cuda" if capture is None else capture
         fitting = CAPTURED if self.capture else PADDED
         if isinstance(attention, str) and attention not in fitting and not exact:
@@ -119,7 +128,8 @@ class StepGraphs:
         else:
             bucket = self._bucket(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE))
         bucket.staging.fill(requests, histories, step)
-        if not self.capture:
+        bucket.steps += 1
+        if not self.capture or (bucket.graph is None and bucket.steps <= self.after):
             bucket.out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
         else:
             if bucket.graph is None:
@@ -156,16 +166,35 @@ def capture(call: Callable[[], object], memory: Any = None) -> Any:
         call: launches on the current stream and waits for nothing.
         memory: the pool that its tensors lie in; None: one of its own.
     """
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # what a first call compiles or allocates must not be captured
-        call()
-    torch.cuda.current_stream().wait_stream(aside)
+    call()  # what a first call compiles or allocates must not be captured
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on with what cannot be captured.
-    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-        call()
+    # Not `torch.cuda.graph`: it waits for the device, collects garbage and gives memory back, all of which a server
+    # that captures between two steps would feel.  Objects that a collection ended could call what cannot be captured.
+    with torch.cuda.stream(_aside(torch.cuda.current_device())), _no_collection():
+        # Other threads may go on with what cannot be captured.
+        graph.capture_begin(*([] if memory is None else [memory]), capture_error_mode="thread_local")
+        try:
+            call()
+        finally:
+            graph.capture_end()
     return graph
+
+
+@cache
+def _aside(device: int) -> torch.cuda.Stream:
+    """The stream that captures are of: the current one may be the default stream, which has none."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:

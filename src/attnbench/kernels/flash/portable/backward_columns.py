@@ -14,6 +14,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from attnbench.kernels.flash.portable.backward_step import add_part, begin_at, fold_rows, hide
 from attnbench.kernels.flash.tiles import (
     BACKWARD_COUNTS,
     load_tile,
@@ -24,153 +25,7 @@ from attnbench.kernels.flash.tiles import (
     sequence,
     tiles_of,
 )
-from attnbench.kernels.shared.rows import add_rows, load_rows, section_of, store_rows
-
-
-@triton.jit
-@no_type_check
-def begin_at(ptr, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same number of each row of a tile for all keys, [BLOCK_N, BLOCK_M]: what a product begins at."""
-    return tl.broadcast_to(tl.load(ptr + first + tl.arange(0, BLOCK_M))[None, :], [BLOCK_N, BLOCK_M])
-
-
-@triton.jit
-@no_type_check
-def seen_by(
-    first_row,
-    columns,
-    queries,
-    keys,
-    shift,
-    left,
-    right,
-    BLOCK_M: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-):
-    """The mask [BLOCK_N, BLOCK_M] of rows from `first_row`; the bounds are the keys', a thread has few of those."""
-    rows = first_row + tl.arange(0, BLOCK_M)[None, :]
-    # No row is as late as the one from which a key past the end is seen.
-    low = tl.where(columns < keys, 0, queries + BLOCK_M)
-    if HAS_RIGHT:
-        low = tl.maximum(low, columns - (shift + right))
-    see = rows >= low
-    if HAS_LEFT:
-        see &= rows <= columns + (left - shift)
-    return see
-
-
-@triton.jit
-@no_type_check
-def hide(
-    scores,
-    at,
-    whole,
-    split,
-    columns,
-    queries,
-    keys,
-    shift,
-    left,
-    right,
-    BLOCK_M: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    MASKED: tl.constexpr,
-    FUSED: tl.constexpr,
-):
-    """Scores with the hidden ones at -inf: before the exponential, which might overflow for them.
-
-    Of every tile where MASKED; where FUSED, of those outside [whole, split), which is asked for the whole tile at once.
-    """
-    if MASKED:
-        see = seen_by(at, columns, queries, keys, shift, left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT)
-        scores = tl.where(see, scores, float("-inf"))
-    elif FUSED:  # noqa: SIM102 (compiled in or not; the next is asked at run time)
-        if (at < whole * BLOCK_M) | (at >= split * BLOCK_M):
-            see = seen_by(at, columns, queries, keys, shift, left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT)
-            scores = tl.where(see, scores, float("-inf"))
-    return scores
-
-
-@triton.jit
-@no_type_check
-def fold_rows(
-    dk,
-    dv,
-    q,
-    dout,
-    k,
-    v,
-    lse_at,
-    delta_at,
-    scale_log2,
-    at,
-    whole,
-    split,
-    columns,
-    queries,
-    keys,
-    shift,
-    left,
-    right,
-    BLOCK_M: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    MASKED: tl.constexpr,
-    FUSED: tl.constexpr,
-    EARLY: tl.constexpr,
-    ATOMIC: tl.constexpr,
-    BESIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """One tile of rows into dK and dV of the tile of keys; gives the tile's part of dQ too, where ATOMIC."""
-    scores = tl.dot(k, tl.trans(q), lse_at, input_precision=PRECISION)
-    if EARLY:
-        # dO Vᵀ is there when the exponentials are: dS is worked out beside the product with dO.
-        above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
-    scores = hide(
-        scores,
-        at,
-        whole,
-        split,
-        columns,
-        queries,
-        keys,
-        shift,
-        left,
-        right,
-        BLOCK_M,
-        HAS_LEFT,
-        HAS_RIGHT,
-        MASKED,
-        FUSED,
-    )
-    weights = tl.exp2(scores * scale_log2)
-    dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
-    if not EARLY:
-        above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
-    down = (weights * above).to(q.dtype)
-    part = down  # a value in any case, as the compiler wants
-    if ATOMIC and BESIDE:
-        # Before dK, beside whose product it is then added to memory.
-        part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-    dk = tl.dot(down, q, dk, input_precision=PRECISION)
-    if ATOMIC and not BESIDE:
-        part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-    return dk, dv, part
-
-
-@triton.jit
-@no_type_check
-def add_part(
-    base, desc, row, first, part, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr
-):
-    """Add dS K of a tile to the fp32 sums; rows past the sequence's end have room there, and add zeros."""
-    if TMA:
-        desc.atomic_add([tl.cast(row + first, tl.int32), 0], part)
-    else:
-        add_rows(base, first, first + BLOCK_M, DIM, part, DIM, BLOCK_M, BLOCK_D)
+from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 
 
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
@@ -191,24 +46,12 @@ def flash_backward_columns(
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    dout_batch,
-    dout_row,
-    dout_head,
-    dk_batch,
-    dk_row,
-    dk_head,
-    dv_batch,
-    dv_row,
-    dv_head,
+    q_strides,
+    k_strides,
+    v_strides,
+    dout_strides,
+    dk_strides,
+    dv_strides,
     scale,
     scale_log2,
     left,
@@ -241,6 +84,12 @@ def flash_backward_columns(
     PRECISION: tl.constexpr,
 ):
     """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into `sums_ptr` [H, rows, D]."""
+    _, q_row, _ = q_strides
+    _, k_row, _ = k_strides
+    _, v_row, _ = v_strides
+    _, dout_row, _ = dout_strides
+    _, dk_row, _ = dk_strides
+    _, dv_row, _ = dv_strides
     # Which tile of keys: the first are seen by most rows.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads_kv
@@ -250,24 +99,10 @@ def flash_backward_columns(
     if start >= keys:
         return
     k = load_rows(
-        rows_from(k_ptr, batch, key_start, head_kv, k_batch, k_row, k_head),
-        start,
-        keys,
-        k_row,
-        DIM,
-        BLOCK_N,
-        BLOCK_D,
-        False,
+        rows_from(k_ptr, batch, key_start, head_kv, k_strides), start, keys, k_row, DIM, BLOCK_N, BLOCK_D, False
     )
     v = load_rows(
-        rows_from(v_ptr, batch, key_start, head_kv, v_batch, v_row, v_head),
-        start,
-        keys,
-        v_row,
-        DIM_V,
-        BLOCK_N,
-        BLOCK_V,
-        False,
+        rows_from(v_ptr, batch, key_start, head_kv, v_strides), start, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False
     )
     columns = start + tl.arange(0, BLOCK_N)[:, None]
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -289,8 +124,8 @@ def flash_backward_columns(
     padded = padded_start(number, query_start, queries, PACKED, PAD)
     for member in range(members if GROUPED else 1):
         head = head_kv * members + member
-        q_base = rows_from(q_ptr, batch, query_start, head, q_batch, q_row, q_head)
-        dout_base = rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head)
+        q_base = rows_from(q_ptr, batch, query_start, head, q_strides)
+        dout_base = rows_from(dout_ptr, batch, query_start, head, dout_strides)
         row = tl.cast(head, tl.int64) * stats_rows + padded
         lse_ptr = stats_ptr + row
         delta_ptr = lse_ptr + tl.cast(heads_kv * members, tl.int64) * stats_rows
@@ -529,22 +364,8 @@ def flash_backward_columns(
             if ATOMIC:
                 add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
     store_rows(
-        rows_from(dk_ptr, batch, key_start, head_kv, dk_batch, dk_row, dk_head),
-        start,
-        keys,
-        dk_row,
-        dk * scale,
-        DIM,
-        BLOCK_N,
-        BLOCK_D,
+        rows_from(dk_ptr, batch, key_start, head_kv, dk_strides), start, keys, dk_row, dk * scale, DIM, BLOCK_N, BLOCK_D
     )
     store_rows(
-        rows_from(dv_ptr, batch, key_start, head_kv, dv_batch, dv_row, dv_head),
-        start,
-        keys,
-        dv_row,
-        dv,
-        DIM_V,
-        BLOCK_N,
-        BLOCK_V,
+        rows_from(dv_ptr, batch, key_start, head_kv, dv_strides), start, keys, dv_row, dv, DIM_V, BLOCK_N, BLOCK_V
     )

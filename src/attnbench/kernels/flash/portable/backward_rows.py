@@ -32,12 +32,8 @@ def flash_backward_prepare(
     sums_ptr,
     cu_q_ptr,
     seqlen_q,
-    out_batch,
-    out_row,
-    out_head,
-    dout_batch,
-    dout_row,
-    dout_head,
+    out_strides,
+    dout_strides,
     lse_batch,
     lse_head,
     scale,
@@ -57,6 +53,8 @@ def flash_backward_prepare(
 
     Rows that see no key and the rows between sequences get -inf and 0: their probabilities come out as 0.
     """
+    _, out_row, _ = out_strides
+    _, dout_row, _ = dout_strides
     tile = tl.program_id(0) % tiles
     pair = tl.program_id(0) // tiles
     number = pair // heads
@@ -66,7 +64,7 @@ def flash_backward_prepare(
     if start >= queries:
         return
     out = load_rows(
-        rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head),
+        rows_from(out_ptr, batch, query_start, head, out_strides),
         start,
         queries,
         out_row,
@@ -76,7 +74,7 @@ def flash_backward_prepare(
         False,
     )
     dout = load_rows(
-        rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head),
+        rows_from(dout_ptr, batch, query_start, head, dout_strides),
         start,
         queries,
         dout_row,
@@ -87,7 +85,7 @@ def flash_backward_prepare(
     )
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     rows = start + tl.arange(0, BLOCK_M)
-    lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
+    lse_base = rows_from(lse_ptr, batch, query_start, head, (lse_batch, 1, lse_head))
     none = float("-inf")
     lse = tl.load(lse_base + rows, mask=rows < queries, other=none)
     # A row without keys has the lse -inf, which negated would make its probabilities infinite.
@@ -136,21 +134,11 @@ def flash_backward_rows(
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    dout_batch,
-    dout_row,
-    dout_head,
-    dq_batch,
-    dq_row,
-    dq_head,
+    q_strides,
+    k_strides,
+    v_strides,
+    dout_strides,
+    dq_strides,
     scale,
     scale_log2,
     left,
@@ -176,6 +164,11 @@ def flash_backward_rows(
     MASKED_STAGES: tl.constexpr,
 ):
     """DQ of a tile of rows."""
+    _, q_row, _ = q_strides
+    _, k_row, _ = k_strides
+    _, v_row, _ = v_strides
+    _, dout_row, _ = dout_strides
+    _, dq_row, _ = dq_strides
     # Which tile of rows: the last see most keys.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
@@ -186,17 +179,10 @@ def flash_backward_rows(
     if start >= queries:
         return
     q = load_rows(
-        rows_from(q_ptr, batch, query_start, head, q_batch, q_row, q_head),
-        start,
-        queries,
-        q_row,
-        DIM,
-        BLOCK_M,
-        BLOCK_D,
-        False,
+        rows_from(q_ptr, batch, query_start, head, q_strides), start, queries, q_row, DIM, BLOCK_M, BLOCK_D, False
     )
     dout = load_rows(
-        rows_from(dout_ptr, batch, query_start, head, dout_batch, dout_row, dout_head),
+        rows_from(dout_ptr, batch, query_start, head, dout_strides),
         start,
         queries,
         dout_row,
@@ -205,8 +191,8 @@ def flash_backward_rows(
         BLOCK_V,
         False,
     )
-    k_base = rows_from(k_ptr, batch, key_start, head_kv, k_batch, k_row, k_head)
-    v_base = rows_from(v_ptr, batch, key_start, head_kv, v_batch, v_row, v_head)
+    k_base = rows_from(k_ptr, batch, key_start, head_kv, k_strides)
+    v_base = rows_from(v_ptr, batch, key_start, head_kv, v_strides)
     stats = (
         stats_ptr
         + tl.cast(head, tl.int64) * stats_rows
@@ -250,7 +236,7 @@ def flash_backward_rows(
         see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
         dq = fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION, True)
     store_rows(
-        rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head),
+        rows_from(dq_ptr, batch, query_start, head, dq_strides),
         start,
         queries,
         dq_row,
@@ -280,9 +266,7 @@ def flash_backward_round(
     dq_ptr,
     cu_q_ptr,
     seqlen_q,
-    dq_batch,
-    dq_row,
-    dq_head,
+    dq_strides,
     scale,
     stats_rows,
     heads,
@@ -296,6 +280,7 @@ def flash_backward_round(
     PARTS: tl.constexpr,
 ):
     """Scale and round what the atomics added up, a tile of rows, into dQ; PARTS: as `place_in_part` has 64 rows."""
+    _, dq_row, _ = dq_strides
     tile = tl.program_id(0) % tiles
     pair = tl.program_id(0) // tiles
     number = pair // heads
@@ -311,7 +296,7 @@ def flash_backward_round(
     else:
         total = load_rows(sums_ptr + row * COLUMNS, start, queries, COLUMNS, DIM, BLOCK_M, BLOCK_D, False)
     store_rows(
-        rows_from(dq_ptr, batch, query_start, head, dq_batch, dq_row, dq_head),
+        rows_from(dq_ptr, batch, query_start, head, dq_strides),
         start,
         queries,
         dq_row,

@@ -114,39 +114,13 @@ def hide(
 @no_type_check
 def attend_rows(
     program,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    lse_ptr,
-    k_desc,
-    v_desc,
-    cu_q_ptr,
-    cu_k_ptr,
-    seqlen_q,
-    seqlen_k,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    out_batch,
-    out_row,
-    out_head,
-    lse_batch,
-    lse_head,
+    tensors,
+    descriptors,
+    lengths,
+    strides,
     scale,
-    left,
-    right,
-    heads,
-    repeats,
-    pairs,
-    tiles,
-    group,
+    reach,
+    counts,
     DIM: tl.constexpr,
     DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -162,7 +136,17 @@ def attend_rows(
     MIX: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Output and lse of a tile of queries."""
+    """Output and lse of a tile of queries; arguments are those of `flash_forward`, like beside like."""
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr = tensors
+    k_desc, v_desc = descriptors
+    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k = lengths
+    q_strides, k_strides, v_strides, out_strides, lse_strides = strides
+    left, right = reach
+    heads, repeats, pairs, tiles, group = counts
+    _, q_row, _ = q_strides
+    _, k_row, _ = k_strides
+    _, v_row, _ = v_strides
+    _, out_row, _ = out_strides
     # Only the descriptor of a dense tensor ends where the sequence does.
     TMA_ENDS: tl.constexpr = TMA and not PACKED
     BITS: tl.constexpr = tl.int16 if q_ptr.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
@@ -173,9 +157,9 @@ def attend_rows(
     batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
     first = (tiles - 1 - tile) * BLOCK_M
     if first < queries:
-        q_base = rows_from(q_ptr, batch, query_start, head, q_batch, q_row, q_head)
-        k_base = rows_from(k_ptr, batch, key_start, head_kv, k_batch, k_row, k_head)
-        v_base = rows_from(v_ptr, batch, key_start, head_kv, v_batch, v_row, v_head)
+        q_base = rows_from(q_ptr, batch, query_start, head, q_strides)
+        k_base = rows_from(k_ptr, batch, key_start, head_kv, k_strides)
+        v_base = rows_from(v_ptr, batch, key_start, head_kv, v_strides)
         # By pointers: a reshaped tile of a descriptor would be an operand in registers, copied for every product.
         q = load_rows(q_base, first, queries, q_row, DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
         rows = first + tl.arange(0, BLOCK_M)
@@ -347,10 +331,10 @@ def attend_rows(
         empty = row_sum == 0.0  # which NaN is not
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
-        out_base = rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head)
+        out_base = rows_from(out_ptr, batch, query_start, head, out_strides)
         store_rows(out_base, first, queries, out_row, acc, DIM_V, BLOCK_M, BLOCK_V)
         lse = tl.where(empty, float("-inf"), (row_max * scale + tl.math.log2(total)) * LN_2)
-        lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
+        lse_base = rows_from(lse_ptr, batch, query_start, head, lse_strides)
         tl.store(lse_base + rows, lse, mask=rows < queries)
 
 
@@ -368,18 +352,10 @@ def flash_forward(
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    out_batch,
-    out_row,
-    out_head,
+    q_strides,
+    k_strides,
+    v_strides,
+    out_strides,
     lse_batch,
     lse_head,
     scale,
@@ -407,43 +383,22 @@ def flash_forward(
     PERSISTENT: tl.constexpr,
 ):
     """A tile of queries a program; persistent, a program an SM takes every so many-th tile."""
+    tensors = q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr
+    descriptors = k_desc, v_desc
+    lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
+    strides = q_strides, k_strides, v_strides, out_strides, (lse_batch, 1, lse_head)
+    counts = heads, repeats, pairs, tiles, group
     if PERSISTENT:
         for program in tl.range(tl.program_id(0), tiles * pairs, tl.num_programs(0), num_stages=1):
             attend_rows(
                 program,
-                q_ptr,
-                k_ptr,
-                v_ptr,
-                out_ptr,
-                lse_ptr,
-                k_desc,
-                v_desc,
-                cu_q_ptr,
-                cu_k_ptr,
-                seqlen_q,
-                seqlen_k,
-                q_batch,
-                q_row,
-                q_head,
-                k_batch,
-                k_row,
-                k_head,
-                v_batch,
-                v_row,
-                v_head,
-                out_batch,
-                out_row,
-                out_head,
-                lse_batch,
-                lse_head,
+                tensors,
+                descriptors,
+                lengths,
+                strides,
                 scale,
-                left,
-                right,
-                heads,
-                repeats,
-                pairs,
-                tiles,
-                group,
+                (left, right),
+                counts,
                 DIM,
                 DIM_V,
                 BLOCK_D,
@@ -462,39 +417,13 @@ def flash_forward(
     else:
         attend_rows(
             tl.program_id(0),
-            q_ptr,
-            k_ptr,
-            v_ptr,
-            out_ptr,
-            lse_ptr,
-            k_desc,
-            v_desc,
-            cu_q_ptr,
-            cu_k_ptr,
-            seqlen_q,
-            seqlen_k,
-            q_batch,
-            q_row,
-            q_head,
-            k_batch,
-            k_row,
-            k_head,
-            v_batch,
-            v_row,
-            v_head,
-            out_batch,
-            out_row,
-            out_head,
-            lse_batch,
-            lse_head,
+            tensors,
+            descriptors,
+            lengths,
+            strides,
             scale,
-            left,
-            right,
-            heads,
-            repeats,
-            pairs,
-            tiles,
-            group,
+            (left, right),
+            counts,
             DIM,
             DIM_V,
             BLOCK_D,

@@ -13,8 +13,8 @@ from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE, quantise
 LOG2_E = 1.4426950408889634
 WARPS = 4
 "Of a program that quantises."
-LEAST_CHUNK, MOST_CHUNKS, PROGRAMS = 256, 32, 2048
-"Rows of a program of the statistics at least, programs of a head at most, and of all heads about."
+WIDTH, LEAST_CHUNK, MOST_CHUNKS = 32, 256, 8
+"Of the statistics: columns of a program, its rows at least, and into how many stretches a head's rows are cut at most."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
     (heads, dim), heads_kv, batch = q.shape[-2:], k.shape[-2], problem.batch
     columns, pairs = columns_of(dim), batch * heads_kv
     rows_q, rows_k = padded_rows(q, batch, Q_PAD.value), padded_rows(k, batch, TILE.value)
-    chunks = chunks_of(pairs, problem.max_seqlen_k)[0]
+    chunks = chunks_of(problem.max_seqlen_k)[0]
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=q.device)
@@ -79,9 +79,9 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
     )
 
 
-def chunks_of(pairs: int, seqlen: int) -> tuple[int, int]:
-    """How many programs take the statistics of a head, and how many rows each has; the same on every card."""
-    chunks = min(MOST_CHUNKS, -(-PROGRAMS // max(1, pairs)), -(-seqlen // LEAST_CHUNK))
+def chunks_of(seqlen: int) -> tuple[int, int]:
+    """Into how many stretches a head's rows are cut for the statistics, and how many rows each has."""
+    chunks = min(MOST_CHUNKS, -(-seqlen // LEAST_CHUNK))
     chunk = -(-seqlen // max(1, chunks))
     return -(-seqlen // max(1, chunk)), chunk
 
@@ -90,11 +90,11 @@ def launch_smooth(k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> No
     """The first launch: sums of K and largest |V| of each channel."""
     heads_kv, dim = k.shape[-2:]
     pairs = problem.batch * heads_kv
-    chunks, chunk = chunks_of(pairs, problem.max_seqlen_k)
+    chunks, chunk = chunks_of(problem.max_seqlen_k)
     if pairs * chunks == 0:
         return
     columns = columns_of(dim)
-    smooth[(pairs, chunks)](
+    smooth[(pairs, chunks, columns // WIDTH)](
         k,
         v,
         made.parts,
@@ -108,7 +108,8 @@ def launch_smooth(k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> No
         DIM=dim,
         COLUMNS=columns,
         PACKED=problem.packed,
-        BLOCK=4096 // columns,
+        BLOCK=4096 // WIDTH,
+        WIDTH=WIDTH,
         num_warps=4,
     )
 

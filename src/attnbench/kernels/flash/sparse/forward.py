@@ -51,7 +51,6 @@ def launch_sparse(
 
         launch_hopper_forward(q, k, v, out, lse, lists, problem, config)
         return
-    strides = [stride for x in (q, k, v, out) for stride in strides_of(x)]
     flash_sparse_forward[(all_lists * (problem.block[0] // config.block_m),)](
         q,
         k,
@@ -62,7 +61,7 @@ def launch_sparse(
         lists.indices,
         problem.seqlen_q,
         problem.seqlen_k,
-        *strides,
+        *map(strides_of, (q, k, v, out)),
         lse.stride(0),
         lse.stride(1),
         problem.scale * LOG2_E,

@@ -61,7 +61,8 @@ class RunData:
             # A time that is not known to within itself has no place on a scale; the table says so.
             if record.time is not None and record.time.median_ms and not wild_time(record.time):
                 ways = groups.setdefault(case_of(record), {})
-                ways.setdefault(conditions_of(self.run, [record]).key, []).append(record)
+                conditions = conditions_of(self.run, [record])
+                ways.setdefault((*conditions.key, conditions.gpu), []).append(record)
         taken: set[str] = set()
         return [self._table(records, taken) for ways in groups.values() for records in ways.values()]
 

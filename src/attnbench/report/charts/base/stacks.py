@@ -13,11 +13,10 @@ from attnbench.report.charts.base.style import COLOURS, PLAIN
 
 LEGEND = 24
 "Pixels of a line of the legend."
-NAMES_A_LINE = 4
+NAMES_A_LINE = 3
 FIRST = ("attention", "attention preparation")
-GREY = ("other", "the rest", "idle")
+GREY = {"other": "#66707b", "the rest": PLAIN, "idle": "#bcc3ca"}
 "Last, and without a colour of their own."
-OPACITY = {"idle": 0.35, "the rest": 0.7, "other": 1.0}
 
 
 def stacks(name: str, title: str, of_what: str, bars: Mapping[str, Mapping[str, float]], **more: Any) -> Figure:
@@ -61,13 +60,13 @@ def stacks(name: str, title: str, of_what: str, bars: Mapping[str, Mapping[str, 
 def colours_of(parts: tuple[str, ...]) -> list[str]:
     """A colour a part; grey for what is nothing of its own."""
     own = iter(COLOURS * (len(parts) // len(COLOURS) + 1))
-    return [PLAIN if part in GREY else next(own) for part in parts]
+    return [GREY.get(part) or next(own) for part in parts]
 
 
 def _place(part: str) -> int:
     if part in FIRST:
         return FIRST.index(part)
-    return len(FIRST) + (1 + GREY.index(part) if part in GREY else 0)
+    return len(FIRST) + (1 + list(GREY).index(part) if part in GREY else 0)
 
 
 @cache
@@ -78,12 +77,10 @@ def _definition(unit: str, of_what: str, parts: tuple[str, ...]) -> Spec:
         title=None, orient="top", columns=NAMES_A_LINE, symbolType="square", labelLimit=150, columnPadding=14
     )
     fill = alt.Color("p:N").scale(alt.Scale(domain=list(parts), range=colours_of(parts))).legend(legend)
-    faint = alt.Opacity("p:N").legend(None)
-    faint = faint.scale(alt.Scale(domain=list(parts), range=[OPACITY.get(part, 1.0) for part in parts]))
     x = alt.X("s:Q").scale(alt.Scale(zero=True)).axis(alt.Axis(tickCount=6)).title(f"time of a {of_what}, {unit}")
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("p:N", title="part"), alt.Tooltip("t:N", title="time")]
     base = alt.Chart(alt.NamedData(name="rows")).encode(y=backends_axis())
-    bars = base.mark_bar(height=14).encode(x=x, x2="e:Q", color=fill, opacity=faint, tooltip=tooltip)
+    bars = base.mark_bar(height=14).encode(x=x, x2="e:Q", color=fill, tooltip=tooltip)
     ends = alt.Chart(alt.NamedData(name="ends")).encode(y=backends_axis())
     lines = -(-len(parts) // NAMES_A_LINE)
     return finished(alt.layer(bars, figures_at_the_right(ends)), TWO_LINES + LEGEND * lines)

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from attnbench.kernels.flash.hopper.tiles import Mask, hide, sums_of
-from attnbench.kernels.flash.quant.hopper.tiles import PEAK, fold, highest, lowered, operand_of, read_work
+from attnbench.kernels.flash.quant.hopper.tiles import PEAK, ZERO, highest, largest_of, lowered, operand_of, read_work
 from attnbench.kernels.shared.hopper import (
     ROWS,
     Argument,
@@ -75,39 +75,41 @@ def hide_keys(scores, tile, consumer, done, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 @no_type_check
+def numbers_of(scores, tile, split, consumer, done, WARPGROUP: gl.constexpr):
+    """Scores of a tile as fp32, each ZERO too large, and -∞ where a row does not see the key."""
+    numbers = scores.to(gl.float32, bitcast=True)
+    if tile >= split:
+        numbers = hide_keys(numbers, tile, consumer, done, WARPGROUP)
+    return numbers
+
+
+@gluon.jit
+@no_type_check
 def through_keys(q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP: gl.constexpr):
     """Softmax and sums of a work item's tiles of keys, the last first, and the count after them."""
-    BLOCK_N: gl.constexpr = consumer.BLOCK_N
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 4)
     OUT: gl.constexpr = acc.type.layout
     OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
-    SIZE: gl.constexpr = (ROWS, BLOCK_N)
+    OF_FOURS: gl.constexpr = sums.type.layout
     k_ring = consumer.rings.k
     v_ring = consumer.rings.v
-    no_scores = gl.zeros([ROWS, BLOCK_N], gl.int32, SCORES)
-    no_part = gl.zeros([ROWS, consumer.COLUMNS], gl.float32, OUT)
     work = read_work(consumer.queue, done)
     split = work.split
-    place = (work.head // consumer.repeats * consumer.rows_k + work.k_place) // BLOCK_N
-    scales = consumer.k_scale_ptr + gl.cast(place, gl.int64) * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))
+    place = (work.head // consumer.repeats * consumer.rows_k + work.k_place) // consumer.BLOCK_N
+    scales = consumer.k_scale_ptr + gl.cast(place, gl.int64) * 4 + gl.arange(0, 4, gl.SliceLayout(0, OF_FOURS))
     following = gl.load(scales + (end - 1) * 4)
     for index in range(end):
         tile = end - 1 - index
-        key_scale = following
+        scale = row_scale[:, None] * following[None, :]
         k_ring.wait(count)
-        scores = warpgroup_mma(q, k_ring.tile(count).permute([1, 0]), no_scores, use_acc=False, is_async=True)
+        scores = scores_of(q, k_ring, count)
         following = gl.load(scales + gl.maximum(tile - 1, 0) * 4)
         scores = warpgroup_mma_wait(0, [scores])
         k_ring.release(count)
-        scores = scores.to(gl.float32)
-        if tile >= split:
-            scores = hide_keys(scores, tile, consumer, done, WARPGROUP)
-        weights, factor, row_max, sums = fold(scores, row_max, sums, row_scale, key_scale)
-        weights = operand_of(weights, SIZE, WEIGHTS)
-        v_ring.wait(count)
-        part = warpgroup_mma(weights, v_ring.tile(count).permute([1, 0]), no_part, use_acc=False, is_async=True)
-        part = warpgroup_mma_wait(0, [part])
+        numbers = numbers_of(scores, tile, split, consumer, done, WARPGROUP)
+        pivot, factor, row_max = highest(largest_of(numbers, OF_FOURS), row_max, scale)
+        weights, sums = lowered(numbers, scale, pivot, sums, factor)
+        operand = operand_of(weights, (ROWS, consumer.BLOCK_N), gl.DotOperandLayout(0, OUT, 4))
+        part = warpgroup_mma_wait(0, [part_of(operand, v_ring, count, OUT)])
         v_ring.release(count)
         acc = acc * gl.convert_layout(factor, OF_OUT)[:, None] + part
         count += 1
@@ -117,12 +119,12 @@ def through_keys(q, acc, row_max, sums, row_scale, consumer, count, done, end, W
 @gluon.jit
 @no_type_check
 def scores_of(q, ring, count):
-    """Issue the scores of the count-th tile of keys, which has been waited for."""
+    """Issue the scores of the count-th tile of keys, which has been waited for; they begin with ZERO."""
     keys = ring.tile(count)
     KEYS: gl.constexpr = keys.shape[0]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 32])
-    none = gl.zeros([ROWS, KEYS], gl.int32, SCORES)
-    return warpgroup_mma(q, keys.permute([1, 0]), none, use_acc=False, is_async=True)
+    zero = gl.full([ROWS, KEYS], ZERO, gl.int32, SCORES)
+    return warpgroup_mma(q, keys.permute([1, 0]), zero, is_async=True)
 
 
 @gluon.jit
@@ -147,21 +149,20 @@ def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done,
     """
     OUT: gl.constexpr = acc.type.layout
     OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
+    OF_FOURS: gl.constexpr = sums.type.layout
     k_ring = consumer.rings.k
     v_ring = consumer.rings.v
     work = read_work(consumer.queue, done)
     split = work.split
     place = (work.head // consumer.repeats * consumer.rows_k + work.k_place) // consumer.BLOCK_N
-    scales = consumer.k_scale_ptr + gl.cast(place, gl.int64) * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))
+    scales = consumer.k_scale_ptr + gl.cast(place, gl.int64) * 4 + gl.arange(0, 4, gl.SliceLayout(0, OF_FOURS))
     key_scale = gl.load(scales + (end - 1) * 4)
     k_ring.wait(count)
     scores = warpgroup_mma_wait(0, [scores_of(q, k_ring, count)])
     k_ring.release(count)
-    numbers = scores.to(gl.float32)
-    if end > split:
-        numbers = hide_keys(numbers, end - 1, consumer, done, WARPGROUP)
+    numbers = numbers_of(scores, end - 1, split, consumer, done, WARPGROUP)
     scale = row_scale[:, None] * key_scale[None, :]
-    pivot, factor, row_max = highest(numbers, row_max, scale)
+    pivot, factor, row_max = highest(largest_of(numbers, OF_FOURS), row_max, scale)
     if end > 1:
         k_ring.wait(count + 1)
     for index in range(1, end):
@@ -173,12 +174,10 @@ def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done,
         part = part_of(operand, v_ring, count, OUT)
         scores = warpgroup_mma_wait(1, [scores])
         k_ring.release(count + 1)
-        numbers = scores.to(gl.float32)
-        if tile >= split:
-            numbers = hide_keys(numbers, tile, consumer, done, WARPGROUP)
+        numbers = numbers_of(scores, tile, split, consumer, done, WARPGROUP)
         before = factor
         scale = row_scale[:, None] * key_scale[None, :]
-        pivot, factor, row_max = highest(numbers, row_max, scale)
+        pivot, factor, row_max = highest(largest_of(numbers, OF_FOURS), row_max, scale)
         # As in `flash.hopper.attend`: between what runs beside a product and the wait for it.
         if tile > 0:
             k_ring.wait(count + 2)

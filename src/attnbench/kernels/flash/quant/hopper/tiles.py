@@ -16,6 +16,12 @@ PEAK = gl.constexpr(8.807354922057604)
 "log2 of the largest number of e4m3, which the largest weight of a row becomes."
 
 
+ZERO = gl.constexpr(0x4B400000)
+"""What sums of int8 products begin with: the bits of 1.5 · 2²³ as fp32, whose last bit counts 1.  A sum below 2²² in size
+is then a number of fp32 as it stands, `ZERO_AS_FLOAT` too large; and as these are positive they order as integers do."""
+ZERO_AS_FLOAT = gl.constexpr(12582912.0)
+
+
 @aggregate
 class Rooms:
     """Where heads and sequences lie in the quantised tensors."""
@@ -136,28 +142,15 @@ def fours(scores):
 
 @gluon.jit
 @no_type_check
-def fold(scores, row_max, sums, row_scale, key_scale):
-    """Merge a tile's scores, still without their scales, into the running softmax: weights, factor, maximum, sums.
+def highest(largest, row_max, scale):
+    """What is taken off a tile's scores, the factor of what came before, and the new maximum.
 
     Args:
-        scores: fp32 [rows, keys], whole numbers or -∞.
+        largest: [rows, 4], of the scores that each of a row's four threads holds, still without their scales.
         row_max: [rows], in powers of two, with the scales.
-        sums: [rows, 4], of what each of a row's four threads holds.
-        row_scale: [rows].
-        key_scale: [4], of the keys that each of these threads holds.
+        scale: [rows, 4].
     """
-    scale = row_scale[:, None] * key_scale[None, :]
-    pivot, factor, row_max = highest(scores, row_max, scale)
-    weights, sums = lowered(scores, scale, pivot, sums, factor)
-    return weights, factor, row_max, sums
-
-
-@gluon.jit
-@no_type_check
-def highest(scores, row_max, scale):
-    """What is taken off a tile's scores, the factor of what came before, and the new maximum; scale [rows, 4]."""
-    OF_FOURS: gl.constexpr = scale.type.layout
-    new_max = gl.maximum(row_max, gl.max(largest_of(fours(scores), OF_FOURS) * scale, 1))
+    new_max = gl.maximum(row_max, gl.max(largest * scale, 1))
     # A row that has seen no key yet has no maximum to take off.
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max)
     return pivot, gl.exp2(row_max - pivot), new_max
@@ -165,10 +158,13 @@ def highest(scores, row_max, scale):
 
 @gluon.jit
 @no_type_check
-def lowered(scores, scale, pivot, sums, factor):
-    """Weights of a tile, in fours, and the sums with them."""
-    parts = fours(scores)
-    weights = gl.exp2(spread(scale, parts) * parts - spread((pivot - PEAK)[:, None] + 0.0 * scale, parts))
+def lowered(numbers, scale, pivot, sums, factor):
+    """Weights of a tile of scores, each ZERO too large, in fours, and the sums [rows, 4] with them.
+
+    The scaled ZERO is rounded with the pivot, by less than a score's last bit counts.
+    """
+    parts = fours(numbers)
+    weights = gl.exp2(spread(scale, parts) * parts - spread((pivot - PEAK)[:, None] + ZERO_AS_FLOAT * scale, parts))
     return weights, sums * factor[:, None] + gl.sum(gl.sum(weights, 3), 1)
 
 
@@ -183,18 +179,43 @@ def spread(x, parts):
 
 @gluon.jit
 @no_type_check
-def largest_of(parts, LAYOUT: gl.constexpr):
-    """Largest of what each of a row's four threads holds, [rows, 4]: of four chains, as one were as long as a tile."""
-    CHAINS: gl.constexpr = 4
+def largest_of(numbers, LAYOUT: gl.constexpr):
+    """Largest of the scores, each ZERO too large, that each of a row's four threads holds: fp32 [rows, 4].
+
+    As integers: of those the card compares three at a time.
+    """
+    parts = fours(numbers.to(gl.int32, bitcast=True))
+    CHAINS: gl.constexpr = 2
     shape: gl.constexpr = parts.shape
+    # Of two chains: one were as long as a tile.
     chains = gl.max(parts.reshape([shape[0], shape[1] // CHAINS, CHAINS, 4, 2]), 1)
-    return gl.convert_layout(gl.max(gl.max(chains, 3), 1), LAYOUT)
+    largest = gl.max(gl.max(chains, 3), 1).to(gl.float32, bitcast=True)
+    return gl.convert_layout(largest, LAYOUT) - ZERO_AS_FLOAT
 
 
 @gluon.jit
 @no_type_check
 def operand_of(weights, ROWS_BY_KEYS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Weights in fours as e4m3, the left operand of a product with values in the order of `prepare.key_of`."""
+    """Weights in fours as e4m3, the left operand of a product with values in the order of `prepare.key_of`.
+
+    In the operand's order before they are rounded, four of a register at a time: that needs no rearranging, which what
+    the compiler makes of a conversion does.
+    """
     SIZE: gl.constexpr = ROWS_BY_KEYS
-    eights = weights.to(gl.float8e4nv).reshape([SIZE[0], SIZE[1] // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4])
-    return gl.convert_layout(eights.reshape([SIZE[0], SIZE[1]]), LAYOUT)
+    eights = weights.reshape([SIZE[0], SIZE[1] // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4])
+    ordered = gl.convert_layout(eights.reshape([SIZE[0], SIZE[1]]), LAYOUT)
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b16 low, high;
+        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+        mov.b32 $0, {low, high};
+        }
+        """,
+        "=r,r,r,r,r",
+        [ordered],
+        dtype=gl.int8,
+        is_pure=True,
+        pack=4,
+    ).to(gl.float8e4nv, bitcast=True)

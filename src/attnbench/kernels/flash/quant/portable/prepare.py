@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """What the forward needs of 16-bit tensors, in two launches: statistics of K and V, then all three quantised.
 
-    smooth      sums of K and largest |V| of each channel, of a stretch of rows a program
+    smooth      sums of K and largest |V| of each channel, of a stretch of rows and a few columns a program
     quantise    a program a tile of 128 rows of one:  q, k - mean(k) -> int8;  v -> e4m3, transposed
 
 Rows of Q have a scale each.  K has four scales a tile: one for the keys n of the same (n % 8) // 2, which one thread of a
@@ -99,27 +99,31 @@ def smooth(
     COLUMNS: tl.constexpr,
     PACKED: tl.constexpr,
     BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """Sums of K and largest |V| of `chunk` rows of a (sequence, head): [chunks, 2, pairs, COLUMNS]."""
+    """Sums of K and largest |V| of `chunk` rows and WIDTH columns of a (sequence, head): [chunks, 2, pairs, COLUMNS]."""
     pair = tl.program_id(0)
     part = tl.program_id(1)
     number = pair // heads_kv
     head = pair - number * heads_kv
     batch, _, start, _, keys = sequence(cu_k_ptr, cu_k_ptr, seqlen_k, seqlen_k, number, PACKED)
-    k_base = rows_from(k_ptr, batch, start, head, k_batch, k_row, k_head)
-    v_base = rows_from(v_ptr, batch, start, head, v_batch, v_row, v_head)
-    sums = tl.zeros([BLOCK, COLUMNS], tl.float32)
-    most = tl.zeros([BLOCK, COLUMNS], tl.int32)
+    columns = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    there = (columns < DIM)[None, :]
+    k_base = rows_from(k_ptr, batch, start, head, k_batch, k_row, k_head) + columns[None, :]
+    v_base = rows_from(v_ptr, batch, start, head, v_batch, v_row, v_head) + columns[None, :]
+    sums = tl.zeros([BLOCK, WIDTH], tl.float32)
+    most = tl.zeros([BLOCK, WIDTH], tl.int32)
     end = tl.minimum(part * chunk + chunk, keys)
     for first in range(part * chunk, end, BLOCK):
-        k = load_rows(k_base, first, end, k_row, DIM, BLOCK, COLUMNS, False)
-        v = load_rows(v_base, first, end, v_row, DIM, BLOCK, COLUMNS, False)
+        rows = first + tl.arange(0, BLOCK)
+        mask = (rows < end)[:, None] & there
+        k = tl.load(k_base + rows.to(tl.int64)[:, None] * k_row, mask, other=0.0)
+        v = tl.load(v_base + rows.to(tl.int64)[:, None] * v_row, mask, other=0.0)
         sums += k.to(tl.float32)
         most = tl.maximum(most, size_of(v.to(tl.float32)))
-    at = tl.arange(0, COLUMNS)
     sums_ptr = parts_ptr + (tl.cast(part, tl.int64) * 2 * pairs + pair) * COLUMNS
-    tl.store(sums_ptr + at, tl.sum(sums, 0))
-    tl.store(sums_ptr + tl.cast(pairs, tl.int64) * COLUMNS + at, tl.max(most, 0).to(tl.float32, bitcast=True))
+    tl.store(sums_ptr + columns, tl.sum(sums, 0))
+    tl.store(sums_ptr + tl.cast(pairs, tl.int64) * COLUMNS + columns, tl.max(most, 0).to(tl.float32, bitcast=True))
 
 
 @triton.jit

@@ -32,18 +32,10 @@ def flash_sparse_forward(
     indices_ptr,
     seqlen_q,
     seqlen_k,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    out_batch,
-    out_row,
-    out_head,
+    q_strides,
+    k_strides,
+    v_strides,
+    out_strides,
     lse_batch,
     lse_head,
     scale,
@@ -60,6 +52,10 @@ def flash_sparse_forward(
     BLOCK_N: tl.constexpr,
 ):
     """Output and lse of a tile of queries: a row of the map, or a part of one."""
+    _, q_row, _ = q_strides
+    _, k_row, _ = k_strides
+    _, v_row, _ = v_strides
+    _, out_row, _ = out_strides
     SHARES: tl.constexpr = BLOCK_Q // BLOCK_M
     PARTS: tl.constexpr = BLOCK_K // BLOCK_N
     item = items_ptr + tl.cast(tl.program_id(0) // SHARES, tl.int64) * 3
@@ -73,9 +69,9 @@ def flash_sparse_forward(
     if first < seqlen_q:
         none = tl.cast(batch * 0, tl.int64)
         indices = indices_ptr + tl.cast(row, tl.int64) * columns
-        q_base = rows_from(q_ptr, batch, none, head, q_batch, q_row, q_head)
-        k_base = rows_from(k_ptr, batch, none, head // repeats, k_batch, k_row, k_head)
-        v_base = rows_from(v_ptr, batch, none, head // repeats, v_batch, v_row, v_head)
+        q_base = rows_from(q_ptr, batch, none, head, q_strides)
+        k_base = rows_from(k_ptr, batch, none, head // repeats, k_strides)
+        v_base = rows_from(v_ptr, batch, none, head // repeats, v_strides)
         q = load_rows(q_base, first, seqlen_q, q_row, DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
         at_rows = first + tl.arange(0, BLOCK_M)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -109,8 +105,8 @@ def flash_sparse_forward(
         empty = row_sum == 0.0  # which NaN is not
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
-        out_base = rows_from(out_ptr, batch, none, head, out_batch, out_row, out_head)
+        out_base = rows_from(out_ptr, batch, none, head, out_strides)
         store_rows(out_base, first, seqlen_q, out_row, acc, DIM, BLOCK_M, BLOCK_D)
         lse = tl.where(empty, float("-inf"), (row_max * scale + tl.math.log2(total)) * LN_2)
-        lse_base = rows_from(lse_ptr, batch, none, head, lse_batch, 1, lse_head)
+        lse_base = rows_from(lse_ptr, batch, none, head, (lse_batch, 1, lse_head))
         tl.store(lse_base + at_rows, lse, mask=at_rows < seqlen_q)

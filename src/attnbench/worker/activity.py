@@ -1,8 +1,7 @@
-"""The word of a worker: one shared page that says what it is doing.
+"""What a worker is doing, on a page of memory that it shares with its parent.
 
-The worker writes the backend and the phase before each step, launches of a batch included; when it
-dies or hangs, the parent reads whom to blame.  A shared page costs a microsecond a word, needs no
-system call, and survives the writer.
+The worker writes the backend and the phase before each step, launches of a batch included; when it dies or hangs, the
+parent reads whom to blame.  To write costs a microsecond and no system call, and the page survives the writer.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from attnbench.errors import NothingToRun, refusal
 from attnbench.worker.supervisor import PRINTED, PRINTED_AT
 
 _FORMAT = struct.Struct("<Qi48s")
-"""Counter of words, index of the backend in the request, phase."""
+"""Count of steps, index of the backend in the request, phase."""
 HARNESS = -1
 """Index of the harness itself: nobody's backend."""
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What a worker said last."""
+class Activity:
+    """What a worker wrote last."""
 
     count: int
     index: int
     phase: str
 
 
-class BlamePage:
+class ActivityPage:
     """The page, in a nameless file that both processes map."""
 
     def __init__(self, handle: int) -> None:
@@ -45,20 +44,20 @@ class BlamePage:
     def create(cls) -> Self:
         """A fresh page; whoever goes last takes it with him, in whatever way he goes."""
         page = cls(shared_memory(mmap.PAGESIZE))
-        page.say(HARNESS, "start")
+        page.announce(HARNESS, "start")
         return page
 
-    def say(self, index: int, phase: str) -> None:
-        """Write the word; called by the worker."""
+    def announce(self, index: int, phase: str) -> None:
+        """Say what comes next; called by the worker."""
         self._count += 1
         _FORMAT.pack_into(self._page, 0, self._count, index, phase.encode(errors="backslashreplace")[:48])
 
-    def read(self) -> Word:
-        """Read the word; called by the parent, at any moment: a word half written is no error."""
+    def read(self) -> Activity:
+        """What was written last; called by the parent, at any moment: half an entry is no error."""
         count, index, phase = _FORMAT.unpack_from(self._page, 0)
-        # A backend may have written to the page: what is no word of ours is not shown.
+        # A backend may have written to the page: what is not ours is not shown.
         text = phase.partition(b"\0")[0].decode(errors="ignore")
-        return Word(count, index, "".join(letter for letter in text if letter.isprintable()))
+        return Activity(count, index, "".join(letter for letter in text if letter.isprintable()))
 
     def printed(self) -> int:
         """Bytes that the worker printed so far, as far as its supervisor has read them."""

@@ -1,0 +1,157 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""A tile of rows in the columns of the flash backward: its mask, its products, and its part of dQ."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.shared.rows import add_rows
+
+
+@triton.jit
+@no_type_check
+def begin_at(ptr, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The same number of each row of a tile for all keys, [BLOCK_N, BLOCK_M]: what a product begins at."""
+    return tl.broadcast_to(tl.load(ptr + first + tl.arange(0, BLOCK_M))[None, :], [BLOCK_N, BLOCK_M])
+
+
+@triton.jit
+@no_type_check
+def seen_by(
+    first_row,
+    columns,
+    queries,
+    keys,
+    shift,
+    left,
+    right,
+    BLOCK_M: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+):
+    """The mask [BLOCK_N, BLOCK_M] of rows from `first_row`; the bounds are the keys', a thread has few of those."""
+    rows = first_row + tl.arange(0, BLOCK_M)[None, :]
+    # No row is as late as the one from which a key past the end is seen.
+    low = tl.where(columns < keys, 0, queries + BLOCK_M)
+    if HAS_RIGHT:
+        low = tl.maximum(low, columns - (shift + right))
+    see = rows >= low
+    if HAS_LEFT:
+        see &= rows <= columns + (left - shift)
+    return see
+
+
+@triton.jit
+@no_type_check
+def hide(
+    scores,
+    at,
+    whole,
+    split,
+    columns,
+    queries,
+    keys,
+    shift,
+    left,
+    right,
+    BLOCK_M: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    MASKED: tl.constexpr,
+    FUSED: tl.constexpr,
+):
+    """Scores with the hidden ones at -inf: before the exponential, which might overflow for them.
+
+    Of every tile where MASKED; where FUSED, of those outside [whole, split), which is asked for the whole tile at once.
+    """
+    if MASKED:
+        see = seen_by(at, columns, queries, keys, shift, left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT)
+        scores = tl.where(see, scores, float("-inf"))
+    elif FUSED:  # noqa: SIM102 (compiled in or not; the next is asked at run time)
+        if (at < whole * BLOCK_M) | (at >= split * BLOCK_M):
+            see = seen_by(at, columns, queries, keys, shift, left, right, BLOCK_M, HAS_LEFT, HAS_RIGHT)
+            scores = tl.where(see, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+@no_type_check
+def fold_rows(
+    dk,
+    dv,
+    q,
+    dout,
+    k,
+    v,
+    lse_at,
+    delta_at,
+    scale_log2,
+    at,
+    whole,
+    split,
+    columns,
+    queries,
+    keys,
+    shift,
+    left,
+    right,
+    BLOCK_M: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    MASKED: tl.constexpr,
+    FUSED: tl.constexpr,
+    EARLY: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    BESIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One tile of rows into dK and dV of the tile of keys; gives the tile's part of dQ too, where ATOMIC."""
+    scores = tl.dot(k, tl.trans(q), lse_at, input_precision=PRECISION)
+    if EARLY:
+        # dO Vᵀ is there when the exponentials are: dS is worked out beside the product with dO.
+        above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
+    scores = hide(
+        scores,
+        at,
+        whole,
+        split,
+        columns,
+        queries,
+        keys,
+        shift,
+        left,
+        right,
+        BLOCK_M,
+        HAS_LEFT,
+        HAS_RIGHT,
+        MASKED,
+        FUSED,
+    )
+    weights = tl.exp2(scores * scale_log2)
+    dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    if not EARLY:
+        above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
+    down = (weights * above).to(q.dtype)
+    part = down  # a value in any case, as the compiler wants
+    if ATOMIC and BESIDE:
+        # Before dK, beside whose product it is then added to memory.
+        part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+    dk = tl.dot(down, q, dk, input_precision=PRECISION)
+    if ATOMIC and not BESIDE:
+        part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
+    return dk, dv, part
+
+
+@triton.jit
+@no_type_check
+def add_part(
+    base, desc, row, first, part, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr
+):
+    """Add dS K of a tile to the fp32 sums; rows past the sequence's end have room there, and add zeros."""
+    if TMA:
+        desc.atomic_add([tl.cast(row + first, tl.int32), 0], part)
+    else:
+        add_rows(base, first, first + BLOCK_M, DIM, part, DIM, BLOCK_M, BLOCK_D)

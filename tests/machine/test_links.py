@@ -1,0 +1,78 @@
+"""Links measured by real processes joined by gloo; ranks that die or hang; the command's mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnbench.cli import main
+from attnbench.errors import Unavailable
+from attnbench.machine import links
+from attnbench.machine.device import CPU, Device
+from attnbench.machine.links import Link, measure_links
+
+
+def test_every_operation_between_two_processes(tmp_path, capsys):
+    path = tmp_path / "links.json"
+    assert main(["links", "--ranks", "2", "--sizes", "0.01,0.1", "--json", str(path)]) == 0
+    told = json.loads(path.read_text())
+    assert told["devices"] == ["cpu", "cpu"]
+    found = [Link(**one) for one in told["links"]]
+    assert [(one.operation, one.size_mb) for one in found] == [
+        (operation, size) for operation in ("exchange", "all-to-all", "all-gather") for size in (0.01, 0.1)
+    ]
+    for one in found:
+        assert one.median_ms > 0
+        assert one.gbps == pytest.approx(one.size_mb * 2**20 / one.median_ms / 1e6)
+    assert "all-gather" in capsys.readouterr().out
+
+
+def test_a_sample_is_the_slowest_ranks_and_all_peers_count():
+    answers = [
+        {"exchange 16.0": [1.0, 5.0, 2.0], "all-gather 16.0": [3.0]},
+        {"exchange 16.0": [4.0, 1.0, 1.0], "all-gather 16.0": [6.0]},
+        {"exchange 16.0": [0.0, 0.0, 0.0], "all-gather 16.0": [1.0]},
+    ]
+    exchange, gather = links._links(answers, 3)
+    assert exchange == Link("exchange", 16.0, 4.0, 16 * 2**20 / 4.0 / 1e6)
+    assert gather == Link("all-gather", 16.0, 6.0, 2 * 16 * 2**20 / 6.0 / 1e6)
+
+
+def test_a_rank_that_dies_or_hangs_is_named_and_the_others_are_ended(monkeypatch):
+    monkeypatch.setattr(links, "MODULE", "attnbench.no_such_module")
+    with pytest.raises(
+        Unavailable, match=r"^x: device=cpu \(rank [01]\) ended the process with code 1: .*no_such_module"
+    ):
+        measure_links("x", [CPU, CPU], [1.0])
+    monkeypatch.setattr(links, "MODULE", "attnbench.machine.link_rank")
+    monkeypatch.setattr(links, "TIMEOUT_S", 0.05)
+    with pytest.raises(
+        Unavailable, match=r"^x: device=cpu \(rank 0\) did not end within 0.05 s; all ranks to the end$"
+    ):
+        measure_links("x", [CPU, CPU], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--ranks 1", "--ranks=1 cannot be used; 2 to 64"),
+        ("--ranks two", "--ranks=two cannot be used; 2 to 64"),
+        ("--ranks 2 --gpus all", "--ranks=2 is for a CPU, --gpus for GPUs; one of the two"),
+        ("--ranks 2 --sizes 0", "--sizes=0 cannot be used; MiB above 0, at most 4096, with commas"),
+        ("--ranks 2 --sizes 1,nan", "--sizes=1,nan cannot be used; MiB above 0"),
+        ("--gpus 0", "--gpus=0 is one GPU, which has no link; two or more"),
+    ],
+)
+def test_mistakes(words, said, capsys, monkeypatch):
+    monkeypatch.setattr("attnbench.machine.gpus.count_gpus", lambda: 2)
+    assert main(["links", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"attnbench links: {said}")
+
+
+def test_gpus_are_counted_from_the_command(monkeypatch):
+    seen = []
+    monkeypatch.setattr("attnbench.machine.gpus.count_gpus", lambda: 2)
+    monkeypatch.setattr(links, "measure_links", lambda who, devices, sizes: seen.append((devices, sizes)) or [])
+    assert main(["links", "--no-wait"]) == 0
+    assert seen == [((Device("cuda", 0), Device("cuda", 1)), [1.0, 16.0, 256.0])]
