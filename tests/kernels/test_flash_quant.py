@@ -196,3 +196,28 @@ def test_a_cpu_is_refused_where_kernels_are_compiled():
     inputs = inputs_of(9)
     with pytest.raises(ValueError, match=r"^flash_quant_attention: q\.device=cpu has no compiled kernels"):
         attend(compiled, inputs)
+
+
+def test_as_a_function_in_a_model_it_is_the_same_and_its_quantisation_is_marked(kernels, monkeypatch):
+    from contextlib import contextmanager
+
+    import attnbench.kernels.flash.quant as package
+    from attnbench.backends.flash_quant_call import QuantFunction
+    from attnbench.workloads.attention.case import AttentionCase
+
+    monkeypatch.setattr(package, "api", kernels, raising=False)
+    inputs = inputs_of(seqlen=70, heads=2)
+    case = AttentionCase(batch=1, seqlen=70, nheads=2, headdim=inputs.q.shape[-1], dtype="bf16")
+    marked = []
+
+    @contextmanager
+    def preparing():
+        marked.append("in")
+        yield
+        marked.append("out")
+
+    attend_in_place = QuantFunction(case, SMALL)
+    attend_in_place.preparing = preparing
+    out, _ = attend(kernels, inputs)
+    assert torch.equal(attend_in_place(inputs.q, inputs.k, inputs.v), out)
+    assert marked == ["in", "out"]

@@ -17,7 +17,7 @@ from attnbench.backends.our_triton import OurTriton
 from attnbench.workloads.attention.case import AttentionCase
 
 if TYPE_CHECKING:
-    from torch import Tensor, device
+    from torch import device
 
     from attnbench.backends.differentiable import Attention
     from attnbench.kernels.flash.quant.config import Shape
@@ -59,13 +59,10 @@ class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
         return Budget(relative=largest, rel_l1=0.043, head_rel_l1=0.05)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`: the whole op."""
-        from attnbench.kernels.flash.quant.api import flash_quant_attention
+        """As of `Backend`: the whole op, its quantisation marked as preparation."""
+        from attnbench.backends.flash_quant_call import QuantFunction
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return flash_quant_attention(q, k, v, causal=case.causal, scale=case.scale, config=self.own or None)[0]
-
-        return attend
+        return QuantFunction(case, self.own)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:

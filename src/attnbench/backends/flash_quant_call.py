@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnbench.backends.base import Launch
+from attnbench.backends.base import Launch, Preparing
 from attnbench.backends.buffers import Buffers
 from attnbench.errors import Unavailable
 
@@ -14,6 +14,31 @@ if TYPE_CHECKING:
 
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
+
+
+class QuantFunction(Preparing):
+    """The op as a function of anybody's tensors, [B, S, H, D]."""
+
+    def __init__(self, case: AttentionCase, short: str) -> None:
+        self.case, self.short = case, short
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Quantise, then attend."""
+        import torch
+
+        from attnbench.kernels.flash.quant import api
+
+        problem = api.quant_problem_of(q, k, v, causal=self.case.causal, scale=self.case.scale)
+        config = api.config_for(self.short or None, q)
+        with torch.cuda.device_of(q):  # Triton launches on the current device
+            with self.preparing():
+                made = api.allocate(q, k, problem)
+                api.launch_smooth(k, v, made, problem)
+                api.launch_quantise(q, k, v, made, problem)
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            lse = torch.empty(api.lse_shape(q, problem), dtype=torch.float32, device=q.device)
+            api.launch_quant(made, out, lse, problem, config)
+        return out
 
 
 class QuantSession(Buffers):
