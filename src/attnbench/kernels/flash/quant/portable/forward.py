@@ -154,9 +154,9 @@ def flash_quant_forward(
             v_scale_ptr + (tl.cast(number, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + columns
         )
         acc = acc * (1.0 / total)[:, None] * v_scale[None, :]
-        out_base = rows_from(out_ptr, batch, query_start, head, (out_batch, out_row, out_head))
+        out_base = rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head)
         store_rows(out_base, first, queries, out_row, acc, DIM, BLOCK_M, COLUMNS)
         row_shift = tl.load(q_shift_ptr + q_place + at, there, other=0.0)
         lse = tl.where(empty, float("-inf"), (row_max + tl.math.log2(total) - PEAK + row_shift) * LN_2)
-        lse_base = rows_from(lse_ptr, batch, query_start, head, (lse_batch, 1, lse_head))
+        lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
         tl.store(lse_base + rows, lse, mask=there)

@@ -109,8 +109,8 @@ def smooth(
     batch, _, start, _, keys = sequence(cu_k_ptr, cu_k_ptr, seqlen_k, seqlen_k, number, PACKED)
     columns = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     there = (columns < DIM)[None, :]
-    k_base = rows_from(k_ptr, batch, start, head, (k_batch, k_row, k_head)) + columns[None, :]
-    v_base = rows_from(v_ptr, batch, start, head, (v_batch, v_row, v_head)) + columns[None, :]
+    k_base = rows_from(k_ptr, batch, start, head, k_batch, k_row, k_head) + columns[None, :]
+    v_base = rows_from(v_ptr, batch, start, head, v_batch, v_row, v_head) + columns[None, :]
     sums = tl.zeros([BLOCK, WIDTH], tl.float32)
     most = tl.zeros([BLOCK, WIDTH], tl.int32)
     end = tl.minimum(part * chunk + chunk, keys)
@@ -201,7 +201,7 @@ def quantise(
         place = tl.cast(head, tl.int64) * rows_k + padded_start(number, k_start, keys, PACKED, TILE) + first
         if program % 2 == 0:
             if first < keys:
-                k_base = rows_from(k_ptr, batch, k_start, head, (k_batch, k_row, k_head))
+                k_base = rows_from(k_ptr, batch, k_start, head, k_batch, k_row, k_head)
                 k = load_rows(k_base, first, keys, k_row, DIM, TILE, COLUMNS, False).to(tl.float32)
                 mean = mean_of(parts_ptr, pair, pairs, chunks, keys, COLUMNS, CHUNKS)
                 k = tl.where((first + at < keys)[:, None], k - mean[None, :], 0.0)
@@ -218,7 +218,7 @@ def quantise(
                 tl.store(v_scale_ptr + tl.cast(pair, tl.int64) * COLUMNS + columns, v_scale)
             if first < keys:
                 rows = first + key_of(at)
-                v_base = rows_from(v_ptr, batch, k_start, head, (v_batch, v_row, v_head))
+                v_base = rows_from(v_ptr, batch, k_start, head, v_batch, v_row, v_head)
                 v_at = v_base + tl.cast(first, tl.int64) * v_row + (key_of(at)[:, None] * v_row + columns[None, :])
                 v = tl.load(v_at, mask=(rows < keys)[:, None] & (columns < DIM)[None, :], other=0.0).to(tl.float32)
                 v8 = tl.trans((v * v_inverse[None, :]).to(tl.float8e4nv))  # [COLUMNS, TILE]
@@ -230,7 +230,7 @@ def quantise(
         head = pair - number * heads
         batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
         if first < queries:
-            q_base = rows_from(q_ptr, batch, q_start, head, (q_batch, q_row, q_head))
+            q_base = rows_from(q_ptr, batch, q_start, head, q_batch, q_row, q_head)
             q = load_rows(q_base, first, queries, q_row, DIM, TILE, COLUMNS, False).to(tl.float32)
             pair_kv = number * heads_kv + head // (heads // heads_kv)
             mean = mean_of(parts_ptr, pair_kv, pairs, chunks, keys, COLUMNS, CHUNKS)
