@@ -168,8 +168,8 @@ def capture(call: Callable[[], object], memory: Any = None) -> Any:
     """
     call()  # what a first call compiles or allocates must not be captured
     graph = torch.cuda.CUDAGraph()
-    # Not `torch.cuda.graph`: it waits for the device, collects garbage and gives memory back, all of which a server
-    # that captures between two steps would feel.  Objects that a collection ended could call what cannot be captured.
+    # Not `torch.cuda.graph`: it waits for the device and gives memory back, which a server that captures between two
+    # steps would feel.  Objects that a garbage collection ended could call what cannot be captured.
     with torch.cuda.stream(_aside(torch.cuda.current_device())), _no_collection():
         # Other threads may go on with what cannot be captured.
         graph.capture_begin(*([] if memory is None else [memory]), capture_error_mode="thread_local")
