@@ -331,7 +331,7 @@ class AfterAPause(Cheating):
         self.last = 0.0
 
     def forward(self):
-        if time.monotonic() - self.last > 0.02:
+        if time.monotonic() - self.last > 5e-3:
             super().forward()
         self.last = time.monotonic()
 
