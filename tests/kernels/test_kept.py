@@ -263,6 +263,7 @@ def test_what_is_kept_is_not_used_for_a_call_that_differs(name, changes):
         ("paged", {"splits": 1}, {"splits": True}, "splits=True cannot be used"),
         ("dense", {}, {"q": None}, "q=None is of type NoneType"),
         ("flash", {}, {"window": ([], 0)}, "is not a window"),
+        ("flash", {}, {"window": 5}, "window=5 is not a window"),
     ],
 )
 def test_what_is_refused_stays_refused_when_its_equal_is_kept(name, good, bad, words):
@@ -276,6 +277,71 @@ def test_what_is_refused_stays_refused_when_its_equal_is_kept(name, good, bad, w
             return
         with pytest.raises(ValueError, match=words):
             function(**make() | bad)
+
+
+def test_packed_keys_that_are_values_too_are_repeated_by_descriptors():
+    """A call whose tensors share an address is no reason to launch all later ones of its key through Triton."""
+    with on_no_card() as card:
+        given = packed_given() | {"forward": "m64n64w4s2-tma"}
+        flash_attention(**given | {"k": given["v"]})
+        flash_attention(**given)
+        warm = card.through_triton
+        assert warm
+        flash_attention(**given)
+        assert card.through_triton == warm
+
+
+@pytest.mark.parametrize("name", ["flash", "dense", "bsa"])
+def test_an_output_whose_gradient_nobody_gives_has_none(name):
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    function, make = CALLS[name]
+    with on_no_card():
+        given = make()
+        q = given["q"] = given["q"].detach().requires_grad_()
+        out = function(**given)
+        Stop.apply(out if isinstance(out, torch.Tensor) else out[0]).sum().backward()
+        # dense is given zeros for it, and launches; no kernel runs here that would write its gradient.
+        assert (q.grad is None) == (name != "dense")
+
+
+@pytest.mark.parametrize(("name", "offsets"), [("packed", "cu_seqlens_q"), ("dense", "offsets"), ("bsa", "offsets")])
+def test_offsets_that_changed_before_the_backward_are_refused(name, offsets):
+    function, make = CALLS[name]
+    with on_no_card():
+        given = make()
+        given["q"] = given["q"].detach().requires_grad_()
+        out = function(**given)
+        given[offsets][1] += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            (out if isinstance(out, torch.Tensor) else out[0]).sum().backward()
+
+
+def test_a_tensor_without_memory_on_its_card_is_refused():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(4, 8, device="cuda")
+    with (
+        pytest.warns(match="data pointer"),
+        pytest.raises(ValueError, match=r"a tensor of shape \(4, 8\) has no memory"),
+    ):
+        kept.facts_of(fake)
+
+
+def test_what_is_kept_already_drops_nothing(monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 2)
+    calls = kept.Kept()
+    for key in ("a", "b", "b", "b"):
+        calls.keep(key, key)
+    assert calls.get("a") == "a"
 
 
 def test_one_tensor_given_twice_is_two_arguments_later():

@@ -95,3 +95,14 @@ def test_what_is_wrong_stays_refused():
             layer.norm(**norm_given())
             with pytest.raises(ValueError, match=r"hstu_norm: weight\.shape=63 does not fit; 64"):
                 layer.norm(**norm_given() | {"weight": vector(63)})
+
+
+def test_a_number_in_a_tensor_is_read_at_each_call():
+    scale = torch.tensor(0.5)
+    layer._calls._calls.clear()
+    with on_no_card() as card:
+        given = embed_given() | {"scale": scale}
+        half = [launches_of(card, layer.embed, given) for _ in range(2)][-1]
+        scale.fill_(2.0)
+        assert launches_of(card, layer.embed, given) != half
+        assert len(layer._calls) == 2

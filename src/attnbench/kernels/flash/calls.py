@@ -196,8 +196,8 @@ class FlashAttention(torch.autograd.Function):
     ) -> Results:
         """Out and lse."""
         out, lse = call.forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call, ctx.offsets = call, (cu_seqlens_q, cu_seqlens_k)
+        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+        ctx.call = call
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)  # lse has none
         return out, lse
@@ -206,7 +206,9 @@ class FlashAttention(torch.autograd.Function):
     @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
-        return *ctx.call.gradients(grads[0], *ctx.saved_tensors, *ctx.offsets), None, None, None
+        if grads[0] is None:  # nobody asked for a derivative of the output
+            return (None,) * 6
+        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None
 
 
 def call_of(
@@ -235,7 +237,7 @@ def call_of(
     key = (
         facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k),
         exact(causal, scale, max_seqlen_q, max_seqlen_k, deterministic, forward, backward),
-        None if window is None else exact(*window),
+        exact(*window) if isinstance(window, tuple | list) else exact(window),
     )
     call = CALLS.get(key)
     if call is None or validate:

@@ -77,8 +77,10 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     ctx.set_materialize_grads(False)
 
 
-def gradients(ctx: Any, dout: Tensor, _dlse: Tensor | None) -> tuple[Any, ...]:
+def gradients(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Any, ...]:
     """Of the forward's arguments."""
+    if dout is None:  # nobody asked for a derivative of the output
+        return (None,) * (3 + COUNT)
     found: tuple[Any, ...] = BACKWARD(dout, *ctx.saved_tensors, *ctx.numbers)
     return *found, *(None,) * COUNT
 

@@ -173,8 +173,11 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    whole = x[None] if x.dim() == 3 else x
-    return TensorDescriptor(whole, list(whole.shape), list(whole.stride()), [1, rows, 1, columns])
+    shape, strides = list(x.shape), list(x.stride())
+    if x.dim() == 3:
+        # Of x itself, no view of it: a kept call knows its tensors by identity.
+        shape, strides = [1, *shape], [shape[0] * strides[0], *strides]
+    return TensorDescriptor(x, shape, strides, [1, rows, 1, columns])
 
 
 def check_device(q: Tensor, *, compiled: bool) -> None:
@@ -270,7 +273,10 @@ def _reach(
     right as there are queries, a query sees every key, so a wider bound hides nothing more or less.  The bound stays
     one: whether there is one is compiled into a kernel, and lengths compile nothing anew.
     """
-    if window is not None and not (len(window) == 2 and all(is_whole(bound) and bound >= -1 for bound in window)):
+    is_window = (
+        isinstance(window, tuple | list) and len(window) == 2 and all(is_whole(one) and one >= -1 for one in window)
+    )
+    if window is not None and not is_window:
         raise _wrong("window", window, "is not a window", "(left, right) in keys from 0, -1 for unbounded, or None")
     left, right = (None if bound < 0 else bound for bound in window or (-1, -1))
     left = None if left is None else min(left, longest_k)

@@ -54,7 +54,7 @@ class Kept(Generic[_Call]):
         except TypeError:
             return call
         with self._lock:
-            if len(self._calls) >= MOST_KEPT:
+            if key not in self._calls and len(self._calls) >= MOST_KEPT:
                 del self._calls[next(iter(self._calls))]
             return self._calls.setdefault(key, call)
 
@@ -63,11 +63,20 @@ def facts_of(*tensors: Tensor | None) -> Hashable:
     """What a call on these tensors depends on, but values and addresses; of an address how it is aligned.
 
     Of something else than tensors, what is never met again: it has to be checked each time.
+
+    Raises:
+        ValueError: a tensor on a card has no memory there, as a fake one.
     """
     facts: list[Any] = []
     try:
         for x in tensors:
-            facts.append(None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15))
+            if x is None:
+                facts.append(None)
+                continue
+            address = x.data_ptr()
+            if not address and x.device.type == "cuda" and x.numel():
+                raise ValueError(f"a tensor of shape {tuple(x.shape)} has no memory on {x.device}; one with values")
+            facts.append((x.shape, x.stride(), x.dtype, x.device, address & 15))
     except (AttributeError, TypeError):
         return object()
     return (*facts, *switches())
@@ -99,7 +108,7 @@ class _Recorder:
             self.tensors.append(x.view_as(x) if x is not None and twice else x)
         self.made: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.steps: list[Repeat | int] = []
-        self.fault: LookupError | None = None
+        self.fault: str | None = None
 
     def number(self, x: Tensor) -> int:
         """Number of a tensor, or of the one whose beginning it is another view of.
@@ -124,7 +133,11 @@ class _Recorder:
         try:
             self.steps.append(step())
         except LookupError as fault:
-            self.fault = fault
+            self.fault = str(fault)
+        except (
+            Exception
+        ) as fault:  # another launcher than the known: this call has been launched, the next go by Triton
+            self.fault = f"{type(fault).__name__}: {fault}"
 
 
 def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -251,12 +264,12 @@ class Launches:
             results = self._whole(*recorder.tensors)
         finally:
             _notes.recorder = None
-        try:
-            if recorder.fault:
-                raise recorder.fault
-            self.plan = Plan(recorder, results)
-        except LookupError as fault:
-            self.fault = str(fault)
+        self.fault = recorder.fault
+        if self.fault is None:
+            try:
+                self.plan = Plan(recorder, results)
+            except LookupError as fault:
+                self.fault = str(fault)
         return results
 
     def _whole(self, *tensors: Tensor | None) -> Results:

@@ -31,7 +31,8 @@ def is_observed() -> bool:
 
 def switches() -> tuple[Any, ...]:
     """Triton's switches that choose another compiled kernel for the same call."""
-    return knobs.runtime.debug, knobs.compilation.instrumentation_mode
+    casts = getattr(knobs.compilation, "fpsan_homomorphic_casts", None)  # Triton 3.6 has none
+    return knobs.runtime.debug, knobs.compilation.instrumentation_mode, casts
 
 
 class _Address(NamedTuple):

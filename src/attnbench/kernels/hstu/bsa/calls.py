@@ -116,6 +116,8 @@ class HstuBsaAttention(torch.autograd.Function):
     @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
+        if grads[0] is None:  # nobody asked for a derivative of the output
+            return (None,) * 8
         return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None
 
 

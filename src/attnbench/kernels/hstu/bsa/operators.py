@@ -72,8 +72,10 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     ctx.set_materialize_grads(False)
 
 
-def gradients(ctx: Any, dout: Tensor, *_none: Tensor | None) -> tuple[Any, ...]:
+def gradients(ctx: Any, dout: Tensor | None, *_none: Tensor | None) -> tuple[Any, ...]:
     """Of the forward's arguments."""
+    if dout is None:  # nobody asked for a derivative of the output
+        return (None,) * (GIVEN + COUNT)
     dq, dk, dv, dgates = BACKWARD(dout, *ctx.saved_tensors, *ctx.numbers)
     gated = ctx.saved_tensors[4] is not None
     return dq, dk, dv, dgates if gated else None, *(None,) * (GIVEN - 4 + COUNT)

@@ -194,15 +194,15 @@ class HstuAttention(torch.autograd.Function):
     ) -> Tensor | None:
         """Out."""
         (out,) = call.forward(q, k, v, offsets, offsets_q, num_targets)
-        ctx.save_for_backward(q, k, v)
-        ctx.call, ctx.table = call, (offsets, offsets_q, num_targets)
+        ctx.save_for_backward(q, k, v, offsets, offsets_q, num_targets)
+        ctx.call = call
         return out
 
     @staticmethod
     @once_differentiable  # a second derivative would be missing in silence
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
-        return *ctx.call.gradients(grads[0], *ctx.saved_tensors, *ctx.table), None, None, None, None
+        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None
 
 
 def problem_of(

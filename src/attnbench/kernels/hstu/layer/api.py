@@ -40,14 +40,14 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    tensors = table, ids, positions, places
+    scale, tensors = float(scale), (table, ids, positions, places)
     key = "embed", facts_of(*tensors), exact(scale)
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_embed", {"table": table, "places": places}, {"ids": ids, "positions": positions})
         _same("hstu_embed", "places", places.shape[1], table.shape[1])
         _same("hstu_embed", "positions", len(positions), len(ids))
-        launches = _calls.keep(key, Launches(partial(_run_embed, float(scale))))
+        launches = _calls.keep(key, Launches(partial(_run_embed, scale)))
     return _only(launches(*tensors))
 
 
@@ -73,13 +73,14 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
+    eps = float(eps)
     key = "norm", facts_of(x, weight, bias), exact(eps)
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_norm", {"x": x, "weight": weight[None], "bias": bias[None]}, {})
         for name, given in (("weight", weight), ("bias", bias)):
             _same("hstu_norm", name, len(given), x.shape[1])
-        launches = _calls.keep(key, Launches(partial(_run_norm, float(eps))))
+        launches = _calls.keep(key, Launches(partial(_run_norm, eps)))
     return _only(launches(x, weight, bias))
 
 
@@ -138,7 +139,7 @@ def gate(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    tensors = a, u, weight, bias, count
+    eps, whole, tensors = float(eps), bool(whole), (a, u, weight, bias, count)
     key = "gate", facts_of(*tensors), exact(eps, whole)
     launches = _calls.get(key)
     if launches is None:
@@ -149,7 +150,7 @@ def gate(
         for name, x in (("u", u), ("weight", weight[None]), ("bias", bias[None])):
             _same("hstu_gate", name, x.shape[1], a.shape[1])
         _same("hstu_gate", "u", len(u), len(a))
-        launches = _calls.keep(key, Launches(partial(_run_gate, float(eps), whole)))
+        launches = _calls.keep(key, Launches(partial(_run_gate, eps, whole)))
     return _only(launches(*tensors))
 
 
@@ -177,11 +178,12 @@ def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
+    eps = float(eps)
     key = "pick", facts_of(x, rows), exact(eps)
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_pick", {"x": x}, {"rows": rows})
-        launches = _calls.keep(key, Launches(partial(_run_pick, float(eps))))
+        launches = _calls.keep(key, Launches(partial(_run_pick, eps)))
     return _only(launches(x, rows))
 
 
