@@ -99,7 +99,7 @@ def plan_again(attnbench, monkeypatch):
     """What a line of a record plans, and what it shows of that."""
     planned = []
     estimated = estimate.estimate
-    monkeypatch.setattr(estimate, "estimate", lambda run, files=(): planned.append(run) or estimated(run, files=files))
+    monkeypatch.setattr(estimate, "estimate", lambda run, **given: planned.append(run) or estimated(run, **given))
 
     def plan(line):
         program, *words = shlex.split(line)

@@ -190,7 +190,7 @@ def test_a_graph_holds_first_and_kept_calls(name, warm):
     assert same(results(name, others), truth), "what was kept in a capture serves outside of it"
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="of two cards")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 def test_a_kept_call_follows_its_tensors_card():
     here = arguments("flash", 3)
     there = {name: x.to("cuda:1") for name, x in here.items()}
