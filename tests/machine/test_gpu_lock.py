@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -118,3 +119,26 @@ def test_a_lock_file_with_nonsense_or_a_link_in_its_place_is_answered_in_one_lin
     with pytest.raises(Unavailable, match=r"^device: lock=\S+ cannot be opened"):
         GpuLock(GPU, wait=False, uuid="GPU-3").acquire(pytest.fail)
     assert not (folder / "elsewhere").exists()
+    place.write_text("[" * 5000)
+    with pytest.raises(Unavailable, match="is held by another run;"):
+        GpuLock(GPU, wait=False, uuid=UUID).acquire(pytest.fail)
+
+
+def test_somebody_elses_file_under_the_locks_name_is_left_alone(folder):
+    private = folder / "private"
+    private.write_text("secret")
+    private.chmod(0o600)
+    gpu_lock._place("GPU-4").hardlink_to(private)
+    os.mkfifo(gpu_lock._place("GPU-5"))
+    for uuid in ("GPU-4", "GPU-5"):
+        with pytest.raises(Unavailable, match=r"cannot be opened \(it is no plain file of its own"):
+            GpuLock(GPU, wait=False, uuid=uuid).acquire(pytest.fail)
+    assert private.read_text() == "secret"
+    assert private.stat().st_mode & 0o777 == 0o600
+
+
+def test_several_locks_have_one_order_however_a_process_numbers_its_gpus():
+    here = [GpuLock(Device("cuda", 0), uuid="GPU-a"), GpuLock(Device("cuda", 1), uuid="GPU-b")]
+    there = [GpuLock(Device("cuda", 0), uuid="GPU-b"), GpuLock(Device("cuda", 1), uuid="GPU-a")]
+    order = [[lock._uuid for lock in sorted(locks, key=GpuLock.order)] for locks in (here, there)]
+    assert order == [["GPU-a", "GPU-b"]] * 2

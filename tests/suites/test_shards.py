@@ -111,8 +111,57 @@ def test_what_does_not_belong_together_is_refused_in_one_line():
     assert "another plan" in refused(first, shards(longer, 3)[1], third)
     suite = "other.json", dataclasses.replace(second[1], suite="other")
     assert "other.json is no shard of the same run as 00000001.json: another suite" in refused(first, suite, third)
-    elsewhere = (
-        second[0],
-        dataclasses.replace(second[1], settings=dataclasses.replace(second[1].settings, device="cuda:3")),
+
+    def on(device, part):
+        name, run = part
+        return name, dataclasses.replace(run, settings=dataclasses.replace(run.settings, device=device))
+
+    cards = [on(f"cuda:{number}", one) for number, one in enumerate((first, second, third))]
+    assert merge(cards, run_id="0000000f").plan == run.plan, "which GPU is its own affair"
+    assert "another setting" in refused(first, on("cuda:0", second), third)
+    files = second[0], dataclasses.replace(second[1], backend_files=("mine.py",))
+    assert "another list of --backends files" in refused(first, files, third)
+
+
+def test_shards_that_are_damaged_or_were_cut_otherwise_lose_and_double_nothing():
+    run = small_run(["x", "y"], ["x", "y"], ["x"], ["x"])
+    (one, first), (two, second) = shards(run, 2)
+
+    def refused(*parts):
+        with pytest.raises(UsageError) as error:
+            merge(list(zip((one, two), parts, strict=True)), run_id="0000000f")
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    lost, kept = second.plan[0], second.plan[1:]
+    without = tuple(record for record in second.records if record.group != lost.group)
+    missing = dataclasses.replace(second, plan=kept, records=without)
+    assert f"group={lost.group} is in none of the shards" in refused(first, missing)
+    assert f"group={lost.group} in {two} is also in {one}" in refused(
+        dataclasses.replace(first, plan=(*first.plan, lost)), second
     )
-    assert merge([first, elsewhere, third], run_id="0000000f").plan == run.plan, "which GPU is its own affair"
+    strange = dataclasses.replace(lost, group="strange")
+    assert f"group=strange in {two} is not of the plan" in refused(
+        first, dataclasses.replace(second, plan=(strange, *kept), records=without)
+    )
+    record = second.records[0]
+    for records in (
+        (*second.records, record),
+        (dataclasses.replace(record, group=first.plan[0].group), *second.records[1:]),
+        (dataclasses.replace(record, group="zzz"), *second.records[1:]),
+        (dataclasses.replace(record, backend="zzz"), *second.records[1:]),
+        (dataclasses.replace(record, environment=99), *second.records[1:]),
+        (dataclasses.replace(record, environment=-1), *second.records[1:]),
+    ):
+        assert f"RUN={two} is damaged" in refused(first, dataclasses.replace(second, records=records))
+    for index, count in ((0, 2), (3, 2), (2, 10**8)):
+        shard = dataclasses.replace(second.shard, index=index, count=count)
+        assert f"RUN={two} is damaged" in refused(first, dataclasses.replace(second, shard=shard))
+
+
+def test_a_cut_does_not_depend_on_which_backends_are_installed():
+    cases = [["x"], ["x", "y", "z"], ["x", "y"], ["x"], ["x"]]
+    homes = [
+        [group.case_id for group in shard_of("x", small_run(*which), "1/2").plan] for which in (cases, [["x"]] * 5)
+    ]
+    assert homes[0] == homes[1]

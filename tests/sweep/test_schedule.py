@@ -34,6 +34,9 @@ class Scripted:
         self.groups, self.opened, self.closed = [], 0, 0
         self.stopped = threading.Event()
 
+    def order(self):
+        return self.name
+
     def open(self, on_progress):
         self.opened += 1
 

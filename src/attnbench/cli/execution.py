@@ -253,6 +253,8 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str) -
     groups = len({record.group for record in kept.records})
     files = [word for file in backend_words(args.backends)[1] for word in ("--backends", file)]
     gpus = [] if args.gpus is None else ["--gpus", args.gpus]
+    if getattr(args, "engine", None) == "ray":
+        gpus = ["--engine", "ray", "--address", args.address]
     line = shlex.join(["attnbench", verb, "--resume", str(path), *gpus, *files])
     return f"attnbench {verb}: stopped; {groups} of {len(run.plan)} groups are kept; to finish: {line}"
 

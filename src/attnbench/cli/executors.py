@@ -83,6 +83,9 @@ def executors_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[s
         return list(ray_executors(args.address, device, files, wait=not args.no_wait))
     if args.gpus is None:
         devices: Sequence[Device] = [Device.parse(run.settings.device)]
+    elif not Device.parse(run.settings.device).on_gpu:
+        wrong = f"is for GPUs, and this run was planned for {run.settings.device}"
+        raise UsageError(refusal(who, "--gpus", args.gpus, wrong, "a run that was planned for GPUs"))
     else:
         devices = _gpus(args, who)
     alone = len(devices) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json not in (None, "-"):
         check_writable(args.json)
     output = Output(results_to_stderr=args.json == "-")
-    locks = [GpuLock(device, wait=not args.no_wait) for device in sorted(devices, key=str)]
+    locks = sorted((GpuLock(device, wait=not args.no_wait) for device in devices), key=GpuLock.order)
     try:
         for lock in locks:
             lock.acquire(output.note)
@@ -75,7 +76,7 @@ def _devices(args: argparse.Namespace) -> Sequence[Device]:
         return devices
     if args.gpus is not None:
         raise UsageError(refusal(WHO, "--ranks", args.ranks, "is for a CPU, --gpus for GPUs", "one of the two"))
-    if not args.ranks.isdecimal() or not 2 <= int(args.ranks) <= MOST_RANKS:
+    if not re.fullmatch("[0-9]{1,4}", args.ranks) or not 2 <= int(args.ranks) <= MOST_RANKS:
         raise UsageError(refusal(WHO, "--ranks", args.ranks, "cannot be used", f"2 to {MOST_RANKS}"))
     return [CPU] * int(args.ranks)
 

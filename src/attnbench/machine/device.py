@@ -28,7 +28,7 @@ class Device:
         Raises:
             UsageError: it is written wrong.
         """
-        match = re.fullmatch(r"(cpu)|cuda(?::([0-9]+))?", text)
+        match = re.fullmatch(r"(cpu)|cuda(?::([0-9]{1,4}))?", text)
         if match is None:
             raise UsageError(refusal("device", "device", text, "is not known", "auto, cpu, cuda or cuda:N"))
         return cls("cpu") if match[1] else cls("cuda", int(match[2] or 0))

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -30,6 +31,10 @@ LOOK_S = 0.5
 """How often a lock that another run holds is tried."""
 LONGEST = 1000
 """Bytes of a lock file that are read."""
+
+
+class Held(Unavailable):
+    """Another run holds the GPU."""
 
 
 class GpuLock:
@@ -52,6 +57,16 @@ class GpuLock:
         self._uuid = uuid
         self._mine = False
 
+    def order(self) -> str:
+        """What several locks are taken in the order of: processes may number the same GPUs differently."""
+        return self._known() or str(self.device)
+
+    def _known(self) -> str | None:
+        """The UUID, asked for once."""
+        if self._uuid is None and (gpu := open_gpu(self.device)):
+            self._uuid = gpu.uuid()
+        return self._uuid
+
     def acquire(self, say: Callable[[str], None]) -> None:
         """Take the lock.
 
@@ -59,18 +74,18 @@ class GpuLock:
             say: told once who holds it, where it is waited for.
 
         Raises:
-            Unavailable: another run holds it, and it is not to be waited for.
+            Held: another run holds it, and it is not to be waited for.
+            Unavailable: its file cannot be opened.
         """
-        gpu = None if self._uuid else open_gpu(self.device)
-        self._uuid = self._uuid or (gpu.uuid() if gpu else None)
-        if self._uuid is None or self._mine:
+        uuid = self._known()
+        if uuid is None or self._mine:
             return
         said = False
-        while not self._try(self._uuid):
-            who = _holder(self._uuid)
+        while not self._try(uuid):
+            who = _holder(uuid)
             if not self.wait:
                 accepted = "leave out --no-wait to wait for it, or another GPU"
-                raise Unavailable(refusal("attnbench", "device", self.device, f"is held by {who}", accepted))
+                raise Held(refusal("attnbench", "device", self.device, f"is held by {who}", accepted))
             if not said:
                 say(f"waiting for {self.device}, which is held by {who}")
                 said = True
@@ -121,13 +136,22 @@ def _place(uuid: str) -> Path:
 
 def _open(uuid: str) -> int:
     """A descriptor of the lock file, for writing where the system lets us: another user may have made it."""
-    place, flags = _place(uuid), os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        handle = os.open(place, flags | os.O_RDWR | os.O_CREAT, 0o666)
-        with contextlib.suppress(OSError):
-            os.fchmod(handle, 0o666)  # whatever the umask: the next run may be another user's
-    except PermissionError:
-        return os.open(place, flags | os.O_RDONLY)
+    place, flags = _place(uuid), os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = -1
+    while handle < 0:
+        try:
+            # Not with O_CREAT, which Linux refuses in a shared folder where the file is another user's.
+            handle = os.open(place, flags | os.O_RDWR)
+        except PermissionError:
+            handle = os.open(place, flags | os.O_RDONLY)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):  # another run was first
+                handle = os.open(place, flags | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(handle, 0o666)  # whatever the umask: the next run may be another user's
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no plain file of its own")
     return handle
 
 
@@ -142,7 +166,8 @@ def _sign(handle: int) -> None:
 
 def _holder(uuid: str) -> str:
     try:
-        said = json.loads(_place(uuid).read_bytes()[:LONGEST])
+        with _place(uuid).open("rb") as file:
+            said = json.loads(file.read(LONGEST))
         return for_terminal(f"{said['command']} (process {said['process']}, since {said['since']})")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another run"

@@ -11,6 +11,8 @@ from attnbench.record import Environment, Record, Run, Shard
 from attnbench.store.derive import derive
 
 WHO = "attnbench merge"
+MOST_NAMED = 10
+"Missing shards of a message."
 
 
 def merge(runs: Sequence[tuple[str, Run]], *, run_id: str) -> Run:
@@ -21,7 +23,8 @@ def merge(runs: Sequence[tuple[str, Run]], *, run_id: str) -> Run:
         run_id: of the result.
 
     Raises:
-        UsageError: one is no shard, is of another plan or there twice; or one is missing.
+        UsageError: one is no shard, is damaged, is of another plan or there twice; or one is missing, or they were not
+            cut from one plan.
     """
     first_name, first = runs[0]
     seen: dict[int, str] = {}
@@ -37,15 +40,44 @@ def merge(runs: Sequence[tuple[str, Run]], *, run_id: str) -> Run:
         seen[shard.index] = name
     missing = [str(index) for index in range(1, whole.count + 1) if index not in seen]
     if missing:
-        accepted = f"all {whole.count} shards"
-        raise UsageError(refusal(WHO, "shards", ", ".join(missing), f"of {whole.count} are missing", accepted))
+        accepted, left = f"all {whole.count} shards", len(missing) - MOST_NAMED
+        some = ", ".join(missing[:MOST_NAMED]) + f" and {left} more" * (left > 0)
+        raise UsageError(refusal(WHO, "shards", some, f"of {whole.count} are missing", accepted))
+    _check_cut(runs, whole)
     return _merged([run for _, run in runs], whole, run_id)
 
 
 def _shard(name: str, run: Run) -> Shard:
     if run.shard is None:
         raise UsageError(refusal(WHO, "RUN", name, "is no shard", "runs of `attnbench run --shard I/N`"))
-    return run.shard
+    shard, own = run.shard, {group.group: set(group.backends) for group in run.plan}
+    rows = [(record.group, record.backend) for record in run.records]
+    numbers = [record.environment for record in run.records if record.environment is not None]
+    sound = (
+        1 <= shard.index <= shard.count <= len(set(shard.groups)) == len(shard.groups)
+        and len(set(rows)) == len(rows)
+        and all(backend in own.get(group, ()) for group, backend in rows)
+        and all(0 <= number < len(run.environments) for number in numbers)
+    )
+    if not sound:
+        raise UsageError(
+            refusal(WHO, "RUN", name, "is damaged: its rows are not those of its plan", "a shard as written")
+        )
+    return shard
+
+
+def _check_cut(runs: Sequence[tuple[str, Run]], whole: Shard) -> None:
+    """Refuse shards that do not make up the plan: another version of attnbench may have cut it otherwise."""
+    homes: dict[str, str] = {}
+    for name, run in runs:
+        for group in (one.group for one in run.plan):
+            if group in homes or group not in whole.groups:
+                wrong = f"in {name} is " + (f"also in {homes[group]}" if group in homes else "not of the plan")
+                raise UsageError(refusal(WHO, "group", group, wrong, "shards that were cut alike"))
+            homes[group] = name
+    for group in whole.groups:
+        if group not in homes:
+            raise UsageError(refusal(WHO, "group", group, "is in none of the shards", "shards that were cut alike"))
 
 
 def _difference(run: Run, first: Run, shard: Shard, whole: Shard) -> str | None:
@@ -55,6 +87,8 @@ def _difference(run: Run, first: Run, shard: Shard, whole: Shard) -> str | None:
         ("number of shards", shard.count, whole.count),
         ("plan", shard.groups, whole.groups),
         ("setting", _settings(run), _settings(first)),
+        ("layout", run.layout, first.layout),
+        ("list of --backends files", run.backend_files, first.backend_files),
     ):
         if one != other:
             return name
@@ -62,8 +96,8 @@ def _difference(run: Run, first: Run, shard: Shard, whole: Shard) -> str | None:
 
 
 def _settings(run: Run) -> object:
-    """All but the device: which GPU of its machine a shard took is its own affair."""
-    return dataclasses.replace(run.settings, device="")
+    """All but the device's number: which GPU of its machine a shard took is its own affair."""
+    return dataclasses.replace(run.settings, device=run.settings.device.partition(":")[0])
 
 
 def _merged(runs: Sequence[Run], whole: Shard, run_id: str) -> Run:

@@ -54,6 +54,9 @@ def shard_of(who: str, run: Run, text: str) -> Run:
 
 
 def _work(group: PlannedGroup) -> int:
-    """FLOPs of a group; 1 at least, so that groups without any are dealt out too."""
+    """FLOPs of a group's case; 1 at least, so that groups without any are dealt out too.
+
+    How many backends there are depends on what is installed, and must not change the cut.
+    """
     workload = load_workload(group.workload)
-    return 1 + workload.work(workload.case(group.case)).flops * len(group.backends)
+    return 1 + workload.work(workload.case(group.case)).flops

@@ -64,6 +64,9 @@ class Executor(Protocol):
     name: str
     "cuda:1, or also the machine: for the eye"
 
+    def order(self) -> str:
+        """What executors are opened in the order of, the same for one GPU in every process."""
+
     def open(self, on_progress: OnProgress) -> None:
         """Make it ours; other runs are kept off from here on.
 
@@ -106,6 +109,10 @@ class DeviceExecutor:
         self._known_failures = ConfirmedFailures()
         self._replicate = 0
         self._on_progress: OnProgress = lambda progress: None
+
+    def order(self) -> str:
+        """Its GPU's UUID."""
+        return self._lock.order()
 
     def open(self, on_progress: OnProgress) -> None:
         """Take the lock of the GPU."""

@@ -24,30 +24,32 @@ class RemoteExecutor:
         code: a zip file of the package.
         digest: of `code`, names the folder it is unpacked in.
         device: cpu, or cuda:0, the only GPU that Ray shows this process.
-        files: --backends files, text by name.
+        files: --backends files, name and text of each.
     """
 
-    def __init__(self, code: bytes, digest: str, device: str, files: dict[str, str]) -> None:
+    def __init__(self, code: bytes, digest: str, device: str, files: list[tuple[str, str]]) -> None:
         sys.path.insert(0, str(_unpacked(code, digest)))
         from attnbench.machine.device import Device
         from attnbench.sweep.executor import DeviceExecutor
 
         self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
         paths = []
-        for name, text in files.items():
-            path = Path(self._folder.name) / name
+        for number, (name, text) in enumerate(files):
+            path = Path(self._folder.name) / str(number) / name  # two may have one name
+            path.parent.mkdir()
             path.write_text(text, "utf-8")
             paths.append(str(path))
         self._executor = DeviceExecutor(Device.parse(device), tuple(paths), wait=False)
 
-    def open(self) -> str | None:
-        """Take the lock of the GPU; who holds it where another run does."""
+    def open(self) -> tuple[str, bool] | None:
+        """Take the lock of the GPU; why it is not ours, and whether to wait for another run that holds it."""
         from attnbench.errors import Unavailable
+        from attnbench.machine.gpu_lock import Held
 
         try:
             self._executor.open(lambda progress: None)
         except Unavailable as error:
-            return str(error)
+            return str(error), isinstance(error, Held)
         return None
 
     def measure(self, group: str, settings: str) -> str:

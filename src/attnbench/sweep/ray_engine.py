@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import socket
 import time
 import zipfile
@@ -50,10 +51,17 @@ class RayExecutor:
     def __init__(self, ray: Any, name: str, actor: Any, *, wait: bool) -> None:
         self.name, self._ray, self._actor, self._wait = name, ray, actor, wait
 
+    def order(self) -> str:
+        """Its name: Ray gives a GPU to one actor at a time."""
+        return self.name
+
     def open(self, on_progress: OnProgress) -> None:
         """Have the actor take the lock of its GPU."""
         said = False
-        while (held := self._ask(self._actor.open.remote(), START_S)) is not None:
+        while (answer := self._ask(self._actor.open.remote(), START_S)) is not None:
+            held, waits = answer
+            if not waits:
+                raise ExecutorLost(held, measuring=False)
             if not self._wait:
                 raise Unavailable(f"{self.name}: {held}")
             if not said:
@@ -83,15 +91,19 @@ class RayExecutor:
         try:
             self._ask(self._actor.close.remote(), CLOSE_S)
         except ExecutorLost:
-            return
+            pass
         self._ray.kill(self._actor)
 
     def _ask(self, call: Any, timeout_s: float | None = None) -> Any:
         errors = self._ray.exceptions
         try:
             return self._ray.get(call, timeout=timeout_s)
-        except errors.RayActorError as error:
-            raise ExecutorLost(f"its machine or its actor is gone ({type(error).__name__})", measuring=True) from None
+        except (errors.RayActorError, errors.ActorUnschedulableError) as error:
+            wrong = f"its machine or its actor is gone ({type(error).__name__})"
+            raise ExecutorLost(wrong, measuring=isinstance(error, errors.RayActorError)) from None
+        except KeyboardInterrupt:
+            self.stop()  # or closing it would wait for what it is measuring
+            raise
         except errors.GetTimeoutError:
             raise ExecutorLost(f"no answer within {timeout_s:g} s", measuring=False) from None
 
@@ -113,7 +125,7 @@ def ray_executors(address: str, device: Device, files: Sequence[str], *, wait: b
     actor = ray_actor.actor_class(ray)
     code = packed_code()
     digest, shared = hashlib.sha256(code).hexdigest()[:16], ray.put(code)
-    texts = {Path(file).name: Path(file).read_text("utf-8") for file in files}
+    texts = [(Path(file).name, Path(file).read_text("utf-8")) for file in files]
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     executors = []
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerAddress"])
@@ -143,7 +155,7 @@ def packed_code() -> bytes:
 def _connected(address: str) -> Any:
     """Ray, connected to a cluster."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise UsageError(refusal(WHO, "--address", address, "cannot be used", "HOST:PORT of a Ray cluster"))
     for name, value in SURROUNDINGS.items():
         os.environ.setdefault(name, value)

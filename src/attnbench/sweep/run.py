@@ -111,8 +111,8 @@ class Execution(AbstractContextManager["Execution"]):
         there: list[Executor] = []
         lost: ExecutorLost | None = None
         try:
-            # By name: two runs that wait for each other's GPUs would wait for ever.
-            for executor in sorted(self._asked, key=lambda one: one.name):
+            # In one order: two runs that wait for each other's GPUs would wait for ever.
+            for executor in sorted(self._asked, key=lambda one: one.order()):
                 try:
                     executor.open(partial(self._on_progress, executor.name))
                     there.append(executor)
