@@ -319,4 +319,17 @@ def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends
     [(3, "3 s"), (99, "99 s"), (100, "2 min"), (5400, "90 min"), (3.3 * 3600, "3.3 h"), (170 * 3600, "7 days")],
 )
 def test_an_estimate_says_its_time_in_a_unit_that_people_use(seconds, said):
-    assert str(Estimate({"a": seconds - 1.0}, 1.0, "a guess")) == f"about {said}: a guess"
+    groups = {str(n): (seconds - 1.0) / 8 for n in range(8)}
+    assert str(Estimate(groups, 1.0, "a guess")) == f"about {said}: a guess"
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"a": 18 * 86400.0}, "about 18 days: a case of this size is not for this device; a smaller case, or a GPU"),
+        ({"a": 1e9}, "more than a month: a case of this size is not for this device; a smaller case, or a GPU"),
+        ({str(n): 7200.0 for n in range(30)}, "about 2 days: a guess"),
+    ],
+)
+def test_a_case_too_large_for_the_device_is_said_to_be(groups, words):
+    assert str(Estimate(groups, 0.0, "a guess")) == words

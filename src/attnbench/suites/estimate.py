@@ -52,8 +52,10 @@ BUSY = 0.3
 TRIAL, TRIALS = 64, 300
 """Rows of the matrices multiplied to see how fast a core is, and how often.  They are too small for threads, which on a
 busy machine wait for each other, and so quick that some are not interrupted."""
-MONTH_S = 30 * 86400.0
-"""Longer than this is said in words: nobody waits for it."""
+DAY_S = 86400.0
+"""A single group that takes longer is said to be too large for the device."""
+MONTH_S = 30 * DAY_S
+"""Longer than this has no number: nobody waits for it."""
 MOST_SLOWED = 8.0
 """However many others there are, the scheduler gives a new process its turns."""
 
@@ -78,9 +80,10 @@ class Estimate:
         return self.start_s + max(longest, whole / self.executors)
 
     def __str__(self) -> str:
-        if self.seconds > MONTH_S:
-            return "more than a month: a case of this size is not for this device; a smaller case, or a GPU"
-        return f"about {_words(self.seconds)}: {self.basis}"
+        time = "more than a month" if self.seconds > MONTH_S else f"about {_words(self.seconds)}"
+        if max(self.groups.values(), default=0.0) > DAY_S:
+            return f"{time}: a case of this size is not for this device; a smaller case, or a GPU"
+        return f"{time}: {self.basis}"
 
 
 def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1) -> Estimate:
