@@ -191,7 +191,7 @@ def test_what_lies_in_host_memory_is_brought_back_or_computed_again(how, seconds
     from attnbench.models.hstu_ranking.host_hits import HostHits
 
     if seconds:
-        made_up = HostHits((512,), *((one,) for one in seconds), token_bytes=10**9)
+        made_up = HostHits((512,), *((one,) for one in seconds), token_bytes=10**9, layers=2, least_s=0.0)
         monkeypatch.setattr(HostHits, "measured", lambda *given, **more: made_up)
     one = case(cache="host-hit", on_host_hit=how)
     group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import random
 
 import pytest
 import torch
@@ -10,38 +12,105 @@ import torch
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.host_hits import HostHits
 from attnbench.models.hstu_ranking.model import HstuRanking
+from attnbench.models.paged_cache import Ahead, PagedCache
 
 from .test_hstu_ranking import held, request
 
 
 def made_up(reload, recompute):
-    return HostHits((100, 1000), tuple(reload), tuple(recompute), token_bytes=2000)
+    return HostHits((100, 1000), tuple(reload), tuple(recompute), token_bytes=2000, layers=8, least_s=0.0)
+
+
+def alone(*lengths):
+    """Users of whom host memory has all, without anything else to compute."""
+    return [Ahead(0, length, 0) for length in lengths]
 
 
 def test_the_quicker_one_is_chosen_for_the_lengths_at_hand():
     # Short ones are quicker computed, long ones quicker brought back.
     choice = made_up((2.0, 5.0), (1.0, 50.0))
-    assert [choice([length]) for length in (1, 50, 100, 120, 300, 1000, 5000)] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-        True,
-        True,
-    ]
-    assert not choice([100, 100, 100])
-    assert choice([100, 100, 1000])
-    always, never = made_up((1.0, 2.0), (3.0, 4.0)), made_up((3.0, 4.0), (1.0, 2.0))
-    for lengths in ([1], [999], [10**6], [1, 10**6]):
-        assert always(lengths)
-        assert not never(lengths)
+    assert [choice(alone(length)) for length in (1, 50, 100, 300, 1000, 5000)] == [False] * 3 + [True] * 3
+    # The copies of a batch are one: what is too short for one user alone pays for three of them.
+    assert not choice(alone(100))
+    assert choice(alone(100, 100, 100))
+    always, never = made_up((1.0, 2.0), (3.0, 40.0)), made_up((3.0, 40.0), (1.0, 2.0))
+    for lengths in ([999], [10**6], [100, 10**6]):
+        assert always(alone(*lengths))
+        assert not never(alone(*lengths))
 
 
-def test_beyond_what_was_measured_a_token_costs_as_much_as_at_the_end():
-    choice = made_up((1.0, 10.0), (1.0, 10.0))
-    assert choice._seconds(choice.reload_s, [4000]) == pytest.approx(40.0)
-    assert choice._seconds(choice.reload_s, [50, 550]) == pytest.approx(0.5 + 5.5)
+def test_what_a_token_takes_is_on_a_line():
+    choice = made_up((1.0, 10.0), (2.0, 110.0))  # 0.01 t + 0.0001 t²
+    for length in (1, 50, 100, 400, 1000, 16_000):
+        assert choice.recomputed_s(alone(length)) == pytest.approx(0.01 * length + 0.0001 * length**2)
+        assert choice.reloaded_s(alone(length)) == pytest.approx(0.01 * length)
+    # Rows behind what is cached see it, whoever holds it: 50 rows behind 1000 tokens.
+    behind = 0.01 * 50 + 0.0001 * (1050**2 - 1000**2)
+    assert choice.recomputed_s([Ahead(1000, 0, 50)]) == pytest.approx(behind)
+    assert choice.reloaded_s([Ahead(0, 1000, 50)]) == pytest.approx(10.0 + behind / 8)
+    assert choice.reloaded_s([Ahead(0, 1000, 5000)]) == pytest.approx(0.01 * 5000 + 0.0001 * (6000**2 - 1000**2))
+
+
+class Machine:
+    """Made up: what steps take where tokens cost a t + b t², and copies have a start and a rate for each layer."""
+
+    def __init__(self, slowness):
+        self.now, self.slowness = 0.0, slowness
+
+    def computed(self, tokens):
+        return 0.15e-6 * tokens + 1.2e-11 * tokens**2
+
+    def copied(self, tokens):
+        return 20e-6 + self.slowness * 0.25e-6 * tokens
+
+    def step(self, users, *, reload):
+        """A step's layers one after another, each no sooner than its keys and values are there."""
+        layers = 8
+        if not reload:
+            return 0.25e-3 + sum(self.computed(sum(one)) - self.computed(one.cached) for one in users)
+        own = 0.25e-3 + sum(self.computed(sum(one)) - self.computed(one.cached + one.on_host) for one in users)
+        copied, done = self.copied(sum(one.on_host for one in users)), 0.0
+        for layer in range(1, layers + 1):
+            done = max(done, copied * layer / layers) + own / layers
+        return done
+
+    def measured(self, monkeypatch):
+        """As the model's own steps and copies are measured, by a clock that they move."""
+        model = HstuRanking(dataclasses.replace(config_of("small"), layers=8, heads=1, dim=16), dtype=torch.float32)
+
+        def score(requests):
+            self.now += self.step([Ahead(0, 0, 2 * len(one.items)) for one in requests], reload=False)
+
+        def copy_in(cache, pages):
+            self.now += self.copied(pages * cache.page_size)
+
+        monkeypatch.setattr(PagedCache, "copy_in", copy_in)
+        return HostHits.measured(model, score, page_size=64, clock=lambda: self.now)
+
+
+@pytest.mark.parametrize("slowness", [0.1, 0.8, 1.0, 1.25, 1.5, 8.0])
+def test_auto_is_within_a_twentieth_of_the_better(slowness, monkeypatch):
+    """From a bus far too fast for computing again to one far too slow; steps of all kinds."""
+    machine = Machine(slowness)
+    auto, drawn = machine.measured(monkeypatch), random.Random(0)
+    total = {True: 0.0, False: 0.0, None: 0.0}
+    for _ in range(400):
+        users = [
+            Ahead(
+                *drawn.choice([(0, drawn.randrange(64, 12_000)), (drawn.randrange(8000), 0)]), drawn.randrange(1, 1300)
+            )
+            for _ in range(drawn.randint(1, 8))
+        ]
+        if not any(one.on_host for one in users):
+            continue
+        taken = {how: machine.step(users, reload=how) for how in (True, False)}
+        chosen = taken[auto(users)]
+        assert chosen <= 1.05 * min(taken.values())
+        for how, seconds in ((None, chosen), *taken.items()):
+            total[how] += seconds
+    assert total[None] <= 1.001 * min(total[True], total[False])
+    if slowness in (1.25, 1.5):  # neither is always right
+        assert total[None] < 0.999 * min(total[True], total[False])
 
 
 def test_the_break_even_is_a_rate():
@@ -82,8 +151,8 @@ def test_steps_are_measured_in_the_way_they_are_carried_out():
 def test_a_cache_asks_for_each_step():
     asked = []
 
-    def every_other(lengths):
-        asked.append(list(lengths))
+    def every_other(users):
+        asked.append(list(users))
         return len(asked) % 2 == 1
 
     model = HstuRanking(config_of("tiny"), seed=2, dtype=torch.float32)
@@ -91,5 +160,5 @@ def test_a_cache_asks_for_each_step():
     for user, length in ((1, 40), (2, 30), (1, 41), (2, 31), (1, 41)):
         requests = [request(user, length)]
         held(model, model(requests, cache=cache), requests)
-    assert asked == [[82], [62], [84]]
+    assert asked == [[Ahead(0, 82, 5)], [Ahead(0, 62, 5)], [Ahead(0, 84, 3)]]
     assert cache.counts.host_hit == 82 + 84

@@ -65,7 +65,7 @@ class ServingSession:
         self.found: Found = [[0] * len(step) for step in case.steps]
         if cached:
             self.cache = self._new_cache()
-            reload = self.choice([case.found] * case.batch) if self.choice else case.on_host_hit == "reload"
+            reload = self._chosen() if self.choice else case.on_host_hit == "reload"
             if reload or case.cache != "host-hit":
                 self.found = [[case.found_of(visit) for visit in step] for step in case.steps]
         self.graphs = self._new_graphs()
@@ -77,6 +77,14 @@ class ServingSession:
         "users, by a series"
         self.parts: _Parts | None = None
         self.load(inputs)
+
+    def _chosen(self) -> bool:
+        """What the cache will decide for the step of the case."""
+        from attnbench.models.paged_cache import Ahead
+
+        case = self.case
+        rows = case.history - case.found + case.num_candidates
+        return self.choice is not None and self.choice([Ahead(0, case.found, rows)] * case.batch)
 
     def _measured(self) -> HostHits:
         """What reloading and computing again take, measured in the way that steps are carried out."""

@@ -13,7 +13,7 @@ from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.loadtest.gaps import count_of, is_possible
 from attnbench.loadtest.run import Bench, highest_rate
 from attnbench.loadtest.setup import Options, a_core_for_the_generator, make_bench
-from attnbench.presentation.load import ended
+from attnbench.presentation.load import ended, few_requests
 from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write
 
@@ -62,7 +62,11 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
             failed = error  # what was measured before is kept
     points.sort(key=lambda point: point.asked_rate or 0.0)
     run = dataclasses.replace(
-        run, points=tuple(points), highest=tuple(highest), settings={**run.settings, "users": users}
+        run,
+        points=tuple(points),
+        highest=tuple(highest),
+        settings={**run.settings, "users": users},
+        notes=bench.notes(),
     )
     _finish(args, run, asked, output)
     if failed is not None:
@@ -81,13 +85,11 @@ def _loads(
     """Each load that was asked for, after Ctrl-C none that follows; the highest rates, where they were."""
     if args.find_rate:
         first = _first(rates, bench, options)
-        return [
-            Highest(
-                slo_ms=slo,
-                rate=highest_rate(measure, slo, first, possible=lambda rate: is_possible(rate, options.duration_s)),
-            )
-            for slo in options.slos_ms
-        ]
+        found = []
+        for slo in options.slos_ms:
+            rate = highest_rate(measure, slo, first, possible=lambda rate: is_possible(rate, options.duration_s))
+            found.append(Highest(slo_ms=slo, rate=rate, note=few_requests(None if rate is None else measure(rate))))
+        return found
     wanted = rates or [*options.preset.rates]
     for rate in wanted[:1] if scenario == "offline" else wanted:
         if measure(rate).interrupted:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +17,7 @@ from attnbench.loadtest.generator import Generator, by_loadgen, scheduled
 from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
 from attnbench.loadtest.ledger import Ledger
 from attnbench.loadtest.loadgen_rate import rate_for_loadgen
+from attnbench.loadtest.pauses import old_objects_left_alone, pauses
 from attnbench.loadtest.points import Schedule, by_schedule, point_of
 from attnbench.loadtest.replay import Replay
 from attnbench.loadtest.serving import Batching, Library, Refused, Server
@@ -119,6 +118,12 @@ class Bench:
             for part in (batch[:half], batch[half:]) if half else ():
                 self._serve(part)
 
+    def notes(self) -> tuple[str, ...]:
+        """What was measured before the first load: of host hits what both ways take, where that decides."""
+        reload = None if self.engine.cache is None else self.engine.cache.reload
+        words = getattr(reload, "words", None)  # `HostHits` imports torch
+        return () if words is None else (f"on host hit: {words()}",)
+
     # ── one load ───────────────────────────────────────────────────────────────────────────────────
 
     def by_loadgen(self, scenario: str, rate: float, *, slo_ms: float) -> Point:
@@ -150,7 +155,7 @@ class Bench:
                 folder=folder,
             )
             with by_loadgen(settings) as generator:
-                ledger, counts = self._served(generator, self.users, self._label(scenario, rate))
+                ledger, counts, stood = self._served(generator, self.users, self._label(scenario, rate))
             schedule, notes = loadgen_schedule(ledger, generator, Path(folder))
         return point_of(
             ledger,
@@ -160,7 +165,7 @@ class Bench:
             asked=rate if scenario == "server" else None,
             slos_ms=self.slos_ms,
             cache=counts,
-            notes=notes,
+            notes=[*notes, *stood],
         )
 
     def returning(self, rate: float, burstiness: float) -> Point:
@@ -196,7 +201,7 @@ class Bench:
             AttnbenchError: the generator ended before its time.
         """
         with scheduled(due_ns) as generator:
-            ledger, counts = self._served(generator, library, self._label(scenario, rate))
+            ledger, counts, stood = self._served(generator, library, self._label(scenario, rate))
         schedule = by_schedule(ledger, due_ns, generator.origin_ns or 0)
         return point_of(
             ledger,
@@ -206,14 +211,17 @@ class Bench:
             asked=rate,
             slos_ms=self.slos_ms,
             cache=counts,
-            notes=notes,
+            notes=[*notes, *stood],
         )
 
-    def _served(self, generator: Generator, library: Library, label: str) -> tuple[Ledger, dict[str, int]]:
+    def _served(
+        self, generator: Generator, library: Library, label: str
+    ) -> tuple[Ledger, dict[str, int], tuple[str, ...]]:
+        """The ledger, what the cache counted meanwhile, and what stood still."""
         cache = self.engine.cache
         before = cache.counts.as_dict() if cache is not None else {}
         server = Server(generator, self.engine, library, self.batching, on_progress=Progress(label, self.on_progress))
-        with old_objects_left_alone():
+        with old_objects_left_alone() as collections:
             ledger = server.run()
         if not ledger.interrupted:
             generator.check()
@@ -223,26 +231,11 @@ class Bench:
             words = " ".join(str(error).split())[:200]
             raise AttnbenchError(f"load: the device failed after {ledger.answered} answers: {words}") from None
         after = cache.counts.as_dict() if cache is not None else {}
-        return ledger, {name: count - before[name] for name, count in after.items()}
+        counts = {name: count - before[name] for name, count in after.items()}
+        return ledger, counts, pauses(ledger, collections.longest_ms)
 
     def _label(self, scenario: str, rate: float) -> str:
         return f"{scenario} {rate:.4g}/s" if scenario != "offline" else scenario
-
-
-@contextmanager
-def old_objects_left_alone() -> Iterator[None]:
-    """Let Python's garbage collector pass over what is there already, as servers do once they are warm.
-
-    Beside torch a full collection takes a tenth of a second, in which nothing is answered.
-    """
-    already = gc.get_freeze_count()
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not already:  # what others have frozen stays so
-            gc.unfreeze()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ NOT_A_SUBMISSION = (
     "The generator of server and offline is MLPerf's LoadGen, and 80 ms its limit for DLRMv3; weights and data are not "
     "MLPerf's: this is no MLPerf result."
 )
+ENOUGH = 100
+"Requests of which one may be late where 99 % are to be in time."
 LATE_MS, RATE_OFF = 1.0, 0.01
 "What the generator itself may be off by before a note says so."
 
@@ -203,6 +205,13 @@ def ended(point: Point) -> str:
     parts += [f"{_worst(point.latency)} ms"] if point.latency else []
     parts += [f"{100 * one.share:.1f} % within {one.slo_ms:g} ms" for one in point.goodput if rate]
     return f"{point.scenario}{rate}: {', '.join(parts)}"
+
+
+def few_requests(point: Point | None) -> str:
+    """What is to be said of a limit that was met by fewer requests than a 99th percentile takes; else nothing."""
+    if point is None or point.issued >= ENOUGH:
+        return ""
+    return f"by all of {point.issued} requests: too few for a 99th percentile, a longer --duration"
 
 
 def sentence(found: Highest) -> str:

@@ -1,13 +1,21 @@
 """Whether tokens that lie in host memory are brought back or computed again: by what both take here, measured.
 
-Both grow with the tokens of each user.  Bringing back costs its bytes over the bus; computing again costs what a step
-takes longer for it, as the step is run for the new tokens in any case.  The rate of the bus at which both take the same
-time, the break-even, is the bytes of the tokens over the time to compute them.
+With h tokens of a user in host memory, c on the device, m rows that are computed in any case, and f(t) the time by which
+a step is longer that computes t tokens:
+
+    computed again     least + sum f(c + h + m) - f(c)
+    brought back       as long as its layers, or as their copies and the last layer behind them, whichever is more:
+                       max(own, copy + own / layers)      own = least + sum f(c + h + m) - f(c + h)
+
+The time a token takes grows with those before it, so f(t) / t is taken as a line between and beyond the lengths that
+were measured, and the copy of all tokens together likewise.  The rate of the bus at which both take the same time, the
+break-even, is the bytes of the tokens over the time to compute them.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +24,7 @@ import torch
 
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
+from attnbench.models.paged_cache import Ahead
 
 LENGTHS = (512, 4096)
 "Tokens of a history that both are measured with, as far as the model takes them."
@@ -24,7 +33,7 @@ TIMES = 5
 
 @dataclass(frozen=True, slots=True)
 class HostHits:
-    """Called with the tokens of each user that host memory has: whether to bring them back."""
+    """Called with what a step has to do for each user: whether to bring back what host memory has."""
 
     tokens: tuple[int, ...]
     "rising, from above 0"
@@ -34,18 +43,32 @@ class HostHits:
     "seconds by which a step is longer that computes them"
     token_bytes: int
     "keys and values of a token in all layers"
+    layers: int
+    "of the model: its first ones run while the last ones are copied"
+    least_s: float
+    "seconds of a step that computes one candidate"
     contiguous_gb_s: float | None = None
     "of one copy from pinned memory, to compare with; None: not known"
 
-    def __call__(self, lengths: Sequence[int]) -> bool:
+    def __call__(self, users: Sequence[Ahead]) -> bool:
         """Whether bringing back is the quicker one."""
-        return self._seconds(self.reload_s, lengths) < self._seconds(self.recompute_s, lengths)
+        return self.reloaded_s(users) < self.recomputed_s(users)
 
-    def _seconds(self, measured: Sequence[float], lengths: Sequence[int]) -> float:
-        """For all users together; beyond the longest measured length as much a token as there."""
-        known = np.interp(lengths, (0, *self.tokens), (0.0, *measured))
-        beyond = np.maximum(np.asarray(lengths) / self.tokens[-1], 1.0)
-        return float((known * beyond).sum())
+    def recomputed_s(self, users: Sequence[Ahead]) -> float:
+        """Seconds of a step that computes again what host memory has."""
+        return self.least_s + sum(self._computed_s(sum(one)) - self._computed_s(one.cached) for one in users)
+
+    def reloaded_s(self, users: Sequence[Ahead]) -> float:
+        """Seconds of a step that brings it back while its layers run."""
+        found = [(sum(one), one.cached + one.on_host) for one in users]
+        own = self.least_s + sum(self._computed_s(whole) - self._computed_s(held) for whole, held in found)
+        copied = _on_line(sum(one.on_host for one in users), self.tokens, self.reload_s)
+        return max(own, copied + own / self.layers)
+
+    def _computed_s(self, tokens: int) -> float:
+        """Seconds to compute the first tokens of a history."""
+        each = [taken / count for count, taken in zip(self.tokens, self.recompute_s, strict=True)]
+        return tokens * (_on_line(tokens, self.tokens, each) if len(each) > 1 else each[0])
 
     @property
     def reload_gb_s(self) -> float:
@@ -105,7 +128,24 @@ class HostHits:
         reload = [max(1e-9, reload_s(count)) for count in tokens]
         token_bytes = 2 * config.layers * config.heads * config.dim * model.dtype.itemsize
         whole = seconds(lambda: cache.pool.copy_(cache.host, non_blocking=True))
-        return cls(tokens, tuple(reload), tuple(recompute), token_bytes, cache.host.nbytes / max(1e-9, whole) / 1e9)
+        return cls(
+            tokens=tokens,
+            reload_s=tuple(reload),
+            recompute_s=tuple(recompute),
+            token_bytes=token_bytes,
+            layers=config.layers,
+            least_s=least,
+            contiguous_gb_s=cache.host.nbytes / max(1e-9, whole) / 1e9,
+        )
+
+
+def _on_line(at: float, places: Sequence[float], values: Sequence[float]) -> float:
+    """The value at a place: on lines between those that are known, and on the outer ones beyond; never below 0."""
+    if len(places) == 1:
+        return values[0] * at / places[0]
+    after = min(max(bisect_left(places, at), 1), len(places) - 1)
+    slope = (values[after] - values[after - 1]) / (places[after] - places[after - 1])
+    return max(0.0, values[after] + slope * (at - places[after]))
 
 
 def _request(model: HstuRanking, items: int, candidates: int) -> Request:

@@ -51,42 +51,76 @@ def check(config: ModelConfig, requests: Sequence[Request]) -> None:
     """
     seen: set[int] = set()
     for number, request in enumerate(requests):
-        who = f"{WHO}: request {number}"
-        if not _is_whole(request.user):
-            raise UsageError(refusal(who, "user", repr(request.user)[:40], "is no number of a user", "a whole number"))
+        if not _as_expected(config, request):
+            _check_each(config, f"{WHO}: request {number}", request)
         if request.user in seen:
+            who = f"{WHO}: request {number}"
             raise UsageError(refusal(who, "user", request.user, "is in the batch twice", "each user once"))
         seen.add(request.user)
-        for name in ("items", "actions", "candidates", "context"):
-            _check_array(who, name, getattr(request, name))
-        if config.recency:
-            if request.times is not None:
-                _check_array(who, "times", request.times)
-                _check_whole(who, "times", request.times, "are no seconds")
-            if not _is_whole(request.now) or not -LONGEST_TIME < request.now < LONGEST_TIME:
-                raise UsageError(refusal(who, "now", repr(request.now)[:40], "is no time", "whole seconds under 2**62"))
-        length = len(request.items)
-        for name, most in (("items", config.max_history), ("candidates", config.max_candidates)):
-            if len(getattr(request, name)) > most:
-                raise UsageError(
-                    refusal(who, f"len({name})", len(getattr(request, name)), "is over the model's", f"at most {most}")
-                )
-        wanted = {"actions": length, "context": len(config.context)} | ({"times": length} if config.recency else {})
-        for name, count in wanted.items():
-            given = getattr(request, name)
-            if given is None or len(given) != count:
-                raise UsageError(
-                    refusal(who, f"len({name})", None if given is None else len(given), "does not fit", f"{count}")
-                )
-        for name, size in (("items", config.items), ("candidates", config.items), ("actions", config.actions)):
-            _check_ids(who, name, getattr(request, name), size)
-        _check_ids(who, "context", request.context, config.context)
-        if config.recency and length:
-            first, last = int(np.min(request.times)), int(np.max(request.times))
-            if first <= -LONGEST_TIME:
-                raise UsageError(refusal(who, "times", first, "is no time", "seconds above -2**62"))
-            if last > request.now:
-                raise UsageError(refusal(who, "now", request.now, "is before the history's end", "the request's time"))
+
+
+def _as_expected(config: ModelConfig, request: Request) -> bool:
+    """Whether a request is right beyond doubt, by a pass over each array: what most are, in every step.
+
+    Of any other `_check_each` says what is wrong with it, if anything is.
+    """
+    arrays = request.items, request.actions, request.candidates, request.context
+    if config.recency or type(request.user) is not int:
+        return False
+    for given in arrays:
+        if type(given) is not np.ndarray or given.dtype != np.int64 or given.ndim != 1:
+            return False
+    items, actions, candidates, context = arrays
+    return (
+        len(items) == len(actions) <= config.max_history
+        and len(candidates) <= config.max_candidates
+        and len(context) == len(config.context)
+        and _are_under(items, config.items)
+        and _are_under(actions, config.actions)
+        and _are_under(candidates, config.items)
+        and all(0 <= one < size for one, size in zip(context.tolist(), config.context, strict=True))
+    )
+
+
+def _are_under(ids: np.ndarray, size: int) -> bool:
+    """Whether int64 ids are from 0 and below a size; one pass: below 0 is far above as an unsigned number."""
+    return not len(ids) or bool(np.maximum.reduce(ids.view(np.uint64)) < size)
+
+
+def _check_each(config: ModelConfig, who: str, request: Request) -> None:
+    """Refuse a request by itself, naming the first field that is wrong."""
+    if not _is_whole(request.user):
+        raise UsageError(refusal(who, "user", repr(request.user)[:40], "is no number of a user", "a whole number"))
+    for name in ("items", "actions", "candidates", "context"):
+        _check_array(who, name, getattr(request, name))
+    if config.recency:
+        if request.times is not None:
+            _check_array(who, "times", request.times)
+            _check_whole(who, "times", request.times, "are no seconds")
+        if not _is_whole(request.now) or not -LONGEST_TIME < request.now < LONGEST_TIME:
+            raise UsageError(refusal(who, "now", repr(request.now)[:40], "is no time", "whole seconds under 2**62"))
+    length = len(request.items)
+    for name, most in (("items", config.max_history), ("candidates", config.max_candidates)):
+        if len(getattr(request, name)) > most:
+            raise UsageError(
+                refusal(who, f"len({name})", len(getattr(request, name)), "is over the model's", f"at most {most}")
+            )
+    wanted = {"actions": length, "context": len(config.context)} | ({"times": length} if config.recency else {})
+    for name, count in wanted.items():
+        given = getattr(request, name)
+        if given is None or len(given) != count:
+            raise UsageError(
+                refusal(who, f"len({name})", None if given is None else len(given), "does not fit", f"{count}")
+            )
+    for name, size in (("items", config.items), ("candidates", config.items), ("actions", config.actions)):
+        _check_ids(who, name, getattr(request, name), size)
+    _check_ids(who, "context", request.context, config.context)
+    if config.recency and length:
+        first, last = int(np.min(request.times)), int(np.max(request.times))
+        if first <= -LONGEST_TIME:
+            raise UsageError(refusal(who, "times", first, "is no time", "seconds above -2**62"))
+        if last > request.now:
+            raise UsageError(refusal(who, "now", request.now, "is before the history's end", "the request's time"))
 
 
 def _is_whole(value: object) -> bool:
@@ -108,10 +142,7 @@ def _check_whole(who: str, name: str, given: np.ndarray, why: str) -> None:
 
 def _check_ids(who: str, name: str, ids: np.ndarray, size: int | tuple[int, ...]) -> None:
     _check_whole(who, name, ids, "are no ids")
-    # One pass, as this is done for every id of every request: below 0 is far above as an unsigned number.
-    if not len(ids) or (
-        isinstance(size, int) and ids.dtype == np.int64 and np.maximum.reduce(ids.view(np.uint64)) < size
-    ):
+    if not len(ids) or (isinstance(size, int) and ids.dtype == np.int64 and _are_under(ids, size)):
         return
     wrong = (ids < 0) | (ids >= np.asarray(size))
     if wrong.any():

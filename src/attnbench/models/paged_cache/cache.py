@@ -27,12 +27,12 @@ from torch import Tensor
 
 from attnbench.errors import UsageError, refusal
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES
-from attnbench.models.paged_cache.step import CacheStep, Counts, Leaving, Moving
+from attnbench.models.paged_cache.step import Ahead, CacheStep, Counts, Leaving, Moving
 from attnbench.models.paged_cache.tier import Entry, Tier
 from attnbench.models.paged_cache.transfers import Ticket, Transfers
 
 WHO = "kv-cache"
-Choice = Callable[[Sequence[int]], bool]
+Choice = Callable[[Sequence[Ahead]], bool]
 
 
 class PagedCache:
@@ -67,7 +67,7 @@ class PagedCache:
             device: of the pool.
             host_pages: pages of host memory; 0: no offload.
             reload: take host hits; without, host memory is filled but such tokens are computed again.  Or what decides:
-                called with the tokens that a step would take from host memory, of each user.
+                called with what a step has to do for each of its users.
             offload_chunk: tokens of a user that have to be new before they are copied out.
             poison: write NaN to pages that are freed, and to all at first: a stale read shows.
             owner: what the values depend on beside token ids; kept for whoever made the cache.
@@ -261,7 +261,8 @@ class PagedCache:
             entries.append(tier.grow(user, len(history)))
             tier.touch(user)
             before.append(entries[-1].length)
-        self._bring([one for one in zip(users, entries, histories, strict=True) if not one[1].length])
+        if self.reload:
+            self._bring(users, entries, histories, targets)
         tickets = [
             moving.ticket
             for moving in self._moving
@@ -349,21 +350,25 @@ class PagedCache:
 
     # ── host memory ────────────────────────────────────────────────────────────────────────────────
 
-    def _bring(self, missing: list[tuple[int, Entry, np.ndarray]]) -> None:
+    def _bring(
+        self, users: Sequence[int], entries: Sequence[Entry], histories: Sequence[np.ndarray], targets: Sequence[int]
+    ) -> None:
         """Start to copy in what host memory has of some histories; an entry's length says what will be there."""
         tier = self._host_tier
         found: list[tuple[Entry, Entry, int]] = []
-        for user, entry, history in missing if self.reload else []:
-            held = tier.entries.get(user)
-            if held is None:
-                continue
-            if not held.holds(history):
+        ahead: list[Ahead] = []
+        for user, entry, history, count in zip(users, entries, histories, targets, strict=True):
+            held = None if entry.length else tier.entries.get(user)
+            if held is not None and not held.holds(history):
                 self._drop_stale(tier, user)
-                continue
-            tier.touch(user)
-            if held.length:
-                found.append((entry, held, tier.needed(held.length)))
-        if not found or (callable(self.reload) and not self.reload([held.length for _, held, _ in found])):
+                held = None
+            on_host = 0 if held is None else held.length
+            ahead.append(Ahead(entry.length, on_host, len(history) + count - entry.length - on_host))
+            if held is not None:
+                tier.touch(user)
+                if on_host:
+                    found.append((entry, held, tier.needed(on_host)))
+        if not found or (callable(self.reload) and not self.reload(ahead)):
             return
         try:
             ticket = self._transfers.reload(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,17 @@ class CacheStep:
         """Let the device wait until what is copied in from the host is there, for one layer; the host goes on."""
         for ticket in self.tickets:
             ticket.wait_layer(layer)
+
+
+class Ahead(NamedTuple):
+    """What a step has to do for a user, as long as it is open whether tokens come from host memory."""
+
+    cached: int
+    "tokens on the device"
+    on_host: int
+    "tokens behind them that are in host memory"
+    rows: int
+    "new history and candidates, which are computed in any case"
 
 
 @dataclass(slots=True)

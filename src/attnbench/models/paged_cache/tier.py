@@ -31,7 +31,7 @@ class Entry:
 
     def holds(self, tokens: np.ndarray) -> bool:
         """Whether a history begins with what is held: neither shorter nor different."""
-        return self.length <= len(tokens) and bool(np.array_equal(self.tokens, tokens[: self.length]))
+        return self.length <= len(tokens) and bool((self.tokens == tokens[: self.length]).all())
 
 
 class Tier:
