@@ -6,6 +6,10 @@ NaN.  Transfers are late on purpose: a copy is made when somebody waits for it, 
 
 from __future__ import annotations
 
+import random
+from functools import partial
+from itertools import cycle
+
 import numpy as np
 import pytest
 import torch
@@ -23,38 +27,44 @@ LAYERS, PAGE = 2, 32
 
 
 class LateTicket:
-    def __init__(self, copy):
-        self.copy = copy
+    """Copies a layer when somebody waits for it, and is done when all have been."""
+
+    def __init__(self, copies):
+        self.copies = list(copies)
 
     def done(self):
-        return self.copy is None
+        return not self.copies
 
     def wait(self):
-        if self.copy:
-            self.copy()
-        self.copy = None
+        self.wait_layer(LAYERS)
 
     def wait_layer(self, layer):
-        self.wait()
+        while self.copies and LAYERS - len(self.copies) <= layer:
+            self.copies.pop(0)()
 
 
 class LateTransfers(Transfers):
-    """Copies when waited for; the next one fails half way if told so."""
+    """Copies when waited for; the next one fails after so many layers if told so, in the middle of one."""
 
-    fails = False
+    fails_after = None
 
     def reload(self, host_pages, pages):
-        return self._late(super().reload, list(host_pages), list(pages), self.pool)
+        return self._late(self.host, list(host_pages), self.pool, list(pages))
 
     def offload(self, pages, host_pages):
-        return self._late(super().offload, list(pages), list(host_pages), self.host)
+        return self._late(self.pool, list(pages), self.host, list(host_pages))
 
-    def _late(self, copy, source, to, pool):
-        if type(self).fails:
-            type(self).fails = False
-            pool[0, to[:1]] = 12345.0
+    def _late(self, source, given, into, taking):
+        def copy(layer):
+            into[layer, taking] = source[layer, given]
+
+        whole, type(self).fails_after = type(self).fails_after, None
+        if whole is not None:
+            for layer in range(whole):
+                copy(layer)
+            into[whole % LAYERS, taking[:1]] = 12345.0
             raise RuntimeError("no memory for the copy")
-        return LateTicket(lambda: copy(source, to))
+        return LateTicket([partial(copy, layer) for layer in range(LAYERS)])
 
 
 def make_cache(pages=6, host_pages=0, *, transfers=LateTransfers, **more):
@@ -118,16 +128,27 @@ class Serving(RuleBasedStateMachine):
 
     @initialize(
         pages=st.integers(4, 9),
-        host_pages=st.sampled_from([12, 4, 0]),
-        reload=st.booleans(),
+        host_pages=st.sampled_from([12, 4, 1, 0]),
+        reload=st.sampled_from([True, False, [True, False], [True, None]]),
         chunk=st.sampled_from([1, 33]),
     )
     def start(self, pages, host_pages, reload, chunk):
-        LateTransfers.fails = False
+        LateTransfers.fails_after = None
+        self.choices = cycle([reload] if isinstance(reload, bool) else reload)
+        reload = reload if isinstance(reload, bool) else self.choose
         self.cache = make_cache(pages, host_pages, reload=reload, offload_chunk=chunk)
         self.histories = {user: np.empty(0, dtype=np.int64) for user in range(4)}
         self.open = []
         self.steps = self.tokens = 0
+
+    def choose(self, users):
+        """Whoever decides about host hits may change its mind from step to step, and may fail."""
+        assert any(one.on_host for one in users)
+        assert all(one.rows >= 3 and not (one.cached and one.on_host) for one in users)
+        chosen = next(self.choices)
+        if chosen is None:
+            raise ArithmeticError("no choice")
+        return chosen
 
     def history_of(self, user, more):
         """A history that has grown, or begun anew when it is long; tokens are as often shared by users as not."""
@@ -144,6 +165,14 @@ class Serving(RuleBasedStateMachine):
         before = self.cache.counts.as_dict()
         try:
             step = context.__enter__()
+        except ArithmeticError:
+            # Users who were evicted, or had nothing to go on with, are gone; the step is not counted.
+            kept = ("evicted_users", "stale_users")
+            after = self.cache.counts.as_dict()
+            assert {name: after[name] for name in after if name not in kept} == {
+                name: before[name] for name in before if name not in kept
+            }
+            return None
         except UsageError:
             assert self.cache.counts.as_dict() == before
             needed = sum(-(-len(history) // PAGE) for history in histories)
@@ -217,9 +246,22 @@ class Serving(RuleBasedStateMachine):
         assert device == (0 if evicted else min(before[0], kept))
         assert host == (before[1] if evicted else min(before[1], kept))
 
-    @rule()
-    def break_next_transfer(self):
-        LateTransfers.fails = True
+    @rule(which=st.integers(0, 9), layer=st.integers(0, LAYERS - 1))
+    def arrive_in_part(self, which, layer):
+        """One layer of a transfer is there, the others not yet: nothing of it may be used but that."""
+        if self.cache._moving:
+            self.cache._moving[which % len(self.cache._moving)].ticket.wait_layer(layer)
+
+    @rule(user=st.integers(0, 3), more=st.sampled_from([1, 32]))
+    def go_on_in_transfer(self, user, more):
+        """A user comes back while what was new is copied out, and comes with one more page."""
+        for _ in range(2):
+            if one := self.opened([(user, more)]):
+                self.closed(*one)
+
+    @rule(layers=st.integers(0, LAYERS - 1))
+    def break_next_transfer(self, layers):
+        LateTransfers.fails_after = layers
 
     @invariant()
     def books(self):
@@ -228,7 +270,7 @@ class Serving(RuleBasedStateMachine):
             assert (self.cache.counts.steps, self.cache.counts.tokens) == (self.steps, self.tokens)
 
     def teardown(self):
-        LateTransfers.fails = False
+        LateTransfers.fails_after = None
         if hasattr(self, "cache"):
             for context, step, histories in self.open:
                 compute(self.cache, step, histories)
@@ -397,7 +439,7 @@ def test_a_copy_out_that_failed_leaves_whole_pages_alone():
     cache = make_cache(pages=3, host_pages=9)
     serve(cache, (1, tokens(40)))
     cache.settle()
-    LateTransfers.fails = True
+    LateTransfers.fails_after = 0
     serve(cache, (1, tokens(50)))
     serve(cache, (2, tokens(70, 500)))
     cache.settle()
@@ -432,6 +474,25 @@ def test_a_user_in_transfer_is_waited_for_not_evicted():
     assert serve(cache, (1, tokens(70))) == [70]
 
 
+@pytest.mark.parametrize("host_pages", [0, 4, 8, 24], ids=lambda pages: f"host{pages}")
+def test_a_pool_of_exactly_one_batch_serves_every_batch(host_pages):
+    """Each batch evicts whoever was there, while what these brought is still copied out, or fails to be."""
+    cache, drawn = make_cache(pages=8, host_pages=host_pages), random.Random(host_pages)
+    lengths = dict.fromkeys(range(6), 97)
+    for _ in range(150):
+        users = drawn.sample(range(6), 2)
+        for user in users:
+            lengths[user] = lengths[user] + drawn.choice([0, 1, 31]) if lengths[user] <= 97 else 97
+        if drawn.random() < 0.2:
+            LateTransfers.fails_after = drawn.randrange(LAYERS)
+        serve(cache, *((user, tokens(lengths[user], 1000 * user)) for user in users))
+        assert list(cache.users) == users
+        check_books(cache)
+    LateTransfers.fails_after = None
+    assert cache.counts.evicted_users > 100
+    assert (cache.counts.host_hit > 1000) == (host_pages == 24)
+
+
 def test_host_memory_that_is_full_keeps_what_it_can():
     cache = make_cache(pages=9, host_pages=2)
     serve(cache, (1, tokens(70)))
@@ -449,9 +510,9 @@ def test_a_transfer_that_fails_is_a_miss():
     cache.settle()
     serve(cache, (2, tokens(70, 500)))
     cache.settle()
-    LateTransfers.fails = True
+    LateTransfers.fails_after = 0
     assert serve(cache, (1, tokens(70))) == [0]
-    LateTransfers.fails = True
+    LateTransfers.fails_after = 0
     serve(cache, (1, tokens(80)))
     assert cache.counts.failed_transfers == 2
     cache.settle()

@@ -197,30 +197,30 @@ class ServingSession:
         Raises:
             AttnbenchError: it found others than it was to find.
         """
-        model, cache = self.model, self.cache
-        with self.mark("requests"):
-            histories = model.histories(requests, cache)
-        if cache is None:
-            step = model.uncached(requests, histories)
-            return self.run(requests, histories, step), step.cached
-        with ExitStack() as closing:
-            with self.mark("allocate"):
-                targets = [len(one.candidates) for one in requests]
-                step = closing.enter_context(cache.step([one.user for one in requests], histories, targets))
-            if wanted is not None and step.cached != wanted:
-                raise AttnbenchError(
-                    refusal(self.case.id, "cached", step.cached, "is not what the step was to find", str(wanted))
-                )
-            return self.run(requests, histories, step), step.cached
+        from attnbench.models.hstu_ranking.model import PREPROCESSING
 
-    def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
-        """The device's part of a step, started."""
-        if self.graphs is not None:
+        model, cache = self.model, self.cache
+        with ExitStack() as closing:
+            with self.mark(PREPROCESSING):
+                with self.mark("requests"):
+                    histories = model.histories(requests, cache)
+                if cache is None:
+                    step = model.uncached(requests, histories)
+                else:
+                    with self.mark("allocate"):
+                        targets = [len(one.candidates) for one in requests]
+                        step = closing.enter_context(cache.step([one.user for one in requests], histories, targets))
+                    if wanted is not None and step.cached != wanted:
+                        raise AttnbenchError(
+                            refusal(self.case.id, "cached", step.cached, "is not what the step was to find", str(wanted))
+                        )
+                if self.graphs is None:
+                    with self.mark("strip"):
+                        prepared = model.prepare(requests, histories, step, self.attention, cache)
+            if self.graphs is None:
+                return model.run(prepared, self.mark), step.cached
             with self.mark("graph"):
-                return self.graphs.run(requests, histories, step)
-        with self.mark("strip"):
-            prepared = self.model.prepare(requests, histories, step, self.attention, self.cache)
-        return self.model.run(prepared, self.mark)
+                return self.graphs.run(requests, histories, step), step.cached
 
     def marked(self, mark: Mark) -> None:
         """Mark the parts of later steps by a profiler's ranges."""

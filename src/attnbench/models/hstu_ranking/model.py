@@ -23,6 +23,8 @@ from attnbench.models.paged_cache import CacheStep, Choice, PagedCache
 
 USUAL_PAGE = 64
 Mark = Callable[[str], AbstractContextManager[object]]
+PREPROCESSING, EMBEDDING, FORWARD = "KV_Cache_Preprocessing", "Embedding", "GR_forward"
+"Ranges of a step in NVIDIA's inference benchmark, around ours: captures of either can be compared."
 
 
 class HstuRanking(nn.Module):
@@ -228,19 +230,20 @@ class HstuRanking(nn.Module):
             mark: marks a range by its name, for profilers.
         """
         does = self.operations
-        with mark("embedding"):
+        with mark(EMBEDDING), mark("embedding"):
             x = self.tokens(prepared.rows, does)
-        for number, layer in enumerate(self.layers):
-            with mark("projection"):
-                u, q, k, v = layer.project(x, does)
-            with mark("append"):
-                prepared.append(number, k, v)
-            with mark("attention"):
-                attended = prepared.attend(number, q, k, v)
-            with mark("output"):
-                x = layer.output(x, u, attended, does, prepared.count)
-        with mark("head"):
-            return self.towers(x, prepared.rows.candidates, does)
+        with mark(FORWARD):
+            for number, layer in enumerate(self.layers):
+                with mark("projection"):
+                    u, q, k, v = layer.project(x, does)
+                with mark("append"):
+                    prepared.append(number, k, v)
+                with mark("attention"):
+                    attended = prepared.attend(number, q, k, v)
+                with mark("output"):
+                    x = layer.output(x, u, attended, does, prepared.count)
+            with mark("head"):
+                return self.towers(x, prepared.rows.candidates, does)
 
     def _history(self, request: Request) -> np.ndarray:
         ids = history_ids(self.config, request)
