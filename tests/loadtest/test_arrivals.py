@@ -215,6 +215,17 @@ def test_a_replay_asks_for_each_line_with_the_history_until_then(prepared: Path)
     assert replay.tokens(TINY) == [2 + 2 * 5, 2 + 2 * 1]
 
 
+def test_a_replay_of_one_user_has_its_lines_alone(prepared: Path) -> None:
+    replay = Replay(prepared, TINY, candidates=2, policy=Policy(TINY), only_user=7)
+    assert {line.user for line in replay.lines} == {7}
+    assert replay.numbers() == [7]
+    first = replay.take(0)
+    assert isinstance(first, Request)
+    assert (first.user, len(first.items)) == (7, 1)
+    with pytest.raises(UsageError, match=f"^load: --only-user=12345 has no line in {BATCHES}; a user of --source$"):
+        Replay(prepared, TINY, candidates=2, policy=Policy(TINY), only_user=12345)
+
+
 def test_a_replay_is_compressed_to_the_rate_asked_for(prepared: Path) -> None:
     replay = Replay(prepared, TINY, candidates=2, policy=Policy(TINY))
     due = replay.due_ns(rate=10.0, duration_s=100.0)

@@ -185,6 +185,12 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
         ([*LOAD, "--json", "-", "--md", "-"], "--md=- wants stdout, as --json does; one of the two"),
         ([*LOAD, "--json", "/nowhere/at/all/\0"], "cannot be written"),
         ([*LOAD, "--checkpoint", "not-there.safetensors"], "file=not-there.safetensors cannot be read"),
+        ([*LOAD, "--only-user", "7"], "--only-user=7 does not go with --scenario server; --scenario replay"),
+        (
+            [*LOAD, "--pool-pages", "9", "--pool-share", "1"],
+            "--pool-pages=9 does not go with --pool-share; one of the two",
+        ),
+        ([*LOAD, "--pool-pages", "6"], "--pool-pages=6 are fewer than the 7 of one user; 7 or more"),
         ([*LOAD, "--pool-share", "0.001"], "gives 1 pages, fewer than the 7 of one user; a larger share"),
     ],
 )

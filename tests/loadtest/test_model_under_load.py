@@ -227,6 +227,9 @@ def test_a_pool_for_less_than_one_user_is_refused_before_anything_runs() -> None
     users = make_users(asked)
     with pytest.raises(UsageError, match=r"load: --pool-share=0.1 gives 4 pages, fewer than the 7 of one user"):
         make_pool(asked, make_model(asked), users)
+    pool = make_pool(dataclasses.replace(asked, pool_pages=9), make_model(asked), users)
+    assert pool is not None
+    assert pool.pool.shape[1] == 9
     with pytest.raises(UsageError, match="--attention=flash is not known"):
         make_model(options(attention="flash"))
 

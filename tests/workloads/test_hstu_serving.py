@@ -255,3 +255,22 @@ def test_tables_beyond_the_memory_are_refused():
         patch.setattr("os.sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 10**6)
         with pytest.raises(MemoryError, match=r"the tables of model dlrm-v3 take 22\.6 GB, 4\.1 GB are free"):
             WORKLOAD.inputs(one, seed=0, kind="normal", device="cpu")
+
+
+def test_a_table_wider_than_the_model_has_a_product_behind_it_and_must_fit(monkeypatch):
+    usual, wide = (WORKLOAD.case({"model": "small", "embedding_dim": dim}) for dim in (None, 256))
+    assert wide.id == usual.id.replace("small-", "small_e256-")
+    assert WORKLOAD.case(wide.to_dict()) == wide
+    rows = wide.batch * (wide.new_tokens + wide.num_candidates)
+    assert WORKLOAD.work(wide).flops - WORKLOAD.work(usual).flops == rows * 2 * 256 * 64
+    model = WORKLOAD.inputs(wide, seed=0, kind="normal", device="cpu").model
+    assert model.tokens.table.shape == (wide.config.vocabulary, 256)
+    assert model.tokens.down.weight.shape == (64, 256)
+    with pytest.raises(UsageError, match=r"^hstu-serving: embedding_dim=0 cannot be used; a whole number from 1 to "):
+        replace(wide, embedding_dim=0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10**9)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 8 * 10**9))
+    huge = WORKLOAD.case({"model": "bench", "embedding_dim": 262144, "dtype": "bf16"})
+    with pytest.raises(MemoryError, match=r"the tables of model bench take 5\.3 GB, 2\.0 GB are free"):
+        WORKLOAD.inputs(huge, seed=0, kind="normal", device="cuda:0")

@@ -14,14 +14,12 @@ from attnbench.errors import AttnbenchError, WorkerError, refusal
 from attnbench.workloads.hstu_serving.case import POOL
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from attnbench.models.hstu_ranking.attention import AttentionMaker
     from attnbench.models.hstu_ranking.host_hits import HostHits
     from attnbench.models.hstu_ranking.model import Mark, Prepared
     from attnbench.models.hstu_ranking.request import Request
-    from attnbench.models.paged_cache import CacheStep
     from attnbench.workloads.hstu_serving.case import ServingCase
     from attnbench.workloads.hstu_serving.inputs import ServingInputs
     from attnbench.workloads.hstu_serving.work import Found
@@ -212,7 +210,9 @@ class ServingSession:
                         step = closing.enter_context(cache.step([one.user for one in requests], histories, targets))
                     if wanted is not None and step.cached != wanted:
                         raise AttnbenchError(
-                            refusal(self.case.id, "cached", step.cached, "is not what the step was to find", str(wanted))
+                            refusal(
+                                self.case.id, "cached", step.cached, "is not what the step was to find", str(wanted)
+                            )
                         )
                 if self.graphs is None:
                     with self.mark("strip"):

@@ -75,6 +75,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="DIR",
         help=("the files of `attnbench data`, for --scenario replay, which is then the default"),
     )
+    group.add_argument("--only-user", metavar="ID", help="with --scenario replay: this user's requests alone")
     group.add_argument("--num-candidates", metavar="N", help="of a request (default: the config's)")
     group = parser.add_argument_group("server")
     group.add_argument("--max-batch", metavar="N", help="requests of a batch at most (default: the config's)")
@@ -96,6 +97,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="X",
         help=("pages of the cache, as a share of what all users need (default: the config's)"),
     )
+    group.add_argument("--pool-pages", metavar="N", help="pages of the cache, in place of --pool-share")
     group.add_argument("--page-size", metavar="N", help="tokens of a page: 32, 64 or 128 (default: the config's)")
     group.add_argument("--host-pages", metavar="N", help="pages of host memory behind the pool (default: 0)")
     group.add_argument(
@@ -165,7 +167,7 @@ def _scenario(args: argparse.Namespace) -> str:
                 "attnbench data kuairand-1k --to DIR writes them",
             )
         )
-    for flag, of in (("source", "replay"), ("gap_s", "gaps"), ("burstiness", "gaps")):
+    for flag, of in (("source", "replay"), ("only_user", "replay"), ("gap_s", "gaps"), ("burstiness", "gaps")):
         if getattr(args, flag) is not None and found != of:
             name = "--" + flag.replace("_", "-")
             raise UsageError(
@@ -207,6 +209,8 @@ def options_of(args: argparse.Namespace) -> Options:
             ("max_batch", _whole(1, 4096)),
             ("max_wait_ms", _from_zero),
             ("pool_share", share),
+            ("pool_pages", _whole(1)),
+            ("only_user", _whole(0)),
             ("page_size", _one_of(PAGE_SIZES)),
             ("host_pages", _whole(0)),
             ("offload_chunk", _whole(1)),
@@ -238,6 +242,10 @@ def options_of(args: argparse.Namespace) -> Options:
         )
     if args.attention not in (None, "reference") and not device.on_gpu:
         raise UsageError(refusal(WHO, "--attention", args.attention, "has no kernels for a CPU", "reference"))
+    if asked["pool_pages"] is not None and asked["pool_share"] is not None:
+        raise UsageError(
+            refusal(WHO, "--pool-pages", args.pool_pages, "does not go with --pool-share", "one of the two")
+        )
     if asked["gap_s"] is not None:
         if asked["users"] is not None:
             raise UsageError(refusal(WHO, "--gap-s", args.gap_s, "does not go with --users", "one of the two"))
@@ -259,6 +267,7 @@ def options_of(args: argparse.Namespace) -> Options:
         slos_ms=tuple(slos or preset.slos_ms),
         pool_share=chosen("pool_share", preset.pool_share),
         page_size=chosen("page_size", preset.page_size),
+        pool_pages=asked["pool_pages"],
         host_pages=chosen("host_pages", 0),
         offload_chunk=chosen("offload_chunk", 1),
         on_host_hit=args.on_host_hit or ON_HOST_HIT[0],
@@ -270,6 +279,7 @@ def options_of(args: argparse.Namespace) -> Options:
         seed=chosen("seed", 0),
         checkpoint=args.checkpoint,
         source=args.source,
+        only_user=asked["only_user"],
     )
 
 

@@ -55,7 +55,9 @@ class Replay:
     returning = False
     "Each replay begins with the first line, and with an empty cache."
 
-    def __init__(self, folder: Path, config: ModelConfig, *, candidates: int, policy: Policy) -> None:
+    def __init__(
+        self, folder: Path, config: ModelConfig, *, candidates: int, policy: Policy, only_user: int | None = None
+    ) -> None:
         """Read the files.
 
         Args:
@@ -63,16 +65,22 @@ class Replay:
             config: of the model.
             candidates: of each request; fewer where the log ends before.
             policy: what becomes of a history that is too long.
+            only_user: whose lines are taken; None: all.
 
         Raises:
-            UsageError: a file cannot be read; file, line and column are named.
+            UsageError: a file cannot be read; file, line and column are named; or there are no lines.
         """
         self._config, self._candidates, self._policy = config, candidates, policy
         days: dict[int, list[History]] = {}
         for history, _ in read_days(folder / INFERENCE):
+            if only_user not in (None, history.user_id):
+                continue
             days.setdefault(history.user_id, []).append(history)
         self._users = {user: self._joined(found) for user, found in days.items()}
-        self.lines = [Line(*fields) for fields in read_batches(folder / BATCHES)]
+        every = (Line(*fields) for fields in read_batches(folder / BATCHES))
+        self.lines = [line for line in every if only_user in (None, line.user)]
+        if only_user is not None and not self.lines:
+            raise UsageError(refusal(WHO, "--only-user", only_user, f"has no line in {BATCHES}", "a user of --source"))
         if not self.lines:
             raise UsageError(refusal(WHO, "--source", folder.name, "has no batches", f"{BATCHES} with lines"))
 

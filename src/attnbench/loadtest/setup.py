@@ -44,6 +44,8 @@ class Options:
     slos_ms: tuple[float, ...]
     pool_share: float
     page_size: int
+    pool_pages: int | None = None
+    "pages of the cache, whatever all users need; None: `pool_share` says"
     host_pages: int = 0
     offload_chunk: int = 1
     "new tokens of a user that are copied to host memory at a time, at least"
@@ -59,6 +61,8 @@ class Options:
     checkpoint: str | None = None
     source: str | None = None
     "folder of prepared files to replay; None: users are drawn"
+    only_user: int | None = None
+    "of these files; None: all"
 
     @property
     def cached(self) -> bool:
@@ -89,6 +93,7 @@ class Options:
             "slos_ms",
             "pool_share",
             "page_size",
+            "pool_pages",
             "host_pages",
             "offload_chunk",
             "on_host_hit",
@@ -115,7 +120,9 @@ def make_users(options: Options) -> Users | Replay:
     config, policy = options.preset.config, Policy(options.preset.config, options.long_history)
     try:
         if options.source is not None:
-            return Replay(Path(options.source), config, candidates=options.candidates, policy=policy)
+            return Replay(
+                Path(options.source), config, candidates=options.candidates, policy=policy, only_user=options.only_user
+            )
         if config.recency:
             return dlrm(config, users=options.users, candidates=options.candidates, seed=options.seed, policy=policy)
         return kuairand(
@@ -194,16 +201,14 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
     if not options.cached:
         return None
     needed = [-(-tokens // options.page_size) for tokens in users.tokens(model.config)]
-    pages = max(1, round(options.pool_share * sum(needed)))
-    if pages < max(needed):
+    longest = max(needed, default=1)
+    pages = options.pool_pages or max(1, round(options.pool_share * sum(needed)))
+    if pages < longest:
+        few = f"fewer than the {longest} of one user"
+        if options.pool_pages is not None:
+            raise UsageError(refusal(WHO, "--pool-pages", pages, f"are {few}", f"{longest} or more"))
         raise UsageError(
-            refusal(
-                WHO,
-                "--pool-share",
-                f"{options.pool_share:g}",
-                f"gives {pages} pages, fewer than the {max(needed)} of one user",
-                "a larger share",
-            )
+            refusal(WHO, "--pool-share", f"{options.pool_share:g}", f"gives {pages} pages, {few}", "a larger share")
         )
     reload: bool | Choice = options.on_host_hit == "reload"
     if options.host_pages and options.on_host_hit == "auto":

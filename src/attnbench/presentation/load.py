@@ -30,11 +30,10 @@ class Table:
 def title_of(run: LoadRun) -> str:
     """What was loaded, in one line."""
     settings = run.settings
-    cache = (
-        "no cache"
-        if not settings.get("cache")
-        else (f"pool for {100 * float(settings.get('pool_share', 0)):g} % of what all users need")
-    )
+    pool = f"for {100 * float(settings.get('pool_share', 0)):g} % of what all users need"
+    if pages := settings.get("pool_pages"):
+        pool = f"of {pages} pages"
+    cache = f"pool {pool}" if settings.get("cache") else "no cache"
     return (
         f"{run.workload}, model {run.model} on {run.environment.gpu or run.device}, {settings.get('users')} users, "
         f"{settings.get('candidates')} candidates, batches up to {settings.get('max_batch')}, {cache}"

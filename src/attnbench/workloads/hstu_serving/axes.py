@@ -72,6 +72,7 @@ AXES = (
     ),
     Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
     Axis("checkpoint", parse_file, "safetensors file of the model's weights; default: random ones by seed", None),
+    Axis("embedding_dim", parse_size, "columns of the table of tokens; default: as wide as the model", None),
     Axis("page_size", parse_page_size, f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),
     Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
 )

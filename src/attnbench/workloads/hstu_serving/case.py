@@ -18,7 +18,7 @@ Imports without torch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -67,6 +67,8 @@ class ServingCase:
     model: str = "bench"
     checkpoint: str | None = None
     "safetensors file of the model's weights; None: random ones by seed"
+    embedding_dim: int | None = None
+    "columns of the table of tokens, with a product behind them; None: as wide as the model"
     page_size: int = 64
     dtype: str = "fp16"
 
@@ -83,6 +85,11 @@ class ServingCase:
         for name, accepted in (("cache", CACHES), ("dtype", ACCEPTED_DTYPES)):
             if getattr(self, name) not in accepted:
                 raise unknown(WHO, name, getattr(self, name), accepted)
+        width = self.embedding_dim
+        if width is not None and (type(width) is not int or not 1 <= width <= MOST_TOKENS):
+            raise _refuse(
+                "embedding_dim", repr(width)[:40], "cannot be used", f"a whole number from 1 to {MOST_TOKENS}"
+            )
         if self.checkpoint is not None and (type(self.checkpoint) is not str or not self.checkpoint):
             raise _refuse("checkpoint", repr(self.checkpoint)[:40], "names no file", "a safetensors file")
         if self.page_size not in PAGE_SIZES:
@@ -165,7 +172,8 @@ class ServingCase:
     @property
     def config(self) -> ModelConfig:
         """Sizes of the model."""
-        return config_of(self.model)
+        found = config_of(self.model)
+        return found if self.embedding_dim is None else replace(found, embedding_dim=self.embedding_dim)
 
     @property
     def mode(self) -> str:
@@ -236,7 +244,7 @@ class ServingCase:
         weights = "_" + "".join(letter if letter.isalnum() else "_" for letter in stem)[:LONGEST_STEM] if stem else ""
         return "-".join(
             [
-                self.model + weights,
+                self.model + weights + ("" if self.embedding_dim is None else f"_e{self.embedding_dim}"),
                 f"b{self.batch}",
                 f"t{self.num_candidates}",
                 f"c{self.cached}",

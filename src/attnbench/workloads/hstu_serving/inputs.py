@@ -19,6 +19,7 @@ from torch import Tensor
 from attnbench.dtypes import torch_dtype
 from attnbench.errors import unknown
 from attnbench.models.hstu_ranking.checkpoint import load
+from attnbench.models.hstu_ranking.config import ModelConfig
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import draw_ranks, hashed
@@ -27,7 +28,7 @@ from attnbench.workloads.hstu_serving.case import WHO, ServingCase
 
 WEIGHTS_SEED = 0
 MINUTE = 60
-_MODELS: WeakValueDictionary[tuple[str, str | None, str, str], HstuRanking] = WeakValueDictionary()
+_MODELS: WeakValueDictionary[tuple[ModelConfig, str | None, str, str], HstuRanking] = WeakValueDictionary()
 "Of the inputs that are in use: two sets of inputs of a case share one."
 
 
@@ -117,7 +118,7 @@ def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.
 
 
 def _check_memory(case: ServingCase, device: str | torch.device) -> None:
-    """Refuse tables that host memory has no room for; a card says so itself.
+    """Refuse tables that memory has no room for, before any of it is taken.
 
     Raises:
         MemoryError: with the sizes.
@@ -125,8 +126,13 @@ def _check_memory(case: ServingCase, device: str | torch.device) -> None:
     config = case.config
     rows = config.vocabulary * config.width + config.history_tokens * config.hidden
     wanted = rows * torch_dtype(case.dtype).itemsize
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if torch.device(device).type == "cpu" and wanted > free // 2:
+    if torch.device(device).type == "cpu":
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        room = free // 2
+    else:
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        room = free = torch.cuda.mem_get_info(device)[0] + kept
+    if wanted > room:
         raise MemoryError(f"the tables of model {case.model} take {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
 
 
@@ -135,7 +141,7 @@ def _users(seed: int, count: int) -> Sequence[int]:
 
 
 def _model(case: ServingCase, device: str | torch.device) -> HstuRanking:
-    key = (case.model, case.checkpoint, case.dtype, str(device))
+    key = (case.config, case.checkpoint, case.dtype, str(device))
     found = _MODELS.get(key)
     if found is None:
         _check_memory(case, device)
