@@ -99,9 +99,10 @@ class Transfers:
         """
         with self._behind_current(self._out):
             (source,) = send([np.asarray(pages, dtype=np.int64)], self.pool.device)
+            neighbours = runs(host_pages)
             for device, host in zip(self.pool, self.host, strict=True):
                 leaving = device.index_select(0, source)
-                for at, first, count in runs(host_pages):
+                for at, first, count in neighbours:
                     host[first : first + count].copy_(leaving[at : at + count], non_blocking=True)
             return Ticket(self._mark())
 
