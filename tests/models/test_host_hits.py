@@ -51,6 +51,20 @@ def test_what_a_token_takes_is_on_a_line():
     assert choice.reloaded_s([Ahead(0, 1000, 5000)]) == pytest.approx(0.01 * 5000 + 0.0001 * (6000**2 - 1000**2))
 
 
+def test_a_model_whose_launches_are_most_of_it_takes_longer_for_more():
+    choice = made_up((1.0, 10.0), (20.0, 29.0))  # 19 + 0.01 t
+    taken = [choice.recomputed_s(alone(length)) for length in (0, 1, 100, 500, 1000, 4000, 16_000)]
+    assert taken == pytest.approx([0.0, 19.01, 20.0, 24.0, 29.0, 59.0, 179.0])
+
+
+def test_a_measurement_that_was_delayed_is_no_longer_than_those_of_more_tokens(monkeypatch):
+    seconds = iter([0.5, 9.0, 3.0, 4.0, 2.0, 1.0])  # least, then both steps, both copies, the whole
+    monkeypatch.setattr("attnbench.models.hstu_ranking.host_hits._seconds", lambda *_: next(seconds))
+    model = HstuRanking(config_of("small"), dtype=torch.float32)
+    found = HostHits.measured(model, model, page_size=32)
+    assert (found.least_s, found.recompute_s, found.reload_s) == (0.5, (2.5, 2.5), (2.0, 2.0))
+
+
 class Machine:
     """Made up: what steps take where tokens cost a t + b t², and copies have a start and a rate for each layer."""
 

@@ -8,8 +8,8 @@ a step is longer that computes t tokens:
                        max(own, copy + own / layers)      own = least + sum f(c + h + m) - f(c + h)
 
 The time a token takes grows with those before it, so f(t) / t is taken as a line between and beyond the lengths that
-were measured, and the copy of all tokens together likewise.  The rate of the bus at which both take the same time, the
-break-even, is the bytes of the tokens over the time to compute them.
+were measured (of a small model, where it falls, f itself), and the copy of all tokens together likewise.  The rate of
+the bus at which both take the same time, the break-even, is the bytes of the tokens over the time to compute them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class HostHits:
     def _computed_s(self, tokens: int) -> float:
         """Seconds to compute the first tokens of a history."""
         each = [taken / count for count, taken in zip(self.tokens, self.recompute_s, strict=True)]
-        return tokens * (_on_line(tokens, self.tokens, each) if len(each) > 1 else each[0])
+        if each[-1] > each[0]:
+            return tokens * _on_line(tokens, self.tokens, each)
+        # Of a small model launches are most of it: a token takes less the more there are.
+        return _on_line(tokens, self.tokens, self.recompute_s) if tokens else 0.0
 
     @property
     def reload_gb_s(self) -> float:
@@ -130,13 +133,18 @@ class HostHits:
         whole = seconds(lambda: cache.pool.copy_(cache.host, non_blocking=True))
         return cls(
             tokens=tokens,
-            reload_s=tuple(reload),
-            recompute_s=tuple(recompute),
+            reload_s=_rising(reload),
+            recompute_s=_rising(recompute),
             token_bytes=token_bytes,
             layers=config.layers,
             least_s=least,
             contiguous_gb_s=cache.host.nbytes / max(1e-9, whole) / 1e9,
         )
+
+
+def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
+    """As measured, but none longer than those of more tokens: what was delayed there."""
+    return tuple(min(seconds[place:]) for place in range(len(seconds)))
 
 
 def _on_line(at: float, places: Sequence[float], values: Sequence[float]) -> float:
