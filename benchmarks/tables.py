@@ -913,7 +913,8 @@ def video_kernels(say: Say, path: Path) -> str:
 
 
 VIDEO = tuple(
-    f"video-{name}-h200.json" for name in ("eager", "compiled", "sparse", "wan", "loop", "repeats", "seconds")
+    f"video-{name}-h200.json"
+    for name in ("eager", "compiled", "sparse", "wan", "loop", "repeats", "seconds", "captures")
 )
 """Committed runs of the video rows (`video_targets.FILES`; a test holds the two against each other)."""
 SUITES = (
