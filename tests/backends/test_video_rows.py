@@ -206,7 +206,11 @@ def test_the_attention_by_itself_gets_the_middle_layers_own_operands():
         ("fa", ["video[sdpa-flash]"]),
         ("sdpa,flash-triton,fa3-fwd,sage1", ["video[sdpa]", "video[flash-triton]", "video[fa3-fwd]", "video[sage1]"]),
         ("video[eager],eager", ["video[eager]"]),
-        ("fa3", ["video[fa3-fwd]"]),
+        ("fa3,fa3_fp8", ["video[fa3-fwd]", "video[fa3-fwd-fp8]"]),
+        (
+            "sage2,sparge,sparge_fp8,flashinfer",
+            [f"video[{name}]" for name in ("sage2", "sparge", "sparge-fp8", "flashinfer")],
+        ),
         ("video", ["video"]),
         ("sdpa-mat*", ["video[sdpa-math]"]),
         ("sparse-flex*", ["video[sparse-flex]"]),

@@ -61,6 +61,10 @@ def test_a_case_is_read_back_from_its_data_and_named_by_every_field():
         ({"model": "sora"}, "video: model=sora"),
         ({"generations": -1}, "video: generations=-1 cannot be used"),
         ({"weights": ""}, "video: weights= is no name"),
+        (
+            {"lpips": "net@1234"},
+            "video: lpips=net compares frames, and random weights make none that say anything; beside",
+        ),
     ],
 )
 def test_what_is_not_possible_is_refused_by_its_field(values, said):

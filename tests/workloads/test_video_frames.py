@@ -106,13 +106,20 @@ def test_a_network_that_is_another_is_refused(tmp_path):
     from safetensors.torch import load_file, save_file
 
     from attnbench.errors import UsageError
+    from attnbench.workloads.given_files import known_as
     from attnbench.workloads.video.lpips import load
 
     path = network(tmp_path / "net.safetensors")
     tensors = load_file(path)
     save_file({name: x for name, x in tensors.items() if name != "features.8.bias"}, path)
-    with pytest.raises(UsageError, match=r"video: lpips=net\.safetensors features\.8\.bias=nothing does not fit LPIPS"):
+    said = r"video: lpips=net\.safetensors features\.8\.bias=nothing does not fit LPIPS"
+    with pytest.raises(UsageError, match=said):
         load(path, torch.device("cpu"))
+    # Before a model is made: what is asked for behind a whole generation would be missed late.
+    (tmp_path / "mine").mkdir()
+    given = {"lpips": known_as(str(path)), "weights": known_as(str(tmp_path / "mine"), kind="folder")}
+    with pytest.raises(UsageError, match=said):
+        WORKLOAD.inputs(WORKLOAD.case({"model": "tiny"} | given), seed=1, kind="normal", device="cpu")
 
 
 @pytest.mark.parametrize("given", [False, True])
