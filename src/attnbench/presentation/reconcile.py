@@ -320,7 +320,10 @@ def _differences(title: str, rows: Sequence[Reconciled]) -> list[Block]:
 
 def _difference_cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
     residues = row.residues
-    shown = {name: f"{residues[name] * unit.per_ms:+.3g}" for name in RESIDUES if name in residues}
+    # What is left of a difference of two equal times is no time.
+    least = 1e-9 * row.step_ms
+    known = {name: ms if abs(ms) > least else 0.0 for name, ms in residues.items()}
+    shown = {name: f"{known[name] * unit.per_ms:+.3g}" for name in RESIDUES if name in known}
     if row.cycles is None:
         shown.pop("clock", None)
     if row.ms.alone is None:

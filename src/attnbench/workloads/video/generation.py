@@ -6,7 +6,7 @@ noise.  Another trajectory is not a worse one: two exact kernels part ways too, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from zlib import crc32
@@ -67,12 +67,13 @@ def generate_all(
         AttnbenchError: latents are not finite; the step is named.
     """
     found, device = Generated(), inputs.latents.device
+    kept: list[Tensor] = []
     for _ in range(case.warm_ups):
         denoiser.generate(min(WARM_UP_STEPS, case.steps), inputs.latents, inputs.embeds)
     for _ in range(case.generations):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        kept: list[Tensor] = []
+        kept = []
         before = attention.calls
         one = generated(
             case,
@@ -97,7 +98,7 @@ def generate_all(
             found.notes += notes
         else:
             _keep(inputs, kept, one.frames, who)
-    found.further |= attention_errors(case, inputs, denoiser, attention, who=who)
+    found.further |= attention_errors(case, inputs, denoiser, attention, who=who, kept=kept)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
         found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
     denoiser.begin(case.steps)
@@ -177,29 +178,48 @@ def compared_frames(inputs: VideoInputs, video: Tensor | None) -> tuple[dict[str
 
 
 def attention_errors(
-    case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, *, who: str
+    case: VideoCase,
+    inputs: VideoInputs,
+    denoiser: Denoiser,
+    attention: Exchanged,
+    *,
+    who: str,
+    kept: Sequence[Tensor] = (),
 ) -> dict[str, float]:
     """Relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer.
+
+    Args:
+        case: of the inputs.
+        inputs: noise and embeddings.
+        denoiser: with this attention in its transformer.
+        attention: of all layers.
+        who: for messages.
+        kept: latents after each step of a generation; of these the last step is looked at beside the first.
 
     Raises:
         AttnbenchError: a call answers from memory.
     """
     layers = case.config.layers
     found: dict[str, float] = {}
+    steps = {0: inputs.latents} | ({len(kept) - 1: kept[-2]} if len(kept) > 1 else {})
+    for index, latents in steps.items():
+        step = f"_step_{index + 1}" if index else ""
 
-    def look(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        if layer in (0, layers // 2, layers - 1):
-            found[f"attention_rel_l1_layer_{layer}"] = rows_error(q, k, v, out)
-        if layer == 0:
-            check_follows(attention.attend, q, k, v, who=who)
+        def look(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, index: int = index, step: str = step
+        ) -> None:
+            if layer in (0, layers // 2, layers - 1):
+                found[f"attention_rel_l1_layer_{layer}{step}"] = rows_error(q, k, v, out)
+            if layer == index == 0:
+                check_follows(attention.attend, q, k, v, who=who)
 
-    denoiser.begin(case.steps)
-    attention.look = look
-    try:
-        with torch.no_grad():
-            denoiser.step(0, inputs.latents, inputs.embeds)
-    finally:
-        attention.look = None
+        denoiser.begin(case.steps)
+        attention.look = look
+        try:
+            with torch.no_grad():
+                denoiser.step(index, latents, inputs.embeds)
+        finally:
+            attention.look = None
     return found
 
 
