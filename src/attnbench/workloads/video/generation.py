@@ -19,7 +19,7 @@ from attnbench.models.video.attention import Attend, Exchanged
 from attnbench.models.video.config import WHO
 from attnbench.models.video.denoise import Denoiser, Generation
 from attnbench.workloads.given_files import path_of
-from attnbench.workloads.video import WARM_UP_STEPS
+from attnbench.workloads.video import WARM_UP_STEPS, mp4
 from attnbench.workloads.video.capture import captured, wanted
 from attnbench.workloads.video.case import VideoCase
 from attnbench.workloads.video.frames import as_frames, psnr, ssim
@@ -89,6 +89,8 @@ def generate_all(
             found.peak_mb = torch.cuda.max_memory_allocated(device) / MIB
         _check_finite(who, kept)
     if case.generations:
+        if (path := mp4.place(case, who)) is not None and one.frames is not None:
+            mp4.write(path, as_frames(one.frames), fps=case.config.fps)
         found.further = {"latents_crc32": crc32(bytes_of(kept[-1]))}
         if (other := inputs.kept.dense_of) and other != who:
             found.further |= _distances(inputs, kept)
