@@ -154,3 +154,18 @@ def test_pictures_are_compared_with_weights_and_without_them_null_has_its_reason
     else:
         assert [other.further[name] for name in PICTURES] == [None] * 3
         assert other.notes[1] == "no PSNR, SSIM and LPIPS: random weights make no pictures"
+
+
+def test_each_generation_has_its_time():
+    pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    from attnbench.models.video.attention import plain
+    from attnbench.workloads.video.generation import generate_all
+
+    shape = {"model": "tiny", "height": 32, "width": 32, "dtype": "fp32", "steps": 1, "warm_ups": 0, "generations": 2}
+    one = WORKLOAD.case(shape)
+    inputs = WORKLOAD.inputs(one, seed=1, kind="normal", device="cpu")
+    found = generate_all(one, inputs, *inputs.denoiser(plain), who="mine")
+    told, (first, second) = found.counters(), found.total_s
+    assert (told["generation_s_1"], told["generation_s_2"]) == (first, second)
+    assert told["generation_s"] == pytest.approx((first + second) / 2)
+    assert f"generations took {first:.4g}, {second:.4g} s" in found.notes

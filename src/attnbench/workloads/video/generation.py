@@ -51,6 +51,7 @@ class Generated:
         return {
             "generations": count,
             "generation_s": sum(self.total_s) / count,
+            **({f"generation_s_{number}": s for number, s in enumerate(self.total_s, 1)} if count > 1 else {}),
             "decode_s": sum(self.decode_s) / count,
             "attention_calls": self.calls,
             **({} if self.peak_mb is None else {"generation_peak_mb": self.peak_mb}),
@@ -100,6 +101,8 @@ def generate_all(
             found.notes += notes
         else:
             _keep(inputs, kept, one.frames, who)
+    if len(found.total_s) > 1:
+        found.notes += (f"generations took {', '.join(f'{s:.4g}' for s in found.total_s)} s",)
     found.further |= attention_errors(case, inputs, denoiser, attention, who=who, kept=kept)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
         found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
