@@ -893,6 +893,30 @@ def generators(say: Say, path: Path) -> str:
     return markdown([say(word) for word in load_tables.GENERATOR_HEAD], load_tables.generator_rows(path))
 
 
+def video_targets(say: Say, path: Path, *_: Path) -> str:
+    """What the video rows have to reach."""
+    import video_targets as targets
+
+    ends = {where(one, say) for one in targets.environments(path.parent)}
+    table = markdown([say(word) for word in targets.HEAD], targets.rows(path.parent))
+    return "\n".join([table, "", *sorted(ends)])
+
+
+def video_kernels(say: Say, path: Path) -> str:
+    """Seed 003's table of whole generations, a column a capture."""
+    from attnbench.profile import seed_003, sources
+    from attnbench.profile.categories import load
+
+    table = seed_003.table(sources.read(path, load()))
+    lines = [f"- {note}" for note in table.notes]
+    return "\n".join([markdown(table.heads, [[str(cell) for cell in row] for row in table.rows]), "", *lines])
+
+
+VIDEO = tuple(
+    f"video-{name}-h200.json"
+    for name in ("eager", "compiled", "sparse", "wan", "loop", "repeats", "seconds", "captures")
+)
+"""Committed runs of the video rows (`video_targets.FILES`; a test holds the two against each other)."""
 SUITES = (
     "hstu-bsa",
     "flash-sweep",
@@ -954,6 +978,8 @@ TABLES = {
     **{f"suite-{name}-h200": Table((f"suite-{name}-h200.json",), suite) for name in SUITES},
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
+    "video-kernels-h200": Table(("video-captures-h200.json",), video_kernels),
+    "video-targets-h200": Table(VIDEO, video_targets),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),
 }
 

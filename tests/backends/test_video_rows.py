@@ -160,7 +160,8 @@ def test_a_generation_tells_its_times_calls_and_distances():
     assert [name for name in other if name.startswith("latents_rel")] == [f"latents_rel_l1_{n}" for n in (1, 2, 3)]
     assert 0 < other["latents_rel_l1_3"] < 1e-4
     assert other["latents_cosine_3"] == pytest.approx(1, abs=1e-6)
-    assert all(0 < other[f"attention_rel_l1_layer_{layer}"] < 1e-5 for layer in (0, 1))
+    for name in ("attention_rel_l1_layer_0", "attention_rel_l1_layer_1_step_3"):
+        assert 0 < other[name] < 1e-5
     nothing = case(generations=0)
     with resolve("video", nothing).session(nothing, inputs(nothing)) as launch:
         assert set(launch.whole()) == {"attention_rel_l1_layer_0", "attention_rel_l1_layer_1"}
@@ -206,7 +207,11 @@ def test_the_attention_by_itself_gets_the_middle_layers_own_operands():
         ("fa", ["video[sdpa-flash]"]),
         ("sdpa,flash-triton,fa3-fwd,sage1", ["video[sdpa]", "video[flash-triton]", "video[fa3-fwd]", "video[sage1]"]),
         ("video[eager],eager", ["video[eager]"]),
-        ("fa3", ["video[fa3-fwd]"]),
+        ("fa3,fa3_fp8", ["video[fa3-fwd]", "video[fa3-fwd-fp8]"]),
+        (
+            "sage2,sparge,sparge_fp8,flashinfer",
+            [f"video[{name}]" for name in ("sage2", "sparge", "sparge-fp8", "flashinfer")],
+        ),
         ("video", ["video"]),
         ("sdpa-mat*", ["video[sdpa-math]"]),
         ("sparse-flex*", ["video[sparse-flex]"]),

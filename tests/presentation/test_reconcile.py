@@ -50,6 +50,18 @@ def test_a_step_is_predicted_by_exchanging_the_attention():
     assert other[1].predicted_ms == pytest.approx(4.4 - 0.4 + 6.0)
 
 
+def test_a_row_whose_attention_by_itself_takes_longer_than_its_step_is_left_out():
+    quiet = [row(name, 10.0, 2.0, alone=0.5, counters={"denoising_steps": 1}) for name in ("one", "two")]
+    noisy = row("noisy", 10.0, 2.0, alone=2.5, counters={"denoising_steps": 1})
+    for first in ("one", "noisy"):
+        (table,) = reconcile([*quiet, noisy], first)
+        assert [one.record.backend for one in table] == ["one", "two"]
+    explained, *_ = reconciled("title", [*quiet, noisy], "noisy")
+    assert any(
+        note.startswith("left out: noisy: attention took longer than the whole step") for note in explained.notes
+    )
+
+
 def test_phases_of_rows_that_serve_are_of_one_layer_and_others_of_the_step():
     assert attention_ms(row("a", 9.0, 1.0)) == 4.0
     assert attention_ms(row("a", 9.0, 1.0, counters={"denoising_steps": 1})) == 1.0

@@ -33,6 +33,14 @@ class Counting(Backend):
                      reset=lambda: CALLS.append("reset"))
         CALLS.append("close")
 
+class Long(Counting):
+    name = "long"
+
+    @contextmanager
+    def session(self, case, inputs):
+        yield Launch(forward=lambda: CALLS.append("call"), outputs=dict, reload=lambda inputs: None,
+                     at_length=lambda: CALLS.append("whole"))
+
 class Refusing(Counting):
     name = "refusing"
 
@@ -83,6 +91,20 @@ def test_warm_ups_stand_before_the_window_and_resets_before_each_range(tmp_path,
     assert target.carry_out(job, tmp_path / "trace.json").reasons == {}
     assert calls == ["open", *["reset", "call"] * 2, *["reset", "call"] * 3, "close"]
     assert seen == [(count, f"counting/{job.case_id}") for count in (6, 8, 10)]
+
+
+def test_of_a_whole_generation_one_is_warmed_up_as_well(tmp_path, file, monkeypatch):
+    calls = type(all_backends([file])["long"]).session.__wrapped__.__globals__["CALLS"]
+    at = []
+    monkeypatch.setattr(
+        target, "_window", lambda job, trace: nullcontext(lambda name: at.append(len(calls)) or nullcontext())
+    )
+    job = make_job("long", "counting", files=[file], warmup=1, whole=True)
+    reasons = target.carry_out(job, tmp_path / "trace.json").reasons
+    assert [call for call in calls if call not in ("open", "reset", "close")] == ["call", "whole", "call", "whole"]
+    assert at == [calls.index("whole", 2)]
+    assert list(reasons) == ["counting"]
+    assert "nothing that follows its launches" in reasons["counting"]
 
 
 def test_a_launch_marks_its_own_parts(tmp_path):

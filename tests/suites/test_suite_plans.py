@@ -301,6 +301,18 @@ def test_a_library_that_is_missing_takes_no_time(backends, quiet_machine, monkey
     assert estimate(run).seconds < 0.5 * there.seconds
 
 
+def test_inspections_of_calls_that_take_long_are_few(backends, quiet_machine, monkeypatch):
+    from attnbench.measure import inspections
+    from attnbench.suites import estimate as module
+
+    assert module.INSPECTED_EVERY == inspections.TIMES
+    monkeypatch.setattr(module, "_flops_per_s", lambda kind: 1e8)  # a call takes a second and more
+    run = planned(suite(), settings={"iterations": 10, "warmup": 0})
+    many = estimate(run).seconds
+    monkeypatch.setattr(module, "INSPECTION_CALLS", 0)
+    assert 1 < many / estimate(run).seconds < 1.3
+
+
 def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends, quiet_machine):
     few, many = (estimate(planned(suite(backends=("flex",)), settings={"iterations": count})) for count in (10, 10_000))
     assert "5 + 10 launches a row" in few.basis

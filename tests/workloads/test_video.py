@@ -61,6 +61,10 @@ def test_a_case_is_read_back_from_its_data_and_named_by_every_field():
         ({"model": "sora"}, "video: model=sora"),
         ({"generations": -1}, "video: generations=-1 cannot be used"),
         ({"weights": ""}, "video: weights= is no name"),
+        (
+            {"lpips": "net@1234"},
+            "video: lpips=net compares frames, and random weights make none that say anything; beside",
+        ),
     ],
 )
 def test_what_is_not_possible_is_refused_by_its_field(values, said):
@@ -212,4 +216,29 @@ def test_the_error_of_the_attention_in_place_is_that_of_drawn_rows():
     right = plain(q, k, v)
     assert rows_error(q, k, v, right) < 1e-12
     assert rows_error(q, k, v, 1.1 * right) == pytest.approx(0.1)
+
+
+def test_the_error_in_place_is_that_of_the_first_and_of_the_last_step(made):
+    from attnbench.models.video.attention import plain
+    from attnbench.workloads.video.generation import generate_all
+
+    one = case(warm_ups=0, steps=3, height=32, width=32)
+    inputs = made(one)
+
+    def drifts(q, k, v):
+        return plain(q, k, v) * (1.1 if late[0] else 1.0)
+
+    late = [False]
+    denoiser, exchanged = inputs.denoiser(drifts)
+    step = denoiser.step
+
+    def told(index, latents, embeds):
+        late[0] = index == 2
+        return step(index, latents, embeds)
+
+    denoiser.step = told
+    found = generate_all(one, inputs, denoiser, exchanged, who="mine").further
+    for layer in (0, 1):
+        assert found[f"attention_rel_l1_layer_{layer}"] < 1e-4
+        assert found[f"attention_rel_l1_layer_{layer}_step_3"] == pytest.approx(0.1, rel=1e-3)
     assert VideoCase(model="tiny").config.layers == 2

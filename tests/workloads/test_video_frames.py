@@ -106,13 +106,20 @@ def test_a_network_that_is_another_is_refused(tmp_path):
     from safetensors.torch import load_file, save_file
 
     from attnbench.errors import UsageError
+    from attnbench.workloads.given_files import known_as
     from attnbench.workloads.video.lpips import load
 
     path = network(tmp_path / "net.safetensors")
     tensors = load_file(path)
     save_file({name: x for name, x in tensors.items() if name != "features.8.bias"}, path)
-    with pytest.raises(UsageError, match=r"video: lpips=net\.safetensors features\.8\.bias=nothing does not fit LPIPS"):
+    said = r"video: lpips=net\.safetensors features\.8\.bias=nothing does not fit LPIPS"
+    with pytest.raises(UsageError, match=said):
         load(path, torch.device("cpu"))
+    # Before a model is made: what is asked for behind a whole generation would be missed late.
+    (tmp_path / "mine").mkdir()
+    given = {"lpips": known_as(str(path)), "weights": known_as(str(tmp_path / "mine"), kind="folder")}
+    with pytest.raises(UsageError, match=said):
+        WORKLOAD.inputs(WORKLOAD.case({"model": "tiny"} | given), seed=1, kind="normal", device="cpu")
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -147,3 +154,18 @@ def test_pictures_are_compared_with_weights_and_without_them_null_has_its_reason
     else:
         assert [other.further[name] for name in PICTURES] == [None] * 3
         assert other.notes[1] == "no PSNR, SSIM and LPIPS: random weights make no pictures"
+
+
+def test_each_generation_has_its_time():
+    pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    from attnbench.models.video.attention import plain
+    from attnbench.workloads.video.generation import generate_all
+
+    shape = {"model": "tiny", "height": 32, "width": 32, "dtype": "fp32", "steps": 1, "warm_ups": 0, "generations": 2}
+    one = WORKLOAD.case(shape)
+    inputs = WORKLOAD.inputs(one, seed=1, kind="normal", device="cpu")
+    found = generate_all(one, inputs, *inputs.denoiser(plain), who="mine")
+    told, (first, second) = found.counters(), found.total_s
+    assert (told["generation_s_1"], told["generation_s_2"]) == (first, second)
+    assert told["generation_s"] == pytest.approx((first + second) / 2)
+    assert f"generations took {first:.4g}, {second:.4g} s" in found.notes

@@ -41,7 +41,13 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     compiles = True
     carries = ("attention", "sparse")
     # Seed 003 calls FlashAttention 2 `fa`, and its copy in torch is what it measures by that.
-    aliases = {"fa": "sdpa-flash", "fa3": "fa3-fwd", "sparge_fp8": "sparge-fp8", "sta": "fastvideo-sta"}  # noqa: RUF012 (declared ClassVar)
+    aliases = {  # noqa: RUF012 (declared ClassVar)
+        "fa": "sdpa-flash",
+        "fa3": "fa3-fwd",
+        "fa3_fp8": "fa3-fwd-fp8",
+        "sparge_fp8": "sparge-fp8",
+        "sta": "fastvideo-sta",
+    }
 
     @property
     def inner(self) -> Backend:

@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     flags.add_measuring(parser)
     executors.add_arguments(parser)
     flags.add_output(parser)
-    group = parser.add_argument_group("capture", "Of the suite video: tensors of the attention of a generation.")
+    group = parser.add_argument_group("capture", "Of the suite video: what a generation leaves behind.")
     group.add_argument(
         "--capture",
         metavar="DIR",
@@ -48,6 +48,9 @@ def add_arguments(parser: Parser) -> None:
     )
     group.add_argument("--capture-layers", metavar="LIST", help="of the model, from 0 (default: 0)")
     group.add_argument("--capture-steps", metavar="LIST", help="of the generation, from 1 (default: 1)")
+    group.add_argument(
+        "--mp4", metavar="DIR", help="write each row's last video there, as MODEL_ROW.mp4 (default: none)"
+    )
     flags.add_view(parser)
     parser.show_first(*flags.USUAL)
     parser.example(
@@ -67,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
     for flag, value in (("--capture-layers", args.capture_layers), ("--capture-steps", args.capture_steps)):
         if value is not None and args.capture is None:
             raise UsageError(refusal(WHO, flag, value, "says what to capture, and nothing is", "beside --capture DIR"))
-    if args.capture is not None and args.resume is not None:
-        raise UsageError(refusal(WHO, "--capture", args.capture, "does not go with --resume", "a new run"))
+    for flag, value in (("--capture", args.capture), ("--mp4", args.mp4)):
+        if value is not None and args.resume is not None:
+            raise UsageError(refusal(WHO, flag, value, "does not go with --resume", "a new run"))
     done = plan_and_execute(args, "run", lambda: _planned(args), lambda console: Tables(console, view))
     return done if isinstance(done, int) else verdict(done)
 
@@ -79,4 +83,8 @@ def _planned(args: argparse.Namespace) -> Run:
         from attnbench.workloads.video.capture import ask
 
         ask(WHO, args.capture, args.capture_layers or "0", args.capture_steps or "1", planned.plan)
+    if args.mp4 is not None:
+        from attnbench.workloads.video import mp4
+
+        mp4.ask(WHO, args.mp4, planned.plan)
     return planned

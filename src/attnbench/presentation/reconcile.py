@@ -174,8 +174,8 @@ def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reco
     """
     known: dict[float | None, list[Record]] = {}
     for record in records:
-        step, attention = record.time.median_ms if record.time else None, attention_ms(record)
-        if step and attention is not None and attention < step:
+        step = record.time.median_ms if record.time else None
+        if step and attention_ms(record) is not None and not _longer_than_its_step(record):
             known.setdefault(record.counters.get(COMPUTED), []).append(record)
     tables = []
     for rows in known.values():
@@ -199,14 +199,7 @@ def megacycles(time: Time) -> float | None:
 
 def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> list[Block]:
     """The tables of one case; nothing where attention is timed of fewer than two rows."""
-    late = [
-        backend_name(record)
-        for record in records
-        if record.time
-        and record.time.median_ms
-        and (attention := attention_ms(record)) is not None
-        and attention >= record.time.median_ms
-    ]
+    late = [backend_name(record) for record in records if _longer_than_its_step(record)]
     notes = [NOTE] + [
         f"left out: {', '.join(late)}: attention took longer than the whole step; it has few samples, "
         "and another program or the host's launches may have delayed it"
@@ -216,6 +209,13 @@ def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> l
         for rows in reconcile(records, baseline)
         for block in (_explained(title, rows, notes), *_differences(title, rows))
     ]
+
+
+def _longer_than_its_step(record: Record) -> bool:
+    """Whether the attention, in place or by itself times the calls of a step, takes longer than the step."""
+    step, alone = record.time.median_ms if record.time else None, record.phases.get(ALONE)
+    by_itself = (_ms(alone) or 0.0) * (record.counters.get("layers") or 0.0) if alone else 0.0
+    return bool(step) and max(attention_ms(record) or 0.0, by_itself) >= (step or 0.0)
 
 
 def _ms(time: Time) -> float | None:
@@ -320,7 +320,10 @@ def _differences(title: str, rows: Sequence[Reconciled]) -> list[Block]:
 
 def _difference_cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
     residues = row.residues
-    shown = {name: f"{residues[name] * unit.per_ms:+.3g}" for name in RESIDUES if name in residues}
+    # What is left of a difference of two equal times is no time.
+    least = 1e-9 * row.step_ms
+    known = {name: ms if abs(ms) > least else 0.0 for name, ms in residues.items()}
+    shown = {name: f"{known[name] * unit.per_ms:+.3g}" for name in RESIDUES if name in known}
     if row.cycles is None:
         shown.pop("clock", None)
     if row.ms.alone is None:

@@ -128,9 +128,9 @@ def _latents(title: str, rows: Sequence[Record]) -> list[Block]:
                 "cosine": _cosine(record.counters.get(f"{COSINE}{steps[-1]}")),
                 "psnr": figures.plain(record.counters.get("frames_psnr_db")),
                 "ssim": figures.plain(record.counters.get("frames_ssim")),
-                "lpips": figures.plain(record.counters.get("frames_lpips")),
+                "lpips": _distance(record.counters.get("frames_lpips")),
                 **{
-                    key: f"{record.counters[key]:.1e}"
+                    key: _distance(record.counters[key])
                     for step in shown
                     if (key := f"{DISTANCE}{step}") in record.counters
                 },
@@ -148,6 +148,10 @@ def _in(unit: figures.Unit, ms: float | None) -> str:
 
 def _count(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
+
+
+def _distance(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
 
 
 def _cosine(value: float | None) -> str:

@@ -90,12 +90,12 @@ def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, s
                 launch.reset()
             call()
         synchronize(Device.parse(job.device))
-        if job.whole and launch.at_length is None:
-            raise Unsupported(
-                refusal(
-                    name, "--whole", "yes", "has nothing that follows its launches", "a suite of the workload video"
-                )
-            )
+        if job.whole:
+            if launch.at_length is None:
+                wrong = "has nothing that follows its launches"
+                raise Unsupported(refusal(name, "--whole", "yes", wrong, "a suite of the workload video"))
+            launch.at_length()  # steps warm up no decoder
+            synchronize(Device.parse(job.device))
         sessions.push(closing.pop_all())
     return launch
 

@@ -41,7 +41,9 @@ ORACLE_CALLS = 20
 CHECK_CALLS = 8
 """Calls of each backend for its checks and its memory."""
 INSPECTION_CALLS = 6
-"""Calls of each backend in an inspection, of which there is one a second and one at least."""
+"""Calls of each backend in an inspection, of which there is one at least."""
+INSPECTED_EVERY = 5.0
+"""Times as long as an inspection the sampling between two of them is (`measure.inspections.TIMES`)."""
 WARMUP_S = 0.1
 FEWEST_ROUNDS, EASY_ROUNDS = 10, 400
 """Rounds until the stopping rule may look, and until the interval of a quiet group is narrow enough."""
@@ -144,8 +146,8 @@ def _group(
     if not settings.measure or not runnable:
         return seconds
     sampling = _sampling(settings, round_s, kind)
-    # One a second, between two rounds.
-    inspections = max(1.0, min(sampling, sampling / round_s))
+    # One a second at most, and no more often than their own time allows.
+    inspections = max(1.0, sampling / max(1.0, INSPECTED_EVERY * INSPECTION_CALLS * round_s))
     after = workload.calls_after(workload.case(group.case))
     return seconds + sampling + (INSPECTION_CALLS * inspections + after) * round_s
 

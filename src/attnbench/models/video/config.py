@@ -43,6 +43,8 @@ class VideoModel:
     height: int
     width: int
     guidance: float
+    fps: int
+    "frames of a second of video, as the model's makers show them"
     steps: int = 50
     transformer: Mapping[str, Any] = field(default_factory=dict)
     "further arguments of the transformer's class"
@@ -137,6 +139,7 @@ MODELS = {
             height=480,
             width=720,
             guidance=6.0,
+            fps=8,
             scheduler=_COG_SCHEDULER,
         ),
         VideoModel(
@@ -154,6 +157,7 @@ MODELS = {
             height=480,
             width=832,
             guidance=5.0,
+            fps=16,
             transformer={"freq_dim": 256},
             scheduler=_WAN_SCHEDULER,
         ),
@@ -173,6 +177,7 @@ MODELS = {
             height=64,
             width=64,
             guidance=6.0,
+            fps=8,
             steps=4,
             scheduler=_COG_SCHEDULER,
             vae={"latent_channels": 4, "block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 2},
@@ -192,6 +197,7 @@ MODELS = {
             height=64,
             width=64,
             guidance=5.0,
+            fps=16,
             steps=4,
             transformer={"freq_dim": 32},
             scheduler=_WAN_SCHEDULER,

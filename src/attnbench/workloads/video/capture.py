@@ -53,39 +53,47 @@ def ask(who: str, folder: str, layers: str, steps: str, plan: Sequence[PlannedGr
         UsageError: a list cannot be read, the folder cannot be written to, or a group of the plan has no such layer or
             step, or generates nothing.
     """
-    from attnbench.workloads.video.case import VideoCase
-
     of_layers, of_steps = numbers(who, LAYERS_FLAG, layers, 0), numbers(who, STEPS_FLAG, steps, 1)
     for group in plan:
-        if group.workload != "video":
-            raise UsageError(
-                refusal(
-                    who,
-                    "--capture",
-                    folder,
-                    f"is not for the workload {group.workload}",
-                    "a suite of the workload video",
-                )
-            )
-        case = VideoCase(**group.case)
-        if not case.generations:
-            raise UsageError(
-                refusal(who, "--capture", folder, "needs a generation to look at", "--generations of at least 1")
-            )
-        _check_there(who, case, of_layers, of_steps)
+        _check_there(who, checked(who, "--capture", folder, group), of_layers, of_steps)
+    place = writable(who, "--capture", folder)
+    os.environ |= {FOLDER: str(place), LAYERS: layers, STEPS: steps}
+
+
+def checked(who: str, flag: str, folder: str, group: PlannedGroup) -> VideoCase:
+    """The case of a group whose generation is looked at.
+
+    Raises:
+        UsageError: it is not of this workload, or generates nothing.
+    """
+    from attnbench.workloads.video.case import VideoCase
+
+    if group.workload != "video":
+        wrong = f"is not for the workload {group.workload}"
+        raise UsageError(refusal(who, flag, folder, wrong, "a suite of the workload video"))
+    case = VideoCase(**group.case)
+    if not case.generations:
+        raise UsageError(refusal(who, flag, folder, "needs a generation to look at", "--generations of at least 1"))
+    return case
+
+
+def writable(who: str, flag: str, folder: str) -> Path:
+    """A folder of the user, made where it is not there.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
     place = Path(folder).expanduser().absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(refusal(who, "--capture", folder, f"cannot be made ({error.strerror})", "a folder")) from None
+        raise UsageError(refusal(who, flag, folder, f"cannot be made ({error.strerror})", "a folder")) from None
     try:
         with TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise UsageError(
-            refusal(who, "--capture", folder, f"cannot be written to ({error.strerror})", "a folder")
-        ) from None
-    os.environ |= {FOLDER: str(place), LAYERS: layers, STEPS: steps}
+        raise UsageError(refusal(who, flag, folder, f"cannot be written to ({error.strerror})", "a folder")) from None
+    return place
 
 
 def _check_there(who: str, case: VideoCase, layers: Sequence[int], steps: Sequence[int]) -> None:

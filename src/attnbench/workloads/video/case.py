@@ -96,6 +96,11 @@ class VideoCase:
             value = getattr(self, name)
             if value is not None and (type(value) is not str or not value):
                 raise UsageError(refusal(WHO, name, value, "is no name", "the name and hash of a file, or none"))
+        if self.lpips is not None and self.weights is None:
+            wrong = "compares frames, and random weights make none that say anything"
+            raise UsageError(
+                refusal(WHO, "lpips", self.lpips.partition("@")[0], wrong, "beside --weights DIR, or none")
+            )
 
     @property
     def config(self) -> VideoModel:

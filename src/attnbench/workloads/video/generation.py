@@ -6,7 +6,7 @@ noise.  Another trajectory is not a worse one: two exact kernels part ways too, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from zlib import crc32
@@ -19,7 +19,7 @@ from attnbench.models.video.attention import Attend, Exchanged
 from attnbench.models.video.config import WHO
 from attnbench.models.video.denoise import Denoiser, Generation
 from attnbench.workloads.given_files import path_of
-from attnbench.workloads.video import WARM_UP_STEPS
+from attnbench.workloads.video import WARM_UP_STEPS, mp4
 from attnbench.workloads.video.capture import captured, wanted
 from attnbench.workloads.video.case import VideoCase
 from attnbench.workloads.video.frames import as_frames, psnr, ssim
@@ -51,6 +51,7 @@ class Generated:
         return {
             "generations": count,
             "generation_s": sum(self.total_s) / count,
+            **({f"generation_s_{number}": s for number, s in enumerate(self.total_s, 1)} if count > 1 else {}),
             "decode_s": sum(self.decode_s) / count,
             "attention_calls": self.calls,
             **({} if self.peak_mb is None else {"generation_peak_mb": self.peak_mb}),
@@ -67,12 +68,13 @@ def generate_all(
         AttnbenchError: latents are not finite; the step is named.
     """
     found, device = Generated(), inputs.latents.device
+    kept: list[Tensor] = []
     for _ in range(case.warm_ups):
         denoiser.generate(min(WARM_UP_STEPS, case.steps), inputs.latents, inputs.embeds)
     for _ in range(case.generations):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        kept: list[Tensor] = []
+        kept = []
         before = attention.calls
         one = generated(
             case,
@@ -88,6 +90,8 @@ def generate_all(
             found.peak_mb = torch.cuda.max_memory_allocated(device) / MIB
         _check_finite(who, kept)
     if case.generations:
+        if (path := mp4.place(case, who)) is not None and one.frames is not None:
+            mp4.write(path, as_frames(one.frames), fps=case.config.fps)
         found.further = {"latents_crc32": crc32(bytes_of(kept[-1]))}
         if (other := inputs.kept.dense_of) and other != who:
             found.further |= _distances(inputs, kept)
@@ -97,7 +101,9 @@ def generate_all(
             found.notes += notes
         else:
             _keep(inputs, kept, one.frames, who)
-    found.further |= attention_errors(case, inputs, denoiser, attention, who=who)
+    if len(found.total_s) > 1:
+        found.notes += (f"generations took {', '.join(f'{s:.4g}' for s in found.total_s)} s",)
+    found.further |= attention_errors(case, inputs, denoiser, attention, who=who, kept=kept)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
         found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
     denoiser.begin(case.steps)
@@ -177,29 +183,48 @@ def compared_frames(inputs: VideoInputs, video: Tensor | None) -> tuple[dict[str
 
 
 def attention_errors(
-    case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, *, who: str
+    case: VideoCase,
+    inputs: VideoInputs,
+    denoiser: Denoiser,
+    attention: Exchanged,
+    *,
+    who: str,
+    kept: Sequence[Tensor] = (),
 ) -> dict[str, float]:
     """Relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer.
+
+    Args:
+        case: of the inputs.
+        inputs: noise and embeddings.
+        denoiser: with this attention in its transformer.
+        attention: of all layers.
+        who: for messages.
+        kept: latents after each step of a generation; of these the last step is looked at beside the first.
 
     Raises:
         AttnbenchError: a call answers from memory.
     """
     layers = case.config.layers
     found: dict[str, float] = {}
+    steps = {0: inputs.latents} | ({len(kept) - 1: kept[-2]} if len(kept) > 1 else {})
+    for index, latents in steps.items():
+        step = f"_step_{index + 1}" if index else ""
 
-    def look(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        if layer in (0, layers // 2, layers - 1):
-            found[f"attention_rel_l1_layer_{layer}"] = rows_error(q, k, v, out)
-        if layer == 0:
-            check_follows(attention.attend, q, k, v, who=who)
+        def look(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, index: int = index, step: str = step
+        ) -> None:
+            if layer in (0, layers // 2, layers - 1):
+                found[f"attention_rel_l1_layer_{layer}{step}"] = rows_error(q, k, v, out)
+            if layer == index == 0:
+                check_follows(attention.attend, q, k, v, who=who)
 
-    denoiser.begin(case.steps)
-    attention.look = look
-    try:
-        with torch.no_grad():
-            denoiser.step(0, inputs.latents, inputs.embeds)
-    finally:
-        attention.look = None
+        denoiser.begin(case.steps)
+        attention.look = look
+        try:
+            with torch.no_grad():
+                denoiser.step(index, latents, inputs.embeds)
+        finally:
+            attention.look = None
     return found
 
 

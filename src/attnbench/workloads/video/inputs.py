@@ -25,6 +25,7 @@ from attnbench.models.video.denoise import Denoiser, predictor
 from attnbench.workloads.attention.kinds import PLAIN
 from attnbench.workloads.given_files import path_of
 from attnbench.workloads.video.case import VideoCase
+from attnbench.workloads.video.lpips import load
 from attnbench.workloads.video.work import weights
 
 WEIGHTS_SEED = 0
@@ -117,6 +118,8 @@ def make_inputs(case: VideoCase, *, seed: int, kind: str, device: str | torch.de
     if kind not in PLAIN:
         raise unknown(WHO, "input", kind, PLAIN)
     model, dtype = case.config, torch_dtype(case.dtype)
+    if case.lpips is not None:
+        load(path_of(WHO, "lpips", case.lpips), torch.device(device))  # asked for only behind a whole generation
     kept = _kept(case, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
 
