@@ -1,8 +1,8 @@
 """`flash_attention` as an attention of Hugging Face's transformers, by their two public registries.
 
-    from attnbench.kernels.compat import transformers
+    from attnbench.kernels.compat.transformers import register
 
-    transformers.register()
+    register()
     model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="attnbench")
 
 Of masks it takes what FlashAttention does: causal or none, a window, padding, packed sequences.  Padding and packed
