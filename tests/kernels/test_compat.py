@@ -197,6 +197,7 @@ def test_other_arguments_do_something(modules, entry):
 def test_values_that_leave_an_argument_out_are_taken(modules):
     call(modules, "flash_attn.flash_attn_func", dropout_p=0, softcap=0, window_size=[-1, -1])
     call(modules, "flash_attn_interface.flash_attn_func", num_splits=0)
+    call(modules, "hstu.hstu_attn_varlen_func", window_size=[-1, 0], num_contexts=0)
     mha = "generative_recommenders.hstu_mha"
     call(modules, mha, kernel=HammerKernel.TRITON, sort_by_length=True, enable_tma=True)
     call(modules, mha, dropout_pr=0.3, training=False)

@@ -111,6 +111,26 @@ def test_a_window_is_followed(ours):
     with torch.no_grad():
         found, wanted = both(ours, model, input_ids=ids)
     torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-5)
+    texts = []  # with a cache of the window's keys alone
+    for name in (ours.NAME, "sdpa"):
+        model.set_attn_implementation(name)
+        texts.append(model.generate(ids[:, :9], max_new_tokens=5, do_sample=False))
+    assert torch.equal(*texts)
+
+
+def test_a_compiled_model_of_packed_sequences_is_one_graph(ours, model):
+    torch._dynamo.reset()
+    model.set_attn_implementation(ours.NAME)
+    ids, ends = tokens(1, 20), torch.tensor([0, 8, 20], dtype=torch.int32)
+    packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 12, "max_length_k": 12}
+    given = {"input_ids": ids, "position_ids": torch.cat([torch.arange(8), torch.arange(12)])[None], "use_cache": False}
+
+    def run():
+        return model(**given, **packed).logits
+
+    with torch.no_grad():
+        found = torch.compile(run, fullgraph=True, backend="aot_eager")()
+        torch.testing.assert_close(found, run(), rtol=1e-4, atol=1e-5)
 
 
 def test_an_encoder_sees_both_ways(ours):

@@ -125,7 +125,7 @@ def attend(
     if isinstance(num_contexts, Tensor):
         raise refusal(WHO, "num_contexts", num_contexts, "None, or one number for all sequences")
     causal, reach = _mask(window_size)
-    if window_size != (-1, 0) and not (num_contexts is None and num_targets is None):
+    if tuple(window_size) != (-1, 0) and not (num_contexts is None and num_targets is None):
         raise refusal(WHO, "window_size", window_size, "(-1, 0) with contexts or targets")
     (queries, keys), (longest_q, longest_k) = offsets, longest
     if longest_q > longest_k:
