@@ -254,6 +254,17 @@ def test_a_compiled_caller_is_one_graph(modules):
     assert torch.equal(torch.compile(run, fullgraph=True, backend="aot_eager")(q), run(q))
 
 
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_refusals_are_the_same_words_while_traced(modules, fullgraph):
+    torch._dynamo.reset()
+
+    def run(q):
+        return modules["flash_attn"].flash_attn_func(q, q, q, dropout_p=0.1)
+
+    with pytest.raises(Exception, match=r"flash_attn_func: dropout_p=0.1 is not supported; 0.0"):
+        torch.compile(run, fullgraph=fullgraph, backend="aot_eager")(torch.randn(1, 20, 2, 16))
+
+
 def test_docs_name_every_module():
     text = (Path(__file__).parents[2] / "docs" / "kernels" / "using.md").read_text()
     assert not [one["module"] for one in SIGNATURES if not re.search(rf"`{one['module']}`", text)]

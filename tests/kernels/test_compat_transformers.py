@@ -162,8 +162,40 @@ def test_what_is_not_there_is_refused_by_name(ours, model):
     model.set_attn_implementation(ours.NAME)
     with pytest.raises(ValueError, match=r"past_key_values=.*fixed length.* is not supported"):
         model.generate(tokens(1, 5), max_new_tokens=2, cache_implementation="static")
-    with pytest.raises(ValueError, match=r"mask_function=.* is not supported; causal"):
-        ours.mask(1, 5, 5, use_vmap=True)
+
+
+def test_masks_of_other_patterns_are_refused(ours):
+    """Of chunks, of blocks that see both ways, and of a model's own: each would be taken for a causal one."""
+    masks = transformers.masking_utils
+    blocks = torch.tensor([[-1, 0, 0, -1, -1]])
+    causal, packed = masks.causal_mask_function, torch.tensor([[0, 0, 1, 1, 1]])
+    for wrong in (
+        masks.chunked_causal_mask_function(3, torch.zeros(1, dtype=torch.long)),
+        masks.or_masks(causal, masks.blockwise_overlay(blocks)),
+        masks.and_masks(causal, lambda b, h, q, k: q - k < 2),
+        masks.packed_sequence_compatibility_function(masks.blockwise_overlay(blocks), packed, packed),
+    ):
+        with pytest.raises(ValueError, match=r"^attnbench: mask_function=.* is not supported; causal"):
+            ours.mask(1, 5, 5, mask_function=wrong)
+    for right in (causal, masks.sliding_window_causal_mask_function(3), masks.bidirectional_mask_function):
+        assert ours.mask(1, 5, 5, mask_function=right) is None
+        both = masks.packed_sequence_compatibility_function(right, packed, packed)
+        assert ours.mask(1, 5, 5, mask_function=both) is None
+
+
+def test_a_window_to_both_sides_is_followed(ours):
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    config = transformers.ModernBertConfig(**sizes, **special, vocab_size=40, local_attention=8)
+    model = transformers.ModernBertModel(config).eval()
+    seen = torch.ones(2, 30, dtype=torch.long)
+    seen[1, 19:] = 0
+    with torch.no_grad():
+        found, wanted = (
+            one.last_hidden_state for one in both(ours, model, input_ids=tokens(2, 30), attention_mask=seen)
+        )
+    torch.testing.assert_close(found[seen.bool()], wanted[seen.bool()], rtol=1e-4, atol=1e-5)
 
 
 def test_another_version_of_masks_is_refused(ours, monkeypatch):

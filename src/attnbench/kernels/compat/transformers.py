@@ -12,6 +12,7 @@ sequences are found by looking into tensors, which waits for the device, as thei
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ _NOT_OURS = {
     "deterministic",
 }
 "Of a model's arguments, those that change nothing of attention, and those that are read apart."
+_MASKS = {
+    "causal_mask_function",
+    "bidirectional_mask_function",
+    "and_masks.<locals>.and_mask",
+    "sliding_window_overlay.<locals>.inner_mask",
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask",
+    "packed_sequence_mask_function.<locals>.inner_mask",
+    "remap_positions_for_packed_sequence.<locals>.inner_mask",
+}
+"Functions of transformers.masking_utils whose masks follow from the other arguments of `attend`."
 
 
 def register(name: str = NAME) -> None:
@@ -50,8 +61,10 @@ def register(name: str = NAME) -> None:
 
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
-    if not {"q_length", "q_offset", "use_vmap"} <= inspect.signature(masking_utils.sdpa_mask).parameters.keys():
-        raise ImportError("masks of this transformers take no q_length, q_offset and use_vmap; 5.23 is what was tested")
+    if not {"q_length", "q_offset", "mask_function"} <= inspect.signature(masking_utils.sdpa_mask).parameters.keys():
+        raise ImportError(
+            "masks of this transformers take no q_length, q_offset and mask_function; 5.23 is what was tested"
+        )
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
 
@@ -61,8 +74,8 @@ def mask(
     q_length: int,
     kv_length: int,
     q_offset: int | Tensor = 0,
+    mask_function: Callable[..., Any] | None = None,
     attention_mask: Tensor | None = None,
-    use_vmap: bool = False,
     **_given: Any,
 ) -> Tensor | None:
     """The mask that `attend` is handed: of padding [B, keys], or None.
@@ -72,14 +85,16 @@ def mask(
         q_length: queries.
         kv_length: keys.
         q_offset: positions before the first query; a tensor where a cache has a fixed length.
+        mask_function: of the pattern, made of `_MASKS` alone; not looked at while a caller is traced.
         attention_mask: bool [B, keys seen so far], False where there is padding.
-        use_vmap: whether a model brings a mask function of its own.
 
     Raises:
         ValueError: the mask is more than causal, a window and padding, or keys are not all written.
     """
-    if use_vmap:
-        raise refusal(NAME, "mask_function", "the model's own", "causal, a window, padding; 'sdpa' takes any mask")
+    if mask_function is not None and not torch.compiler.is_compiling():
+        for part in _parts(mask_function):
+            if part not in _MASKS:
+                raise refusal(NAME, "mask_function", part, "causal, a window, padding; 'sdpa' takes any mask")
     if isinstance(q_offset, Tensor):
         raise refusal(NAME, "past_key_values", "a cache of fixed length", "a DynamicCache, or 'sdpa'")
     if attention_mask is None:
@@ -88,6 +103,16 @@ def mask(
     if padding.shape[1] != kv_length:
         raise refusal(NAME, "attention_mask", padding, f"[{batch_size}, {kv_length}], of all keys")
     return None if bool(padding.all()) else padding
+
+
+def _parts(function: Callable[..., Any]) -> Iterator[str]:
+    """Names of a mask function and of those that it is made of."""
+    yield getattr(function, "__qualname__", type(function).__name__)
+    for cell in getattr(function, "__closure__", None) or ():
+        held = cell.cell_contents
+        for one in held if isinstance(held, tuple | list) else (held,):
+            if callable(one) and not isinstance(one, Tensor):
+                yield from _parts(one)
 
 
 def attend(
