@@ -68,12 +68,11 @@ def held(found: torch.Tensor, wanted: torch.Tensor, given: list[torch.Tensor]) -
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-6)
 
 
-HEADS = {"mha": (2, 2), "mqa": (3, 1), "gqa": (4, 2)}
+HEADS = {"mha": (2, 2), "mqa": (2, 1), "gqa": (4, 2)}
 FLASH = [
     # queries, keys, dims, heads, causal, window, deterministic
-    (113, 203, 32, "mha", False, (-1, -1), False),
     (128, 217, 59, "mqa", True, (-1, -1), True),
-    (113, 211, 40, "gqa", False, (31, 17), False),
+    (113, 203, 40, "mha", False, (31, 17), False),
     (108, 256, 64, "mha", True, (50, 60), True),
     (239, 1, 32, "gqa", True, (-1, -1), False),
     (1, 1, 64, "mha", True, (-1, -1), False),
@@ -97,7 +96,7 @@ def test_flash_attention(modules, queries, keys, dim, kind, causal, reach, deter
 def test_flash_attention_of_packed_sequences(modules, causal, reach):
     lengths_q, lengths_k = [1, 113, 0, 27], [147, 128, 5, 64]
     starts_q, starts_k = offsets_of(lengths_q), offsets_of(lengths_k)
-    given = drawn((sum(lengths_q), 4, 32), (sum(lengths_k), 2, 32), (sum(lengths_k), 2, 32))
+    given = drawn((sum(lengths_q), 2, 32), (sum(lengths_k), 1, 32), (sum(lengths_k), 1, 32))
     packed = *given, starts_q, starts_k, 113, 147
     found = modules["flash_attn"].flash_attn_varlen_func(*packed, causal=causal, window_size=reach)
     q, k, v = given
