@@ -156,6 +156,7 @@ KERNELS = {
     "hstu.dense": {"shared", "hstu"},
     "hstu.bsa": {"shared", "hstu", "hstu.dense"},
     "hstu.paged": {"shared", "hstu", "hstu.dense"},
+    "compat": {"flash", "hstu.dense"},
 }
 """Packages of kernels, and those that each may import."""
 

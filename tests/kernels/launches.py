@@ -132,15 +132,15 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         patch.setattr(kept, "current_stream", lambda device: STREAM)
         for name in ("flash.calls", "hstu.dense.calls", "hstu.bsa.inputs"):
             patch.setattr(f"attnbench.kernels.{name}.check_device", lambda q, *, compiled: None)
-        patch.setattr("attnbench.kernels.hstu.paged.api._check_device", lambda who, x: None)
+        patch.setattr("attnbench.kernels.hstu.paged.calls.check_device", lambda who, x: None)
         patch.setattr("attnbench.kernels.hstu.layer.api._check_device", lambda who, name, x: None)
         for name in (
             "flash.calls.CALLS",
             "hstu.dense.calls.CALLS",
             "hstu.bsa.calls.CALLS",
-            "hstu.paged.api._attentions",
+            "hstu.paged.calls._attentions",
         ):
             patch.setattr(f"attnbench.kernels.{name}", kept.Kept())
-        patch.setattr("attnbench.kernels.hstu.paged.api._appends", kept.Kept())
+        patch.setattr("attnbench.kernels.hstu.paged.calls._appends", kept.Kept())
         patch.setattr("attnbench.kernels.hstu.layer.api._calls", kept.Kept())
         yield card

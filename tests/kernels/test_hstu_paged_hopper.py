@@ -14,7 +14,7 @@ from .paged_step import make_step
 pytest.importorskip("triton")
 
 from attnbench.kernels.hstu.dense import parts
-from attnbench.kernels.hstu.paged import api, forward
+from attnbench.kernels.hstu.paged import api, calls, forward
 from attnbench.kernels.hstu.paged.configs import PagedConfig, hopper_config, hopper_fault
 
 from .hopper_machine import machine_runs
@@ -209,8 +209,8 @@ def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
         PagedConfig(**TWO | {"block_m": 192, "order": "plain"})
     step = step_of([(70, 3, 5)], seed=1, dim=20)
     with pytest.raises(ValueError, match=r"^hstu_paged_attention: config\.order=ws loads by tensor maps.*; another"):
-        api._check_config(PagedConfig(**TWO), step.q, step.k, step.v, step.pool)
+        calls._check_config(PagedConfig(**TWO), step.q, step.k, step.v, step.pool)
     step = step_of([(70, 3, 5)], seed=1)
     odd = torch.empty(8, 1, 20, dtype=torch.bfloat16)[:, :, :16]
     with pytest.raises(ValueError, match=r"^hstu_paged_attention: k\.stride=\(20, 20, 1\) is no multiple of 16 bytes"):
-        api._check_config(PagedConfig(**TWO), step.q, odd, step.v, step.pool)
+        calls._check_config(PagedConfig(**TWO), step.q, odd, step.v, step.pool)

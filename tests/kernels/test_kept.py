@@ -25,7 +25,7 @@ from attnbench.kernels.hstu.bsa import calls as bsa
 from attnbench.kernels.hstu.bsa.plan import BsaConfig
 from attnbench.kernels.hstu.dense import calls as dense
 from attnbench.kernels.hstu.dense.api import ForwardConfig
-from attnbench.kernels.hstu.paged import api as paged
+from attnbench.kernels.hstu.paged import calls as paged
 from attnbench.kernels.hstu.paged.api import PagedConfig, Step, hstu_paged_append, hstu_paged_attention
 from attnbench.kernels.shared import kept
 

@@ -11,7 +11,7 @@ from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attentio
 from attnbench.kernels.flash import calls as flash
 from attnbench.kernels.hstu.bsa import calls as bsa
 from attnbench.kernels.hstu.dense import calls as dense
-from attnbench.kernels.hstu.paged import api as paged
+from attnbench.kernels.hstu.paged import calls as paged
 from attnbench.kernels.hstu.paged.api import Step, hstu_paged_attention
 from attnbench.kernels.shared.kept import Kept, Launches
 

@@ -3,8 +3,8 @@
 
 A family (`flash/`, `flash/quant/`, `flash/sparse/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`) has its public function in
 `api`, its checks in `problem`, its launch configurations beside their tuned defaults, and its device code in `portable/`
-(Triton, sm_80 and later) and `hopper/` (Gluon, sm_90).  It imports nothing else of attnbench: the package can be copied
-as a whole.
+(Triton, sm_80 and later) and `hopper/` (Gluon, sm_90).  `compat` has other packages' names for them.  Nothing else of
+attnbench is imported: the package can be copied as a whole.
 """
 
 from __future__ import annotations

@@ -70,6 +70,18 @@ def refuse_followed(who: str, *, validate: bool, **configs: object) -> None:
             raise ValueError(f"{who}: {name} is given; None, the tuned default, in what is compiled")
 
 
+def without_gradients(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Set an operator up of which no gradient passes through: its results are constants, as those of an eager call."""
+    results = output if isinstance(output, tuple) else (output,)
+    ctx.mark_non_differentiable(*results)
+    ctx.given = len(inputs)
+
+
+def no_gradients(ctx: Any, *_grads: Tensor | None) -> tuple[None, ...]:
+    """Gradients of its arguments: none."""
+    return (None,) * ctx.given
+
+
 class Operator:
     """One operator, whose parts are functions of a module: found anew in each call, as tests import modules anew."""
 

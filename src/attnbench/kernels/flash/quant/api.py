@@ -12,17 +12,16 @@ the head; a channel of V makes itself so.  What is under 2⁻⁶⁰ in a whole r
 
 from __future__ import annotations
 
-import torch
-import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.problem import Problem, lse_shape
-from attnbench.kernels.flash.quant.config import QuantConfig, Shape, default_config, fault, nearest
+from attnbench.kernels.flash.problem import lse_shape
+from attnbench.kernels.flash.quant.calls import call, config_for
+from attnbench.kernels.flash.quant.config import QuantConfig
 from attnbench.kernels.flash.quant.forward import launch_quant
-from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
+from attnbench.kernels.flash.quant.operators import FORWARD
 from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_quantise, launch_smooth
-from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of, wrong
-from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of
+from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
 
 __all__ = [
     "QuantConfig",
@@ -37,50 +36,6 @@ __all__ = [
     "lse_shape",
     "quant_problem_of",
 ]
-
-
-def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
-    """The configuration of a call: the one given, if it is valid for the shape, or the tuned default.
-
-    Raises:
-        ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
-    """
-    capability = capability_of(q)
-    if given is None:
-        return default_config(Shape(dim=q.shape[-1], capability=capability or (0, 0)))
-    # A name is judged as for an H200 where there is no card.
-    shape = Shape(dim=q.shape[-1], capability=capability or (9, 0))
-    if not isinstance(given, str | QuantConfig):
-        raise wrong("config", repr(given), "is no configuration", "a QuantConfig, its name or None")
-    text = given if isinstance(given, str) else given.short
-    try:
-        config = QuantConfig.parse(given) if isinstance(given, str) else given
-        found = fault(config, shape)
-        if found:
-            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
-    except ValueError as why:
-        raise ValueError(f"{WHO}: config={text} {why}; the nearest valid one is {nearest(text, shape)}") from None
-    return config
-
-
-def _check_device(q: Tensor) -> None:
-    if isinstance(flash_quant_forward, triton.JITFunction) and q.device.type != "cuda":
-        raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
-    capability = capability_of(q)
-    if capability and capability < (8, 9):
-        raise wrong("q.device", f"sm_{capability[0]}{capability[1]}", "does not multiply e4m3", "sm_89 or later")
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, config: QuantConfig) -> tuple[Tensor, Tensor]:
-    """Quantise and attend in three launches, of a problem that is checked."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        made = allocate(q, k, problem)
-        launch_smooth(k, v, made, problem)
-        launch_quantise(q, k, v, made, problem)
-        launch_quant(made, out, lse, problem, config)
-    return out, lse
 
 
 def flash_quant_attention(
@@ -123,19 +78,11 @@ def flash_quant_attention(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
             of the Hopper path is refused on other cards and dims; no other runs in its place.
     """
-    problem = quant_problem_of(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=scale,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-    )
-    if validate:
-        check_offsets(problem, q, k)
-    chosen = config_for(config, q)
-    _check_device(q)
-    return attend(q, k, v, problem, chosen)
+    numbers = max_seqlen_q, max_seqlen_k, causal, scale
+    if is_followed(q, k, v, cu_seqlens_q, cu_seqlens_k):
+        refuse_followed(WHO, validate=validate)
+        name = config if config is None or isinstance(config, str) else config.short
+        found: tuple[Tensor, Tensor] = FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, name)
+        return found
+    q, k, v = cast(q, k, v)
+    return call(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, config, validate=validate)

@@ -8,16 +8,15 @@ Takes bf16 and fp16 (fp32 for tests) and dims 1 to 128.
 
 from __future__ import annotations
 
-import torch
-import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.sparse.config import Shape, SparseConfig, default_config, fault, nearest
+from attnbench.kernels.flash.sparse.calls import call, check_device, config_for, listed
+from attnbench.kernels.flash.sparse.config import SparseConfig
 from attnbench.kernels.flash.sparse.forward import launch_sparse
-from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
-from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
-from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
-from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.flash.sparse.lists import BlockLists
+from attnbench.kernels.flash.sparse.operators import FORWARD, LISTED
+from attnbench.kernels.flash.sparse.problem import WHO, sparse_problem_of
+from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
 
 __all__ = [
     "BlockLists",
@@ -54,80 +53,13 @@ def make_lists(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
+    if is_followed(block_map, q, k):
+        raise ValueError("make_lists: is called in what is compiled; lists made before, or a map")
+    q, k = cast(q, k)
     problem = sparse_problem_of(q, k, k, block=block, causal=causal)
     chosen = config_for(config, q, k, k, problem)
-    _check_device(q)
-    return _listed(block_map, q, k, problem, chosen, validate)
-
-
-def _listed(
-    given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, config: SparseConfig, validate: bool
-) -> BlockLists:
-    if isinstance(given, BlockLists):  # the launch checks whose they are
-        return given
-    rows = problem.block[0]
-    lists = lists_of(given, q, k, problem, share=config.share(rows), unit=config.unit(rows))
-    if validate:
-        values = given.contiguous().view(torch.uint8)
-        if values.numel() and (largest := int(values.max())) > 1:
-            raise wrong("block_map", largest, "is no truth value", "0 and 1")
-    return lists
-
-
-def config_for(
-    given: SparseConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: SparseProblem
-) -> SparseConfig:
-    """The configuration of a call: the one given, if it is valid for the shape, or the tuned default.
-
-    Raises:
-        ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
-    """
-    shape = _shape(q, problem)
-    if given is None:
-        return default_config(shape, described=_described(q, k, v))
-    if not isinstance(given, str | SparseConfig):
-        raise wrong("config", repr(given), "is no configuration", "a SparseConfig, its name or None")
-    text = given if isinstance(given, str) else given.short
-    # A name is judged as for an H200 where there is no card.
-    valid = Shape(
-        dim=shape.dim,
-        block_q=shape.block_q,
-        block_k=shape.block_k,
-        item_bytes=shape.item_bytes,
-        capability=shape.capability if shape.capability != (0, 0) else (9, 0),
-    )
-    try:
-        config = SparseConfig.parse(given) if isinstance(given, str) else given
-        found = fault(config, valid)
-        if found:
-            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
-    except ValueError as why:
-        raise ValueError(f"{WHO}: config={text} {why}; the nearest valid one is {nearest(text, valid)}") from None
-    return config
-
-
-def _shape(q: Tensor, problem: SparseProblem) -> Shape:
-    return Shape(
-        dim=q.shape[-1],
-        block_q=problem.block[0],
-        block_k=problem.block[1],
-        item_bytes=q.element_size(),
-        capability=capability_of(q) or (0, 0),
-    )
-
-
-def _described(*tensors: Tensor) -> bool:
-    """Whether tensor maps can describe these for the kernel of sm_90."""
-    if capability_of(tensors[0]) != (9, 0):
-        return False
-    from attnbench.kernels.shared.hopper import is_rows
-
-    return all(is_rows(x) for x in tensors)
-
-
-def _check_device(q: Tensor) -> None:
-    if isinstance(flash_sparse_forward, triton.JITFunction) and q.device.type != "cuda":
-        raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
+    check_device(q)
+    return listed(block_map, q, k, problem, chosen, validate)
 
 
 def flash_sparse_attention(
@@ -165,12 +97,17 @@ def flash_sparse_attention(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
             of the Hopper path is refused on other cards, dims and tensors; no other runs in its place.
     """
-    problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
-    chosen = config_for(config, q, k, v, problem)
-    _check_device(q)
-    lists = _listed(block_map, q, k, problem, chosen, validate)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(problem.batch, problem.heads, problem.seqlen_q, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        launch_sparse(q, k, v, out, lse, lists, problem, chosen)
-    return out, lse
+    if is_followed(q, k, v):
+        refuse_followed(WHO, validate=validate)
+        name = config if config is None or isinstance(config, str) else config.short
+        found: tuple[Tensor, Tensor]
+        if isinstance(block_map, BlockLists):
+            lists = block_map
+            tensors = lists.counts, lists.indices, lists.places, lists.items
+            made_for = lists.share, lists.unit, lists.block, lists.seqlen_q, lists.seqlen_k, lists.causal
+            found = LISTED(q, k, v, *tensors, *made_for, block, causal, scale, name)
+        else:
+            found = FORWARD(q, k, v, block_map, block, causal, scale, name)
+        return found
+    q, k, v = cast(q, k, v)
+    return call(q, k, v, block_map, block, causal, scale, config, validate=validate)

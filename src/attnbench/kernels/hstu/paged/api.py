@@ -11,26 +11,15 @@ Takes bf16, fp16 and fp32, dims 1 to 256, pages of 32, 64 and 128 keys.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
-import torch
-import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu.paged.configs import (
-    PagedConfig,
-    default_config,
-    hopper_config,
-    hopper_fault,
-    nearest_config,
-)
-from attnbench.kernels.hstu.paged.forward import launch_forward, programs_of, splits_of, workspace_shape
-from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_append
-from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step, check_step, check_values, wrong
-from attnbench.kernels.shared.card import capability_of
-from attnbench.kernels.shared.hopper import is_rows
-from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.hstu.paged.calls import APPEND, ATTENTION, append, attend, bounds_of, default_forward, table_of
+from attnbench.kernels.hstu.paged.configs import PagedConfig
+from attnbench.kernels.hstu.paged.forward import launch_forward, splits_of, workspace_shape
+from attnbench.kernels.hstu.paged.operators import APPENDS, FORWARD
+from attnbench.kernels.hstu.paged.portable import launch_append
+from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
+from attnbench.kernels.shared.operators import is_followed, refuse_followed
 
 __all__ = [
     "PAGE_SIZES",
@@ -44,10 +33,6 @@ __all__ = [
     "splits_of",
     "workspace_shape",
 ]
-
-LARGEST_GRID = 2**31
-"Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
-ATTENTION, APPEND = "hstu_paged_attention", "hstu_paged_append"
 
 
 def hstu_paged_attention(
@@ -88,67 +73,13 @@ def hstu_paged_attention(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    tensors, bounds = (q, k, v, pool, *_table(step)), _bounds(step)
-    key = facts_of(*tensors), exact(*bounds, scaling_seqlen, alpha, splits, config)
-    launches = _attentions.get(key)
-    if launches is None or validate:
-        check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
-        _check_numbers(scaling_seqlen, alpha, splits)
-        if validate:
-            check_values(ATTENTION, q.shape[0], pool, step, appends=False)
-        _check_device(ATTENTION, q)
-        config = _named(config) if isinstance(config, str) else config
-        config = default_forward(q, k, v, pool) if config is None else config
-        _check_config(config, q, k, v, pool)
-        splits = splits_of(q, step, config) if splits is None else splits
-        if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
-            raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
-        alpha = q.shape[2] ** -0.5 if alpha is None else alpha
-        numbers = {"alpha": alpha, "scaling_seqlen": scaling_seqlen, "splits": splits}
-        launches = _attentions.keep(key, Launches(partial(_run_attention, bounds, config, numbers)))
-    (out,) = launches(*tensors)
-    assert out is not None
-    return out
-
-
-_attentions: Kept[Launches] = Kept()
-_appends: Kept[Launches] = Kept()
-TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
-"Fields of a `Step` that are tensors."
-
-
-def _table(step: Step) -> tuple[Tensor | None, ...]:
-    return tuple(getattr(step, name, None) for name in TABLE)
-
-
-def _bounds(step: Step) -> tuple[int, int]:
-    return getattr(step, "max_new", -1), getattr(step, "max_cached", -1)
-
-
-def _step_of(bounds: tuple[int, int], table: tuple[Any, ...]) -> Step:
-    return Step(**dict(zip(TABLE, table, strict=True)), max_new=bounds[0], max_cached=bounds[1])
-
-
-def _run_attention(
-    bounds: tuple[int, int],
-    config: PagedConfig,
-    numbers: dict[str, Any],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pool: Tensor,
-    *table: Tensor | None,
-) -> Results:
-    out = empty(q.shape, q)
-    shape = workspace_shape(q, numbers["splits"])
-    workspace = None if shape is None else empty(shape, q, torch.float32)
-    launch_forward(q, k, v, pool, out, _step_of(bounds, table), config, workspace=workspace, **numbers)
-    return (out,)
-
-
-def _run_append(bounds: tuple[int, int], k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
-    launch_append(k, v, pool, _step_of(bounds, table))
-    return ()
+    if is_followed(q, k, v, pool):
+        refuse_followed(ATTENTION, validate=validate)
+        name = config if config is None or isinstance(config, str) else config.short
+        numbers = *bounds_of(step), scaling_seqlen, alpha, splits, name
+        out: Tensor = FORWARD(q, k, v, pool, *table_of(step), *numbers)
+        return out
+    return attend(q, k, v, pool, step, scaling_seqlen, alpha, splits, config, validate=validate)
 
 
 def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = False) -> None:
@@ -164,84 +95,8 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    tensors, bounds = (k, v, pool, *_table(step)), _bounds(step)
-    key = facts_of(*tensors), exact(*bounds)
-    launches = _appends.get(key)
-    if launches is None or validate:
-        check_step(APPEND, {"k": k, "v": v}, pool, step)
-        if validate:
-            check_values(APPEND, k.shape[0], pool, step, appends=True)
-        _check_device(APPEND, k)
-        launches = _appends.keep(key, Launches(partial(_run_append, bounds)))
-    launches(*tensors)
-
-
-def _check_numbers(scaling_seqlen: int, alpha: float | None, splits: int | None) -> None:
-    if type(scaling_seqlen) is not int or scaling_seqlen < 1:
-        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen), "cannot be used", "a whole number from 1")
-    if splits is not None and (type(splits) is not int or not 1 <= splits <= 1024):
-        raise wrong(ATTENTION, "splits", repr(splits), "cannot be used", "a whole number from 1 to 1024, or None")
-    if alpha is not None and (
-        isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf")
-    ):
-        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
-
-
-def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfig:
-    """Default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable."""
-    shape = _capability(q), q.element_size(), q.shape[2], pool.shape[2]
-    hopper = hopper_config(*shape) if all(map(is_rows, (q, k, v, pool.flatten(0, 2)))) else None
-    return hopper or default_config(*shape)
-
-
-def _check_config(config: Any, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> None:
-    if not isinstance(config, PagedConfig):
-        raise wrong(
-            ATTENTION,
-            "config",
-            repr(config)[:40],
-            f"is of type {type(config).__name__}",
-            "a PagedConfig, its short form, or None",
-        )
-    if not config.hopper:
-        if config.block_n > pool.shape[2]:
-            raise wrong(
-                ATTENTION,
-                "config.block_n",
-                config.block_n,
-                f"is over the {pool.shape[2]} keys of a page",
-                "tiles in one page",
-            )
+    if is_followed(k, v, pool):
+        refuse_followed(APPEND, validate=validate)
+        APPENDS(k, v, pool, *table_of(step), *bounds_of(step))
         return
-    fault = hopper_fault(config, capability=capability_of(q), item_bytes=q.element_size(), dim=q.shape[2])
-    if fault:
-        raise wrong(ATTENTION, "config.order", config.order, fault, "another order")
-    for name, x in (("q", q), ("k", k), ("v", v), ("pool", pool.flatten(0, 2))):
-        if x.numel() and not is_rows(x):
-            raise wrong(
-                ATTENTION,
-                f"{name}.stride",
-                x.stride(),
-                "is no multiple of 16 bytes, as order=ws needs",
-                "an aligned tensor, or another order",
-            )
-
-
-def _named(text: str) -> PagedConfig:
-    try:
-        return PagedConfig.parse(text)
-    except ValueError as why:
-        said, _, accepted = str(why).partition("; ")
-        raise wrong(
-            ATTENTION, "config", text, said, f"{accepted}; the nearest valid one is {nearest_config(text)}"
-        ) from None
-
-
-def _check_device(who: str, x: Tensor) -> None:
-    if isinstance(hstu_paged_forward, triton.JITFunction) and x.device.type != "cuda":
-        raise wrong(who, "pool.device", x.device, "has no compiled kernels", "a CUDA device")
-
-
-def _capability(x: Tensor) -> tuple[int, int]:
-    compiled = isinstance(hstu_paged_forward, triton.JITFunction)
-    return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)
+    append(k, v, pool, step, validate=validate)

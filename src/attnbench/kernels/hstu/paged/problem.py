@@ -23,7 +23,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from attnbench.kernels.shared.limits import extent_fault
+from attnbench.kernels.shared.limits import extent_fault, is_whole
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
@@ -136,7 +136,7 @@ def _check_table(who: str, pool: Tensor, step: Step) -> None:
             raise wrong(who, f"{name}.stride", x.stride(), "has gaps", "contiguous")
     for name in ("max_new", "max_cached"):
         value = getattr(step, name)
-        if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
+        if not is_whole(value) or not 0 <= value <= LARGEST_COUNT:
             raise wrong(who, name, repr(value), "cannot be used", f"a whole number from 0 to {LARGEST_COUNT}")
 
 

@@ -1,0 +1,158 @@
+"""NVIDIA's HSTU attention: `hstu.hstu_attn_varlen_func`, the package fbgemm-gpu-hstu, as recsys-examples calls it.
+
+`attend` is what it has in common with the older package, hstu_attn.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attnbench.kernels.compat.arguments import only, refusal
+from attnbench.kernels.hstu.dense.api import hstu_attention
+
+WHO = "hstu_attn_varlen_func"
+PAGES = "hstu_paged_attention takes pages, with a table of its own"
+
+
+def hstu_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scaling_seqlen: int,
+    num_contexts: int | Tensor | None,
+    num_targets: Tensor | None,
+    target_group_size: int = 1,
+    window_size: tuple[int, int] = (-1, -1),
+    alpha: float = 1.0,
+    rab: Tensor | None = None,
+    has_drab: bool = False,
+    kv_cache: Tensor | None = None,
+    page_offsets: Tensor | None = None,
+    page_ids: Tensor | None = None,
+    last_page_lens: Tensor | None = None,
+    func: Tensor | None = None,
+    quant_mode: int | None = -1,
+) -> Tensor:
+    """SiLU attention of jagged sequences; `hstu_attention` says more.
+
+    Args:
+        q: [Tq, H, D].
+        k: [Tk, H, D].
+        v: [Tk, H, Dv].
+        cu_seqlens_q: int [B + 1]; the queries are the last rows of each sequence.
+        cu_seqlens_k: int [B + 1]; no sequence has fewer keys than queries.
+        seqused_q: None alone.
+        seqused_k: None alone.
+        max_seqlen_q: at least the most queries of a sequence.
+        max_seqlen_k: at least the most keys of a sequence.
+        scaling_seqlen: what outputs are divided by; -1: max_seqlen_q.
+        num_contexts: None, or one number for all sequences; not a tensor, whose numbers may differ.
+        num_targets: int [B], or None.
+        target_group_size: 1 alone.
+        window_size: (-1, -1) all, (-1, 0) causal, (w, 0) causal and w rows back, (w, w) w rows back and forth.
+        alpha: factor of the scores.
+        rab: None alone.
+        has_drab: False alone.
+        kv_cache: None alone.
+        page_offsets: None alone.
+        page_ids: None alone.
+        last_page_lens: None alone.
+        func: None alone.
+        quant_mode: -1 alone: 16 bits.
+
+    Returns:
+        [Tq, H, Dv], contiguous.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    only(WHO, "seqused_q", seqused_q, None)
+    only(WHO, "seqused_k", seqused_k, None)
+    only(WHO, "kv_cache", kv_cache, None, PAGES)
+    only(WHO, "page_offsets", page_offsets, None, PAGES)
+    only(WHO, "page_ids", page_ids, None, PAGES)
+    only(WHO, "last_page_lens", last_page_lens, None, PAGES)
+    only(WHO, "quant_mode", quant_mode, -1)
+    return attend(
+        q,
+        k,
+        v,
+        (cu_seqlens_q, cu_seqlens_k),
+        (max_seqlen_q, max_seqlen_k),
+        scaling_seqlen,
+        num_contexts,
+        num_targets,
+        target_group_size,
+        window_size,
+        alpha,
+        rab,
+        has_drab,
+        func,
+    )
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    scaling_seqlen: int,
+    num_contexts: int | Tensor | None,
+    num_targets: Tensor | None,
+    target_group_size: int,
+    window_size: tuple[int, int],
+    alpha: float,
+    rab: Tensor | None,
+    has_drab: bool,
+    func: Tensor | None,
+) -> Tensor:
+    """What NVIDIA's packages have in common; pairs are of queries and keys.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    only(WHO, "rab", rab, None)
+    only(WHO, "has_drab", has_drab, False)
+    only(WHO, "func", func, None)
+    only(WHO, "target_group_size", target_group_size, 1)
+    if isinstance(num_contexts, Tensor):
+        raise refusal(WHO, "num_contexts", num_contexts, "None, or one number for all sequences")
+    causal, reach = _mask(window_size)
+    if tuple(window_size) != (-1, 0) and not (num_contexts is None and num_targets is None):
+        raise refusal(WHO, "window_size", window_size, "(-1, 0) with contexts or targets")
+    (queries, keys), (longest_q, longest_k) = offsets, longest
+    if longest_q > longest_k:
+        raise refusal(WHO, "max_seqlen_q", longest_q, f"at most max_seqlen_k={longest_k}")
+    # No sequence has more queries than keys: where there are as many in all, there are in each.
+    whole = q.shape[0] == k.shape[0]
+    return hstu_attention(
+        q,
+        k,
+        v,
+        keys,
+        longest_k,
+        offsets_q=None if whole else queries,
+        max_seqlen_q=None if whole else longest_q,
+        num_targets=num_targets,
+        alpha=alpha,
+        scaling_seqlen=longest_q if scaling_seqlen == -1 else scaling_seqlen,
+        causal=causal,
+        contextual_len=num_contexts or 0,
+        max_attn_len=reach,
+    )
+
+
+def _mask(window_size: tuple[int, int]) -> tuple[bool, int | None]:
+    left, right = window_size
+    if left < 0 and right <= 0:
+        return right == 0, None
+    if left > 0 and right in (0, left):
+        return right == 0, left
+    raise refusal(WHO, "window_size", window_size, "(-1, -1), (-1, 0), (w, 0) or (w, w) with w from 1")

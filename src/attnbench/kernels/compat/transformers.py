@@ -1,0 +1,221 @@
+"""`flash_attention` as an attention of Hugging Face's transformers, by their two public registries.
+
+    from attnbench.kernels.compat.transformers import register
+
+    register()
+    model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="attnbench")
+
+Of masks it takes what FlashAttention does: causal or none, a window, padding, packed sequences.  Padding and packed
+sequences are found by looking into tensors, which waits for the device, as theirs does; given `cu_seq_lens_q`,
+`cu_seq_lens_k`, `max_length_q` and `max_length_k`, nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.compat.arguments import only, refusal
+from attnbench.kernels.flash.api import flash_attention
+
+__all__ = ["NAME", "attend", "mask", "register"]
+
+NAME = "attnbench"
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_NOT_OURS = {
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "num_items_in_batch",
+    "deterministic",
+}
+"Of a model's arguments, those that change nothing of attention, and those that are read apart."
+_MASKS = {
+    "causal_mask_function",
+    "bidirectional_mask_function",
+    "and_masks.<locals>.and_mask",
+    "sliding_window_overlay.<locals>.inner_mask",
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask",
+    "packed_sequence_mask_function.<locals>.inner_mask",
+    "remap_positions_for_packed_sequence.<locals>.inner_mask",
+}
+"Functions of transformers.masking_utils whose masks follow from the other arguments of `attend`."
+
+
+def register(name: str = NAME) -> None:
+    """Make the name one that `attn_implementation` takes.
+
+    Args:
+        name: any but one with "flash" in it, which transformers takes for an implementation of its own.
+
+    Raises:
+        ImportError: transformers is not installed, or hands other things to a mask than the tested version, 5.23.
+    """
+    import inspect
+
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+
+    if not {"q_length", "q_offset", "mask_function"} <= inspect.signature(masking_utils.sdpa_mask).parameters.keys():
+        raise ImportError(
+            "masks of this transformers take no q_length, q_offset and mask_function; 5.23 is what was tested"
+        )
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    **_given: Any,
+) -> Tensor | None:
+    """The mask that `attend` is handed: of padding [B, keys], or None.
+
+    Args:
+        batch_size: sequences.
+        q_length: queries.
+        kv_length: keys.
+        q_offset: positions before the first query; a tensor where a cache has a fixed length.
+        mask_function: of the pattern, made of `_MASKS` alone; not looked at while a caller is traced.
+        attention_mask: bool [B, keys seen so far], False where there is padding.
+
+    Raises:
+        ValueError: the mask is more than causal, a window and padding, or keys are not all written.
+    """
+    if mask_function is not None and not torch.compiler.is_compiling():
+        for part in _parts(mask_function):
+            if part not in _MASKS:
+                raise refusal(NAME, "mask_function", part, "causal, a window, padding; 'sdpa' takes any mask")
+    if isinstance(q_offset, Tensor):
+        raise refusal(NAME, "past_key_values", "a cache of fixed length", "a DynamicCache, or 'sdpa'")
+    if attention_mask is None:
+        return None
+    padding = attention_mask[:, -kv_length:]
+    if padding.shape[1] != kv_length:
+        raise refusal(NAME, "attention_mask", padding, f"[{batch_size}, {kv_length}], of all keys")
+    return None if bool(padding.all()) else padding
+
+
+def _parts(function: Callable[..., Any]) -> Iterator[str]:
+    """Names of a mask function and of those that it is made of."""
+    yield getattr(function, "__qualname__", type(function).__name__)
+    for cell in getattr(function, "__closure__", None) or ():
+        held = cell.cell_contents
+        for one in held if isinstance(held, tuple | list) else (held,):
+            if callable(one) and not isinstance(one, Tensor):
+                yield from _parts(one)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """Attend as a model asks for it.
+
+    Args:
+        module: whose `is_causal` counts where the argument is None.
+        query: [B, H, Sq, D], of the last positions.
+        key: [B, G, Sk, D].
+        value: [B, G, Sk, Dv].
+        attention_mask: what `mask` gave.
+        dropout: 0.0 alone.
+        scaling: of the scores; None: 1 / sqrt(D).
+        sliding_window: keys that a query sees, itself among them; None: all.
+        softcap: None alone.
+        is_causal: no key after a query's own position.
+        given: `PACKED` of packed sequences, `position_ids`; what else there is, is refused unless None.
+
+    Returns:
+        [B, Sq, H, Dv], and None for weights.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    only(NAME, "dropout", dropout, 0.0)
+    only(NAME, "softcap", softcap, None)
+    if given.get("output_attentions"):
+        raise refusal(NAME, "output_attentions", True, "False; 'eager' has weights")
+    for name, other in given.items():
+        if name not in _NOT_OURS and name not in PACKED:
+            only(NAME, name, other, None)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    options: dict[str, Any] = {"causal": causal, "scale": scaling}
+    if sliding_window is not None:
+        options["window"] = (sliding_window - 1, 0 if causal else sliding_window - 1)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    packed = tuple(given.get(name) for name in PACKED)
+    if attention_mask is not None:
+        return _unpadded(q, k, v, attention_mask, options), None
+    if packed == (None,) * 4:
+        packed = _starts(given.get("position_ids"), q, k) or packed
+    if packed == (None,) * 4:
+        return flash_attention(q, k, v, **options)[0], None
+    for name, one in zip(PACKED, packed, strict=True):
+        if one is None:
+            raise refusal(NAME, name, None, f"all of {', '.join(PACKED)}, or none")
+    starts_q, starts_k, longest_q, longest_k = packed
+    out = _attend_packed(
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), (starts_q, starts_k, longest_q, longest_k), options
+    )
+    return out.view(*q.shape[:-1], v.shape[-1]), None
+
+
+def _attend_packed(q: Tensor, k: Tensor, v: Tensor, packed: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    starts_q, starts_k, longest_q, longest_k = packed
+    return flash_attention(
+        q,
+        k,
+        v,
+        cu_seqlens_q=starts_q.int(),
+        cu_seqlens_k=starts_k.int(),
+        max_seqlen_q=int(longest_q),
+        max_seqlen_k=int(longest_k),
+        **options,
+    )[0]
+
+
+def _starts(position_ids: Tensor | None, q: Tensor, k: Tensor) -> tuple[Any, ...] | None:
+    """Sequences whose positions begin anew within a row; None where each row is one sequence."""
+    batch, rows = q.shape[:2]
+    if position_ids is None or position_ids.dim() != 2 or rows != k.shape[1] or rows < 2:
+        return None
+    begins = torch.nn.functional.pad(position_ids.diff() != 1, (1, 0), value=True).expand(batch, rows)
+    starts = begins.flatten().nonzero()[:, 0]
+    if len(starts) == batch:
+        return None
+    starts = torch.cat([starts, starts.new_tensor([batch * rows])])
+    return starts, starts, rows, rows
+
+
+def _unpadded(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, options: dict[str, Any]) -> Tensor:
+    """Attention of padded sequences [B, S, H, D]; causal or in a window, rows of padding are 0."""
+    if padding.dim() != 2 or padding.shape != k.shape[:2]:
+        raise refusal(NAME, "attention_mask", padding, f"{tuple(k.shape[:2])}, False where there is padding")
+    seen_k = padding.bool()
+    # Where positions count, queries are the last of the keys' rows; else they may be those of another sequence.
+    own = options["causal"] or "window" in options
+    seen_q = seen_k[:, -q.shape[1] :] if own else seen_k.new_ones(q.shape[:2])
+    starts_q, starts_k = (torch.nn.functional.pad(seen.sum(1).cumsum(0), (1, 0)) for seen in (seen_q, seen_k))
+    packed = starts_q, starts_k, q.shape[1], k.shape[1]
+    attended = _attend_packed(q[seen_q], k[seen_k], v[seen_k], packed, options)
+    out = attended.new_zeros((*q.shape[:-1], v.shape[-1]))
+    out[seen_q] = attended
+    return out

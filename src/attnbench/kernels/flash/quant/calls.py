@@ -1,0 +1,101 @@
+"""A call of the quantised kernels: its configuration, its problem, and its three launches."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.flash.problem import Problem, lse_shape
+from attnbench.kernels.flash.quant.config import QuantConfig, Shape, default_config, fault, nearest
+from attnbench.kernels.flash.quant.forward import launch_quant
+from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
+from attnbench.kernels.flash.quant.prepare import allocate, launch_quantise, launch_smooth
+from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of, wrong
+from attnbench.kernels.shared.card import capability_of
+
+
+def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
+    """The configuration of a call: the one given, if it is valid for the shape, or the tuned default.
+
+    Raises:
+        ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
+    """
+    capability = capability_of(q)
+    if given is None:
+        return default_config(Shape(dim=q.shape[-1], capability=capability or (0, 0)))
+    # A name is judged as for an H200 where there is no card.
+    shape = Shape(dim=q.shape[-1], capability=capability or (9, 0))
+    if not isinstance(given, str | QuantConfig):
+        raise wrong("config", repr(given), "is no configuration", "a QuantConfig, its name or None")
+    text = given if isinstance(given, str) else given.short
+    try:
+        config = QuantConfig.parse(given) if isinstance(given, str) else given
+        found = fault(config, shape)
+        if found:
+            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+    except ValueError as why:
+        raise ValueError(f"{WHO}: config={text} {why}; the nearest valid one is {nearest(text, shape)}") from None
+    return config
+
+
+def check_device(q: Tensor) -> None:
+    """Refuse CPU tensors where the kernels are compiled, and cards that do not multiply e4m3.
+
+    Raises:
+        ValueError: naming the device and what is accepted.
+    """
+    if isinstance(flash_quant_forward, triton.JITFunction) and q.device.type != "cuda":
+        raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
+    capability = capability_of(q)
+    if capability and capability < (8, 9):
+        raise wrong("q.device", f"sm_{capability[0]}{capability[1]}", "does not multiply e4m3", "sm_89 or later")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, config: QuantConfig) -> tuple[Tensor, Tensor]:
+    """Quantise and attend in three launches, of a problem that is checked."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        made = allocate(q, k, problem)
+        launch_smooth(k, v, made, problem)
+        launch_quantise(q, k, v, made, problem)
+        launch_quant(made, out, lse, problem, config)
+    return out, lse
+
+
+def call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    causal: bool,
+    scale: float | None,
+    config: QuantConfig | str | None,
+    *,
+    validate: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Check and attend; arguments are those of `flash_quant_attention`.
+
+    Raises:
+        ValueError: as `flash_quant_attention` says.
+    """
+    problem = quant_problem_of(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+    )
+    if validate:
+        check_offsets(problem, q, k)
+    chosen = config_for(config, q)
+    check_device(q)
+    return attend(q, k, v, problem, chosen)

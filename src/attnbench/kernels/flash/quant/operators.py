@@ -1,0 +1,55 @@
+"""Quantised attention as an operator of PyTorch, `attnbench::flash_quant_forward`; no gradient passes through.
+
+Arguments after the tensors are those of `flash_quant_attention`, the configuration by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.flash.problem import lse_shape
+from attnbench.kernels.flash.quant.calls import call, check_device, config_for
+from attnbench.kernels.flash.quant.problem import quant_problem_of
+from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
+
+
+def run_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """`out` and `lse`."""
+    return call(*arguments)
+
+
+def fake_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
+    """Check the arguments while a caller is traced; results without values.
+
+    Raises:
+        ValueError: as `flash_quant_attention` says.
+    """
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale, config = numbers
+    problem = quant_problem_of(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+    )
+    config_for(config, q)
+    check_device(q)
+    return q.new_empty(q.shape), q.new_empty(lse_shape(q, problem), dtype=torch.float32)
+
+
+FORWARD = Operator(
+    "flash_quant_forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool causal, float? scale, str? config) -> (Tensor, Tensor)",
+    run_forward,
+    fake_forward,
+    setup=without_gradients,
+    backward=no_gradients,
+    casts=3,
+)

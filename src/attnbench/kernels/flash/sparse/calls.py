@@ -1,0 +1,122 @@
+"""A call of the block-sparse kernels: its configuration, its lists, and its launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.flash.sparse.config import Shape, SparseConfig, default_config, fault, nearest
+from attnbench.kernels.flash.sparse.forward import launch_sparse
+from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
+from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
+from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
+from attnbench.kernels.shared.card import capability_of
+
+
+def listed(
+    given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, config: SparseConfig, validate: bool
+) -> BlockLists:
+    """Lists of a map, or those that are given.
+
+    Raises:
+        ValueError: the map does not fit.
+    """
+    if isinstance(given, BlockLists):  # the launch checks whose they are
+        return given
+    rows = problem.block[0]
+    lists = lists_of(given, q, k, problem, share=config.share(rows), unit=config.unit(rows))
+    if validate:
+        values = given.contiguous().view(torch.uint8)
+        if values.numel() and (largest := int(values.max())) > 1:
+            raise wrong("block_map", largest, "is no truth value", "0 and 1")
+    return lists
+
+
+def config_for(
+    given: SparseConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: SparseProblem
+) -> SparseConfig:
+    """The configuration of a call: the one given, if it is valid for the shape, or the tuned default.
+
+    Raises:
+        ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
+    """
+    shape = _shape(q, problem)
+    if given is None:
+        return default_config(shape, described=_described(q, k, v))
+    if not isinstance(given, str | SparseConfig):
+        raise wrong("config", repr(given), "is no configuration", "a SparseConfig, its name or None")
+    text = given if isinstance(given, str) else given.short
+    # A name is judged as for an H200 where there is no card.
+    valid = Shape(
+        dim=shape.dim,
+        block_q=shape.block_q,
+        block_k=shape.block_k,
+        item_bytes=shape.item_bytes,
+        capability=shape.capability if shape.capability != (0, 0) else (9, 0),
+    )
+    try:
+        config = SparseConfig.parse(given) if isinstance(given, str) else given
+        found = fault(config, valid)
+        if found:
+            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+    except ValueError as why:
+        raise ValueError(f"{WHO}: config={text} {why}; the nearest valid one is {nearest(text, valid)}") from None
+    return config
+
+
+def _shape(q: Tensor, problem: SparseProblem) -> Shape:
+    return Shape(
+        dim=q.shape[-1],
+        block_q=problem.block[0],
+        block_k=problem.block[1],
+        item_bytes=q.element_size(),
+        capability=capability_of(q) or (0, 0),
+    )
+
+
+def _described(*tensors: Tensor) -> bool:
+    """Whether tensor maps can describe these for the kernel of sm_90."""
+    if capability_of(tensors[0]) != (9, 0):
+        return False
+    from attnbench.kernels.shared.hopper import is_rows
+
+    return all(is_rows(x) for x in tensors)
+
+
+def check_device(q: Tensor) -> None:
+    """Refuse CPU tensors where the kernels are compiled.
+
+    Raises:
+        ValueError: naming the device and what is accepted.
+    """
+    if isinstance(flash_sparse_forward, triton.JITFunction) and q.device.type != "cuda":
+        raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
+
+
+def call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_map: Tensor | BlockLists,
+    block: tuple[int, int],
+    causal: bool,
+    scale: float | None,
+    config: SparseConfig | str | None,
+    *,
+    validate: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Check and attend; arguments are those of `flash_sparse_attention`.
+
+    Raises:
+        ValueError: as `flash_sparse_attention` says.
+    """
+    problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
+    chosen = config_for(config, q, k, v, problem)
+    check_device(q)
+    lists = listed(block_map, q, k, problem, chosen, validate)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(problem.batch, problem.heads, problem.seqlen_q, dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        launch_sparse(q, k, v, out, lse, lists, problem, chosen)
+    return out, lse

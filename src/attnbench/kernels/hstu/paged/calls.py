@@ -1,0 +1,218 @@
+"""Calls of the paged HSTU kernels: checks, configurations, and the launches that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench.kernels.hstu.paged.configs import (
+    PagedConfig,
+    default_config,
+    hopper_config,
+    hopper_fault,
+    nearest_config,
+)
+from attnbench.kernels.hstu.paged.forward import launch_forward, programs_of, splits_of, workspace_shape
+from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_append
+from attnbench.kernels.hstu.paged.problem import Step, check_step, check_values, wrong
+from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.hopper import is_rows
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.limits import is_whole
+
+LARGEST_GRID = 2**31
+"Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
+ATTENTION, APPEND = "hstu_paged_attention", "hstu_paged_append"
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    step: Step,
+    scaling_seqlen: int,
+    alpha: float | None,
+    splits: int | None,
+    config: PagedConfig | str | None,
+    *,
+    validate: bool = False,
+) -> Tensor:
+    """The output of these arguments, those of `hstu_paged_attention`, by a call that is kept or checked anew.
+
+    Raises:
+        ValueError: as `hstu_paged_attention` says.
+    """
+    tensors, bounds = (q, k, v, pool, *table_of(step)), bounds_of(step)
+    key = facts_of(*tensors), exact(*bounds, scaling_seqlen, alpha, splits, config)
+    launches = _attentions.get(key)
+    if launches is None or validate:
+        check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
+        check_numbers(scaling_seqlen, alpha, splits)
+        if validate:
+            check_values(ATTENTION, q.shape[0], pool, step, appends=False)
+        check_device(ATTENTION, q)
+        config = named(config) if isinstance(config, str) else config
+        config = default_forward(q, k, v, pool) if config is None else config
+        _check_config(config, q, k, v, pool)
+        splits = splits_of(q, step, config) if splits is None else splits
+        if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
+            raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
+        alpha = q.shape[2] ** -0.5 if alpha is None else alpha
+        numbers = {"alpha": alpha, "scaling_seqlen": scaling_seqlen, "splits": splits}
+        launches = _attentions.keep(key, Launches(partial(_run_attention, bounds, config, numbers)))
+    (out,) = launches(*tensors)
+    assert out is not None
+    return out
+
+
+def append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = False) -> None:
+    """Append, by a call that is kept or checked anew.
+
+    Raises:
+        ValueError: as `hstu_paged_append` says.
+    """
+    tensors, bounds = (k, v, pool, *table_of(step)), bounds_of(step)
+    key = facts_of(*tensors), exact(*bounds)
+    launches = _appends.get(key)
+    if launches is None or validate:
+        check_step(APPEND, {"k": k, "v": v}, pool, step)
+        if validate:
+            check_values(APPEND, k.shape[0], pool, step, appends=True)
+        check_device(APPEND, k)
+        launches = _appends.keep(key, Launches(partial(_run_append, bounds)))
+    launches(*tensors)
+
+
+_attentions: Kept[Launches] = Kept()
+_appends: Kept[Launches] = Kept()
+TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
+"Fields of a `Step` that are tensors."
+
+
+def table_of(step: Step) -> tuple[Tensor | None, ...]:
+    """Tensors of a step; of anything else None."""
+    return tuple(getattr(step, name, None) for name in TABLE)
+
+
+def bounds_of(step: Step) -> tuple[int, int]:
+    """Bounds of a step; of anything else -1."""
+    return getattr(step, "max_new", -1), getattr(step, "max_cached", -1)
+
+
+def step_of(bounds: Sequence[int], table: Sequence[Any]) -> Step:
+    """The step of these bounds and tensors."""
+    return Step(**dict(zip(TABLE, table, strict=True)), max_new=bounds[0], max_cached=bounds[1])
+
+
+def _run_attention(
+    bounds: tuple[int, int],
+    config: PagedConfig,
+    numbers: dict[str, Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    *table: Tensor | None,
+) -> Results:
+    out = empty(q.shape, q)
+    shape = workspace_shape(q, numbers["splits"])
+    workspace = None if shape is None else empty(shape, q, torch.float32)
+    launch_forward(q, k, v, pool, out, step_of(bounds, table), config, workspace=workspace, **numbers)
+    return (out,)
+
+
+def _run_append(bounds: tuple[int, int], k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
+    launch_append(k, v, pool, step_of(bounds, table))
+    return ()
+
+
+def check_numbers(scaling_seqlen: int, alpha: float | None, splits: int | None) -> None:
+    """Refuse numbers that cannot be used.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    if not is_whole(scaling_seqlen) or scaling_seqlen < 1:
+        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen), "cannot be used", "a whole number from 1")
+    if splits is not None and (not is_whole(splits) or not 1 <= splits <= 1024):
+        raise wrong(ATTENTION, "splits", repr(splits), "cannot be used", "a whole number from 1 to 1024, or None")
+    if alpha is not None and (
+        isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf")
+    ):
+        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
+
+
+def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfig:
+    """Default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable."""
+    shape = _capability(q), q.element_size(), q.shape[2], pool.shape[2]
+    hopper = hopper_config(*shape) if all(map(is_rows, (q, k, v, pool.flatten(0, 2)))) else None
+    return hopper or default_config(*shape)
+
+
+def _check_config(config: Any, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> None:
+    if not isinstance(config, PagedConfig):
+        raise wrong(
+            ATTENTION,
+            "config",
+            repr(config)[:40],
+            f"is of type {type(config).__name__}",
+            "a PagedConfig, its short form, or None",
+        )
+    if not config.hopper:
+        if config.block_n > pool.shape[2]:
+            raise wrong(
+                ATTENTION,
+                "config.block_n",
+                config.block_n,
+                f"is over the {pool.shape[2]} keys of a page",
+                "tiles in one page",
+            )
+        return
+    fault = hopper_fault(config, capability=capability_of(q), item_bytes=q.element_size(), dim=q.shape[2])
+    if fault:
+        raise wrong(ATTENTION, "config.order", config.order, fault, "another order")
+    for name, x in (("q", q), ("k", k), ("v", v), ("pool", pool.flatten(0, 2))):
+        if x.numel() and not is_rows(x):
+            raise wrong(
+                ATTENTION,
+                f"{name}.stride",
+                x.stride(),
+                "is no multiple of 16 bytes, as order=ws needs",
+                "an aligned tensor, or another order",
+            )
+
+
+def named(text: str) -> PagedConfig:
+    """The configuration of a name.
+
+    Raises:
+        ValueError: it is none; the line says which is nearest.
+    """
+    try:
+        return PagedConfig.parse(text)
+    except ValueError as why:
+        said, _, accepted = str(why).partition("; ")
+        raise wrong(
+            ATTENTION, "config", text, said, f"{accepted}; the nearest valid one is {nearest_config(text)}"
+        ) from None
+
+
+def check_device(who: str, x: Tensor) -> None:
+    """Refuse CPU tensors where the kernels are compiled and not interpreted.
+
+    Raises:
+        ValueError: naming the device and what is accepted.
+    """
+    if isinstance(hstu_paged_forward, triton.JITFunction) and x.device.type != "cuda":
+        raise wrong(who, "pool.device", x.device, "has no compiled kernels", "a CUDA device")
+
+
+def _capability(x: Tensor) -> tuple[int, int]:
+    compiled = isinstance(hstu_paged_forward, triton.JITFunction)
+    return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)
