@@ -112,6 +112,17 @@ class Repeat:
             else:
                 raise LookupError(f"an argument is of type {type(value).__name__}")
 
+    @property
+    def numbers(self) -> set[int]:
+        """Of the tensors that it is launched on."""
+        return {number for _, number in self.pointers} | {number for _, number, _ in self.maps}
+
+    def renumbered(self, order: Mapping[int, int]) -> Repeat:
+        """The same launch, of tensors that have other numbers."""
+        self.pointers = [(at, order[number]) for at, number in self.pointers]
+        self.maps = [(at, order[number], tensor_map) for at, number, tensor_map in self.maps]
+        return self
+
     def __call__(self, stream: int, addresses: Sequence[int]) -> None:
         """Launch on a stream of the current device."""
         arguments = self.arguments.copy()
