@@ -107,7 +107,7 @@ class Repeat:
             elif hasattr(value, "block_shape"):
                 self.maps.append((at, number(value.base), _TensorMap(value, next(makers))))
                 self.arguments += (None, *value.shape, *value.strides)
-            elif value is None or isinstance(value, bool | int | float | str) or _is_numbers(value):
+            elif _is_constant(value):
                 self.arguments.append(value)
             else:
                 raise LookupError(f"an argument is of type {type(value).__name__}")
@@ -137,8 +137,10 @@ class Repeat:
             self.launch(*self.before, stream, *self.after, *arguments)
 
 
-def _is_numbers(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(one, bool | int | float) or one is None for one in value)
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[Any, ...], bool]:
