@@ -23,7 +23,6 @@ LONGER = {
     "hstu_bsa_hopper_attend": 40,
     "hstu_bsa_select": 39,
     "quantise": 39,
-    "hstu_paged_forward": 37,
     "flash_hopper_forward": 36,
     "hstu_bsa_attend": 35,
     "attend_part": 35,
