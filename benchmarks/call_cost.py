@@ -75,15 +75,49 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from calls_with_gradients()
 
 
+class Empty(torch.autograd.Function):
+    """What a differentiable call costs in PyTorch whatever it computes: the results of flash attention, no launch."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        batch, rows, heads, _ = q.shape
+        out, lse = torch.empty_like(q), q.new_empty((batch, heads, rows), dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(map(torch.empty_like, ctx.saved_tensors[:3]))
+
+
+def in_one_thread(call: Call) -> Call:
+    """The backward runs in the calling thread, where PyTorch has one of its own for each card."""
+
+    def run() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            call()
+
+    return run
+
+
 def calls_with_gradients() -> Iterator[tuple[str, Call]]:
     """Forward and backward, and the forward alone where it is differentiable."""
     q, k, v = (drawn(2, 1024, 16, 128, grad=True) for _ in range(3))
     dout = drawn(2, 1024, 16, 128)
+
+    def gradients_of(out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, (q, k, v), dout)
+
     yield "flash-grad-fwd", lambda: flash_attention(q, k, v, causal=True)
-    yield "flash-fwd-bwd", lambda: torch.autograd.grad(flash_attention(q, k, v, causal=True)[0], (q, k, v), dout)
+    yield "flash-fwd-bwd", lambda: gradients_of(flash_attention(q, k, v, causal=True)[0])
     heads, dheads = [x.transpose(1, 2) for x in (q, k, v)], dout.transpose(1, 2)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     yield "sdpa-fwd-bwd", lambda: torch.autograd.grad(sdpa(*heads, is_causal=True), (q, k, v), dheads)
+    yield "empty-fwd-bwd", lambda: gradients_of(Empty.apply(q, k, v)[0])
+    yield "empty-fwd-bwd-one-thread", in_one_thread(lambda: gradients_of(Empty.apply(q, k, v)[0]))
+    yield "flash-fwd-bwd-one-thread", in_one_thread(lambda: gradients_of(flash_attention(q, k, v, causal=True)[0]))
     rows, ends = [drawn(2048, 4, 128, grad=True) for _ in range(3)], ints(0, 1000, 2048)
     drows, gates = drawn(2048, 4, 128), drawn(2048, 4, 2)
     yield "hstu-fwd-bwd", lambda: torch.autograd.grad(hstu_attention(*rows, ends, 1048), rows, drows)

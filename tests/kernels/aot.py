@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -58,9 +58,9 @@ class Job:
     label: str
     kernel: str
     "module:name"
-    arguments: Mapping[str, str | Sequence[str | None]]
-    """run-time arguments by name: *bf16:16, i32, fp32, tensordesc<bf16[64,128]>; of a tuple each of its numbers, None for
-    one that is compiled in and stands in `constants`"""
+    arguments: Mapping[str, Any]
+    """run-time arguments by name: *bf16:16, i32, fp32, tensordesc<bf16[64,128]>; of a tuple a list of them, or by name
+    where it has names, None for what is compiled in and stands in `constants`"""
     constants: Mapping[str, Any]
     capability: int
     "90 is sm_90"
@@ -160,9 +160,9 @@ class _Launches:
                 f"{self.kernel.fn.__module__}:{self.kernel.fn.__name__}",
                 arguments,
                 {
-                    name: value
+                    name: _plain(value)
                     for name, value in given.items()
-                    if name not in arguments or (isinstance(value, tuple) and None in arguments[name])
+                    if name not in arguments or isinstance(value, tuple)
                 },
                 self.capability,
                 options.pop("num_warps", 4),
@@ -187,13 +187,29 @@ _SPELLED = {
 }
 
 
-def _spell(value: Any, *, unseen: bool) -> str | list[Any] | None:
+def _plain(value: Any) -> Any:
+    """A tuple as JSON has it: a list, or by name where it has names."""
+    if not isinstance(value, tuple):
+        return value
+    plain = [_plain(one) for one in value]
+    return dict(zip(value._fields, plain, strict=True)) if hasattr(value, "_fields") else plain
+
+
+def _tuple(plain: Any) -> Any:
+    """What `_plain` made plain."""
+    if isinstance(plain, dict):
+        return namedtuple("Fields", plain)(*map(_tuple, plain.values()))
+    return tuple(map(_tuple, plain)) if isinstance(plain, list) else plain
+
+
+def _spell(value: Any, *, unseen: bool) -> Any:
     """A run-time argument as signatures spell it; None for what the launcher would compile in: None and 1.
 
     Of an `unseen` one, which is not to be specialised, only the type is looked at.
     """
     if isinstance(value, tuple):  # of whose numbers the launcher looks at each, whatever it is told
-        return [_spell(one, unseen=False) for one in value]
+        spelled = [_spell(one, unseen=False) for one in value]
+        return dict(zip(value._fields, spelled, strict=True)) if hasattr(value, "_fields") else spelled
     if value is None or (type(value) is int and value == 1 and not unseen):
         return None
     if isinstance(value, bool):
@@ -318,21 +334,23 @@ def _compile(job: Job) -> Compiled:
         raise TypeError(f"{job.label}: {job.kernel} and the job differ in {', '.join(sorted(unknown))}")
     signature: dict[str, Any] = dict.fromkeys(kernel.arg_names, "constexpr")
     divisible: dict[tuple[int, ...], Any] = {}
-    constants: dict[Any, Any] = {
-        arg: tuple(value) if isinstance(value, list) else value
-        for arg, value in job.constants.items()
-        if arg not in job.arguments
-    }
-    for arg, spelled in job.arguments.items():
-        at = kernel.arg_names.index(arg)
-        if not isinstance(spelled, str):
-            signature[arg] = tuple("constexpr" if one is None else one.removesuffix(":16") for one in spelled)
-            constants |= {(at, n): job.constants[arg][n] for n, one in enumerate(spelled) if one is None}
-            divisible |= {(at, n): SIXTEEN for n, one in enumerate(spelled) if one is not None and one.endswith(":16")}
-            continue
-        signature[arg] = spelled.removesuffix(":16")
+    constants: dict[Any, Any] = {arg: _tuple(value) for arg, value in job.constants.items() if arg not in job.arguments}
+
+    def place(path: tuple[int, ...], spelled: Any, value: Any) -> Any:
+        """A part of the signature; notes what of it is compiled in, and what 16 divides."""
+        if isinstance(spelled, tuple):
+            parts = [place((*path, n), one, value and value[n]) for n, one in enumerate(spelled)]
+            return type(spelled)(*parts) if hasattr(spelled, "_fields") else tuple(parts)
+        if spelled is None:
+            constants[path] = value
+            return "constexpr"
         if spelled.endswith(":16"):
-            divisible[(at,)] = SIXTEEN
+            divisible[path] = SIXTEEN
+        return spelled.removesuffix(":16")
+
+    for arg, spelled in job.arguments.items():
+        path = (kernel.arg_names.index(arg),)
+        signature[arg] = place(path, _tuple(spelled), _tuple(job.constants.get(arg)))
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, divisible)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)

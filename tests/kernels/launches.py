@@ -9,7 +9,7 @@ A launch through Triton and one that repeats it are noted alike, so that they ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -103,6 +103,11 @@ def flat(ordered: list[Any]) -> list[Any]:
     return found
 
 
+def holding(card: Card, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A method that allocates, of which a card keeps what it makes."""
+    return lambda x, *given, **named: card.hold(make(x, *given, **named))
+
+
 def tensor_map(described: Any, *_given: Any) -> tuple[Any, ...]:
     """Stands for a tensor map: all that it is made of."""
     return "map", described.base.data_ptr(), *described.shape, *described.strides, *described.block_shape
@@ -125,8 +130,8 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         patch.setattr(JITFunction, "run", lambda kernel, *values, **named: card.run(kernel, *values, **named))
         patch.setattr(driver, "make_tensordesc_arg", lambda x, _metadata, _base=None: [tensor_map(x)])
         # What is made stays, so that no two of them have one address.
-        new_empty = torch.Tensor.new_empty
-        patch.setattr(torch.Tensor, "new_empty", lambda x, *shape, **given: card.hold(new_empty(x, *shape, **given)))
+        for name in ("new_empty", "new_empty_strided"):
+            patch.setattr(torch.Tensor, name, holding(card, getattr(torch.Tensor, name)))
         patch.setattr(kept, "is_on_card", lambda x: True)
         patch.setattr(kept, "current_device", lambda: -1)
         patch.setattr(kept, "current_stream", lambda device: STREAM)

@@ -74,7 +74,7 @@ def faults(job, one):
     wrong += ["serialized"] * one.serialized + ["no tensor core"] * (one.tensor_core == 0)
     if job.capability == 90 and "2-byte" in words:
         wrong += ["products of single warps"] * (one.sass["HGMMA"] != one.tensor_core)
-        wrong += ["TMA"] * ((one.sass.get("UTMALDG", 0) > 0) != job.constants["TMA"])
+        wrong += ["TMA"] * ((one.sass.get("UTMALDG", 0) > 0) != job.constants["META"]["TMA"])
     room = {80: 163, 90: 227, 100: 227}[job.capability] * 1024
     wrong += [f"{one.shared} bytes of shared memory"] * (one.shared > room)
     adds = any(one.sass.get(name, 0) for name in ATOMS)

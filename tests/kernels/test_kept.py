@@ -378,30 +378,32 @@ def test_a_backward_is_kept_too(name):
         assert card.through_triton > through
 
 
+def python_calls(function: Callable[..., Any], **given: Any) -> list[str]:
+    """Functions written in Python that a call calls, those of torch and of the standard library too."""
+    counted: list[str] = []
+
+    def count(frame, event, _argument):
+        name = frame.f_code.co_filename
+        if event == "call" and name != __file__ and "launches.py" not in name:
+            counted.append(f"{Path(name).name}:{frame.f_code.co_qualname}")
+
+    sys.setprofile(count)
+    try:
+        function(**given)
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
 @pytest.mark.parametrize(("name", "most"), [("flash", 30), ("dense", 30), ("paged", 45), ("bsa", 60)])
 def test_a_warm_call_makes_few_calls_of_python(name, most):
-    """Counted are functions written in Python, those of torch and of the standard library too."""
     function, make = CALLS[name]
     with on_no_card() as card:
         given = make()
         for _ in range(2):
             function(**given)
-        counted: list[str] = []
-
-        def count(frame, event, _argument):
-            if (
-                event == "call"
-                and frame.f_code.co_filename != __file__
-                and "launches.py" not in frame.f_code.co_filename
-            ):
-                counted.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}")
-
         before = card.through_triton
-        sys.setprofile(count)
-        try:
-            function(**given)
-        finally:
-            sys.setprofile(None)
+        counted = python_calls(function, **given)
         assert card.through_triton == before
         assert len(counted) <= most, counted
 

@@ -98,7 +98,7 @@ def flash_attention(
     q, k, v = cast(q, k, v)
     call = call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, forward, backward, validate=validate)
     if needs_graph(q, k, v):
-        return FlashAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, call)
+        return FlashAttention.call(q, k, v, cu_seqlens_q, cu_seqlens_k, call)
     out, lse = call.forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
     assert out is not None
     assert lse is not None

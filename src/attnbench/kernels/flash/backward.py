@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnbench.kernels.flash.config.backward import why_not
+from attnbench.kernels.flash.portable.arguments import ColumnsMeta, ColumnsStrides, RowsMeta, RowsStrides
 from attnbench.kernels.flash.portable.backward_columns import flash_backward_columns
 from attnbench.kernels.flash.portable.backward_rows import (
     flash_backward_prepare,
@@ -205,9 +206,8 @@ def _columns(
         descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
         _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None,
         *problem.lengths(),
-        *map(strides_of, (q, k, v, dout, dk, dv)),
-        problem.scale,
-        problem.scale / math.log(2),
+        ColumnsStrides(*map(strides_of, (q, k, v, dout, dk, dv))),
+        (problem.scale, problem.scale / math.log(2)),
         *problem.reach(),
         workspace.stats.shape[2],
         members,
@@ -215,18 +215,20 @@ def _columns(
         pairs,
         tiles,
         group_of(reread, config.section_mib, pairs),
-        **blocks_of(dim, dim_v),
-        PAD=config.pad,
-        **problem.flags(),
-        GROUPED=members > 1,
-        ATOMIC=sums is not None,
-        TMA=tma,
-        TMA_ADD=tma_add,
-        ORDER=config.order,
-        FUSED=config.mask == "fused" and tma and not problem.packed,
-        BESIDE=config.add == "beside",
-        STAGES=sizes.stages,
-        **config.flags(sizes),
+        ColumnsMeta(
+            **blocks_of(dim, dim_v),
+            PAD=config.pad,
+            **problem.flags(),
+            GROUPED=members > 1,
+            ATOMIC=sums is not None,
+            TMA=tma,
+            TMA_ADD=tma_add,
+            ORDER=config.order,
+            FUSED=config.mask == "fused" and tma and not problem.packed,
+            BESIDE=config.add == "beside",
+            STAGES=sizes.stages,
+            **config.flags(sizes),
+        ),
         **config.options(sizes),
     )
 
@@ -260,7 +262,7 @@ def _rows(
         workspace.stats,
         *described,
         *problem.lengths(),
-        *map(strides_of, (q, k, v, dout, dq)),
+        RowsStrides(*map(strides_of, (q, k, v, dout, dq))),
         problem.scale,
         problem.scale / math.log(2),
         *problem.reach(),
@@ -270,11 +272,7 @@ def _rows(
         pairs,
         tiles,
         group_of(reread, config.section_mib, pairs),
-        **blocks_of(dim, dim_v),
-        PAD=config.pad,
-        **problem.flags(),
-        TMA=tma,
-        **config.flags(sizes),
+        RowsMeta(**blocks_of(dim, dim_v), PAD=config.pad, **problem.flags(), TMA=tma, **config.flags(sizes)),
         **config.options(sizes),
     )
 

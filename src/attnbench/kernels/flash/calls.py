@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
 from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward, parse_backward
@@ -21,6 +20,7 @@ from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of
 from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import lies_in_rows
 from attnbench.kernels.shared.tiling import block_of
@@ -187,7 +187,7 @@ def _with_offsets(problem: Problem, cu_seqlens_q: Tensor | None, cu_seqlens_k: T
     return replace(problem, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
 
-class FlashAttention(torch.autograd.Function):
+class FlashAttention(Differentiable):
     """The differentiable call."""
 
     @staticmethod
@@ -203,7 +203,7 @@ class FlashAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable  # a second derivative would be missing in silence
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
         if grads[0] is None:  # nobody asked for a derivative of the output

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import ahead_fault
+from attnbench.kernels.flash.portable.arguments import ForwardMeta, ForwardStrides
 from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of, processors
@@ -62,7 +63,7 @@ def launch_forward(
         lse,
         *described,
         *problem.lengths(),
-        *map(strides_of, (q, k, v, out)),
+        ForwardStrides(*map(strides_of, (q, k, v, out))),
         lse.stride(0),
         lse.stride(1),
         problem.scale * LOG2_E,
@@ -72,8 +73,6 @@ def launch_forward(
         pairs,
         tiles,
         section,
-        **blocks,
-        **problem.flags(),
-        **config.flags(packed=problem.packed, tma=tma),
+        ForwardMeta(**blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma)),
         **config.options(),
     )

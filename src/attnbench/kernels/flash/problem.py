@@ -55,7 +55,7 @@ class Problem:
         """Whether sequences lie one after another without padding."""
         return self.cu_seqlens_q is not None
 
-    def flags(self) -> dict[str, bool]:
+    def flags(self) -> dict[str, Any]:
         """What of the mask and the layout is compiled into a kernel."""
         return {"HAS_LEFT": self.left is not None, "HAS_RIGHT": self.right is not None, "PACKED": self.packed}
 
@@ -149,7 +149,7 @@ def strides_of(x: Tensor) -> tuple[int, int, int]:
     return (0, *x.stride()[:2]) if x.dim() == 3 else x.stride()[:3]
 
 
-def blocks_of(dim: int, dim_v: int) -> dict[str, int]:
+def blocks_of(dim: int, dim_v: int) -> dict[str, Any]:
     """Dims and columns of tiles as the kernels are compiled for them."""
     return {"DIM": dim, "DIM_V": dim_v, "BLOCK_D": block_of(dim), "BLOCK_V": block_of(dim_v)}
 

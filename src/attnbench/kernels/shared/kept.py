@@ -15,7 +15,8 @@ A call that cannot be repeated runs its function each time, as do the interprete
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -106,7 +107,6 @@ class _Recorder:
             # One tensor given twice is two arguments.
             twice = any(x is other for other in self.tensors)
             self.tensors.append(x.view_as(x) if x is not None and twice else x)
-        self.made: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.steps: list[Repeat | int] = []
         self.fault: str | None = None
 
@@ -128,6 +128,18 @@ class _Recorder:
             raise LookupError("a tensor is none of the arguments, and was not made by `empty`")
         return found[0]
 
+    def layout(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+        """Shape, strides and precision of a tensor."""
+        x = self.tensors[number]
+        assert x is not None
+        return tuple(x.shape), x.stride(), x.dtype
+
+    def bytes(self, number: int) -> int:
+        """Bytes of a contiguous tensor."""
+        x = self.tensors[number]
+        assert x is not None
+        return x.numel() * x.element_size()
+
     def note(self, step: Callable[[], Repeat | int]) -> None:
         """Note a step, or why the call cannot be repeated."""
         try:
@@ -146,7 +158,6 @@ def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) 
     recorder = _notes.recorder
     if recorder is not None:
         recorder.tensors.append(made)
-        recorder.made.append((tuple(shape), made.dtype))
     return made
 
 
@@ -189,13 +200,28 @@ def _repeat(
 
 
 class Plan:
-    """Allocations, clearings and launches of one call, on tensors by number."""
+    """Allocations, clearings and launches of one call, on tensors by number: given, own, workspaces.
 
-    __slots__ = ("device", "made", "results", "steps")
+    Nobody keeps a workspace, so all of them are parts of two allocations, one of which is cleared before the launches.
+    """
+
+    __slots__ = ("cleared", "device", "own", "results", "steps", "uncleared")
 
     def __init__(self, recorder: _Recorder, results: Results) -> None:
-        self.made, self.steps = tuple(recorder.made), tuple(recorder.steps)
-        self.results = tuple(-1 if x is None else recorder.number(x) for x in results)
+        returned = [-1 if x is None else recorder.number(x) for x in results]
+        own, cleared, uncleared = list[int](), list[int](), list[int]()
+        for number in range(recorder.given, len(recorder.tensors)):
+            clearings = [isinstance(step, int) for step in recorder.steps if _mentions(step, number)]
+            once = clearings[:1] == [True] and not any(clearings[1:])
+            kind = cleared if once else uncleared
+            (own if number in returned or (any(clearings) and not once) else kind).append(number)
+        order = dict(zip([*own, *cleared, *uncleared], range(recorder.given, len(recorder.tensors)), strict=True))
+        order |= {number: number for number in range(-1, recorder.given)}
+        self.own = tuple(recorder.layout(number) for number in own)
+        self.cleared = _Parts([recorder.bytes(number) for number in cleared])
+        self.uncleared = _Parts([recorder.bytes(number) for number in uncleared])
+        self.steps = tuple(_renumbered(step, order) for step in recorder.steps if step not in cleared)
+        self.results = tuple(order[number] for number in returned)
         first = recorder.tensors[0]
         assert first is not None
         self.device = first.get_device()
@@ -203,24 +229,56 @@ class Plan:
     def __call__(self, tensors: tuple[Tensor | None, ...]) -> Results:
         """Run it on other tensors, on the current stream of their card."""
         like: Any = tensors[0]
-        new_empty, known = like.new_empty, [*tensors]
-        for shape, dtype in self.made:
-            known.append(new_empty(shape, dtype=dtype))
+        make, known = like.new_empty_strided, [*tensors]
+        for shape, strides, dtype in self.own:
+            known.append(make(shape, strides, dtype=dtype))
         if current_device() == self.device:
-            self._run(known)
+            self._run(known, like)
         else:
             with torch.cuda.device(self.device):
-                self._run(known)
+                self._run(known, like)
         return tuple([None if number < 0 else known[number] for number in self.results])
 
-    def _run(self, tensors: list[Tensor | None]) -> None:
+    def _run(self, tensors: list[Tensor | None], like: Tensor) -> None:
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
+        workspaces = []  # alive until everything is launched
+        for parts in (self.cleared, self.uncleared):
+            if parts.words:
+                workspace = like.new_empty(parts.words, dtype=torch.int32)
+                if parts is self.cleared:
+                    workspace.zero_()
+                workspaces.append(workspace)
+            begin = workspaces[-1].data_ptr() if parts.words else 0
+            for offset in parts.offsets:
+                addresses.append(begin + offset)
         stream = current_stream(self.device)
         for step in self.steps:
             if type(step) is int:
                 tensors[step].zero_()  # type: ignore[union-attr]
             else:
                 step(stream, addresses)  # type: ignore[operator]
+
+
+PART_BYTES = 512
+"What a part of a workspace begins at a multiple of, as PyTorch's allocations do."
+
+
+class _Parts:
+    """Workspaces as parts of one allocation: its size in words of 4 bytes, and where each begins in bytes."""
+
+    __slots__ = ("offsets", "words")
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        ends = list(accumulate((-(-size // PART_BYTES) * PART_BYTES for size in sizes), initial=0))
+        self.offsets, self.words = tuple(ends[:-1]), ends[-1] // 4
+
+
+def _mentions(step: Repeat | int, number: int) -> bool:
+    return step == number if isinstance(step, int) else number in step.numbers
+
+
+def _renumbered(step: Repeat | int, order: Mapping[int, int]) -> Repeat | int:
+    return order[step] if isinstance(step, int) else step.renumbered(order)
 
 
 def is_on_card(x: Tensor | None) -> bool:

@@ -107,10 +107,21 @@ class Repeat:
             elif hasattr(value, "block_shape"):
                 self.maps.append((at, number(value.base), _TensorMap(value, next(makers))))
                 self.arguments += (None, *value.shape, *value.strides)
-            elif value is None or isinstance(value, bool | int | float | str) or _is_numbers(value):
+            elif _is_constant(value):
                 self.arguments.append(value)
             else:
                 raise LookupError(f"an argument is of type {type(value).__name__}")
+
+    @property
+    def numbers(self) -> set[int]:
+        """Of the tensors that it is launched on."""
+        return {number for _, number in self.pointers} | {number for _, number, _ in self.maps}
+
+    def renumbered(self, order: Mapping[int, int]) -> Repeat:
+        """The same launch, of tensors that have other numbers."""
+        self.pointers = [(at, order[number]) for at, number in self.pointers]
+        self.maps = [(at, order[number], tensor_map) for at, number, tensor_map in self.maps]
+        return self
 
     def __call__(self, stream: int, addresses: Sequence[int]) -> None:
         """Launch on a stream of the current device."""
@@ -126,8 +137,10 @@ class Repeat:
             self.launch(*self.before, stream, *self.after, *arguments)
 
 
-def _is_numbers(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(one, bool | int | float) or one is None for one in value)
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[Any, ...], bool]:

@@ -46,14 +46,8 @@ def flash_backward_columns(
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    q_strides,
-    k_strides,
-    v_strides,
-    dout_strides,
-    dk_strides,
-    dv_strides,
-    scale,
-    scale_log2,
+    strides,
+    scales,
     left,
     right,
     stats_rows,
@@ -62,47 +56,34 @@ def flash_backward_columns(
     pairs,
     tiles,
     group,
-    DIM: tl.constexpr,
-    DIM_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PAD: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    GROUPED: tl.constexpr,
-    ATOMIC: tl.constexpr,
-    TMA: tl.constexpr,
-    TMA_ADD: tl.constexpr,
-    ORDER: tl.constexpr,
-    FUSED: tl.constexpr,
-    BESIDE: tl.constexpr,
-    STAGES: tl.constexpr,
-    MASKED_STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    META: tl.constexpr,
 ):
     """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into `sums_ptr` [H, rows, D]."""
-    _, q_row, _ = q_strides
-    _, k_row, _ = k_strides
-    _, v_row, _ = v_strides
-    _, dout_row, _ = dout_strides
-    _, dk_row, _ = dk_strides
-    _, dv_row, _ = dv_strides
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    BLOCK_V: tl.constexpr = META.BLOCK_V
+    BLOCK_N: tl.constexpr = META.BLOCK_N
+    ORDER: tl.constexpr = META.ORDER
+    PRECISION: tl.constexpr = META.PRECISION
+    scale, scale_log2 = scales
+    _, q_row, _ = strides.q
+    _, k_row, _ = strides.k
+    _, v_row, _ = strides.v
+    _, dout_row, _ = strides.dout
+    _, dk_row, _ = strides.dk
+    _, dv_row, _ = strides.dv
     # Which tile of keys: the first are seen by most rows.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads_kv
     head_kv = pair - number * heads_kv
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
     start = tile * BLOCK_N
     if start >= keys:
         return
     k = load_rows(
-        first_row(k_ptr, batch, key_start, head_kv, k_strides), start, keys, k_row, DIM, BLOCK_N, BLOCK_D, False
+        first_row(k_ptr, batch, key_start, head_kv, strides.k), start, keys, k_row, META.DIM, BLOCK_N, BLOCK_D, False
     )
     v = load_rows(
-        first_row(v_ptr, batch, key_start, head_kv, v_strides), start, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False
+        first_row(v_ptr, batch, key_start, head_kv, strides.v), start, keys, v_row, META.DIM_V, BLOCK_N, BLOCK_V, False
     )
     columns = start + tl.arange(0, BLOCK_N)[:, None]
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -111,33 +92,45 @@ def flash_backward_columns(
     # In whole tiles of rows: [begin, whole) masked, [whole, split) seen whole, [split, end) masked.
     shift = keys - queries
     low, all_low, all_high, high = rows_of_keys(
-        start, tl.minimum(start + BLOCK_N, keys) - 1, queries, shift, left, right, HAS_LEFT, HAS_RIGHT
+        start, tl.minimum(start + BLOCK_N, keys) - 1, queries, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_M)
+    begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_M)
     if start + BLOCK_N > keys:
         # Keys past the end are zeros, but their probabilities are not.
         whole = end
         split = end
-    # The one loop takes them all where FUSED.
-    first = begin if FUSED else whole
-    last = end if FUSED else split
-    padded = padded_start(number, query_start, queries, PACKED, PAD)
-    for member in range(members if GROUPED else 1):
+    # The one loop takes them all where META.FUSED.
+    first = begin if META.FUSED else whole
+    last = end if META.FUSED else split
+    padded = padded_start(number, query_start, queries, META.PACKED, META.PAD)
+    for member in range(members if META.GROUPED else 1):
         head = head_kv * members + member
-        q_base = first_row(q_ptr, batch, query_start, head, q_strides)
-        dout_base = first_row(dout_ptr, batch, query_start, head, dout_strides)
+        q_base = first_row(q_ptr, batch, query_start, head, strides.q)
+        dout_base = first_row(dout_ptr, batch, query_start, head, strides.dout)
         row = tl.cast(head, tl.int64) * stats_rows + padded
         lse_ptr = stats_ptr + row
         delta_ptr = lse_ptr + tl.cast(heads_kv * members, tl.int64) * stats_rows
-        if ATOMIC:
-            sums_base = sums_ptr + row * DIM
+        if META.ATOMIC:
+            sums_base = sums_ptr + row * META.DIM
         if ORDER == "ahead":
             if first < last:
-                at = first * BLOCK_M
+                at = first * META.BLOCK_M
                 q = load_tile(
-                    q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, True, TMA
+                    q_base,
+                    q_desc,
+                    batch,
+                    query_start,
+                    at,
+                    head,
+                    queries,
+                    q_row,
+                    META.DIM,
+                    META.BLOCK_M,
+                    BLOCK_D,
+                    True,
+                    META.TMA,
                 )
-                scores = tl.dot(k, tl.trans(q), begin_at(lse_ptr, at, BLOCK_M, BLOCK_N), input_precision=PRECISION)
+                scores = tl.dot(k, tl.trans(q), begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N), input_precision=PRECISION)
                 scores = hide(
                     scores,
                     at,
@@ -149,15 +142,19 @@ def flash_backward_columns(
                     shift,
                     left,
                     right,
-                    BLOCK_M,
-                    HAS_LEFT,
-                    HAS_RIGHT,
+                    META.BLOCK_M,
+                    META.HAS_LEFT,
+                    META.HAS_RIGHT,
                     False,
-                    FUSED,
+                    META.FUSED,
                 )
                 weights = tl.exp2(scores * scale_log2)
                 for at in tl.range(
-                    first * BLOCK_M, (last - 1) * BLOCK_M, BLOCK_M, num_stages=STAGES, disable_licm=True
+                    first * META.BLOCK_M,
+                    (last - 1) * META.BLOCK_M,
+                    META.BLOCK_M,
+                    num_stages=META.STAGES,
+                    disable_licm=True,
                 ):
                     dout = load_tile(
                         dout_base,
@@ -168,20 +165,20 @@ def flash_backward_columns(
                         head,
                         queries,
                         dout_row,
-                        DIM_V,
-                        BLOCK_M,
+                        META.DIM_V,
+                        META.BLOCK_M,
                         BLOCK_V,
                         True,
-                        TMA,
+                        META.TMA,
                     )
                     above = tl.dot(
-                        v, tl.trans(dout), begin_at(delta_ptr, at, BLOCK_M, BLOCK_N), input_precision=PRECISION
+                        v, tl.trans(dout), begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N), input_precision=PRECISION
                     )
                     dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
                     down = (weights * above).to(dout.dtype)
-                    if ATOMIC and BESIDE:
+                    if META.ATOMIC and META.BESIDE:
                         part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-                    following = at + BLOCK_M
+                    following = at + META.BLOCK_M
                     ahead = load_tile(
                         q_base,
                         q_desc,
@@ -191,18 +188,33 @@ def flash_backward_columns(
                         head,
                         queries,
                         q_row,
-                        DIM,
-                        BLOCK_M,
+                        META.DIM,
+                        META.BLOCK_M,
                         BLOCK_D,
                         True,
-                        TMA,
+                        META.TMA,
                     )
                     scores = tl.dot(
-                        k, tl.trans(ahead), begin_at(lse_ptr, following, BLOCK_M, BLOCK_N), input_precision=PRECISION
+                        k,
+                        tl.trans(ahead),
+                        begin_at(lse_ptr, following, META.BLOCK_M, BLOCK_N),
+                        input_precision=PRECISION,
                     )
                     # The tile is read twice: none is carried from one turn of the loop to the next.
                     q = load_tile(
-                        q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, True, TMA
+                        q_base,
+                        q_desc,
+                        batch,
+                        query_start,
+                        at,
+                        head,
+                        queries,
+                        q_row,
+                        META.DIM,
+                        META.BLOCK_M,
+                        BLOCK_D,
+                        True,
+                        META.TMA,
                     )
                     dk = tl.dot(down, q, dk, input_precision=PRECISION)
                     # Beside the product above, which nothing waits for until here is done.
@@ -217,20 +229,32 @@ def flash_backward_columns(
                         shift,
                         left,
                         right,
-                        BLOCK_M,
-                        HAS_LEFT,
-                        HAS_RIGHT,
+                        META.BLOCK_M,
+                        META.HAS_LEFT,
+                        META.HAS_RIGHT,
                         False,
-                        FUSED,
+                        META.FUSED,
                     )
                     weights = tl.exp2(scores * scale_log2)
-                    if ATOMIC:
-                        if not BESIDE:
+                    if META.ATOMIC:
+                        if not META.BESIDE:
                             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-                        add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
-                at = (last - 1) * BLOCK_M
+                        add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                at = (last - 1) * META.BLOCK_M
                 q = load_tile(
-                    q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, True, TMA
+                    q_base,
+                    q_desc,
+                    batch,
+                    query_start,
+                    at,
+                    head,
+                    queries,
+                    q_row,
+                    META.DIM,
+                    META.BLOCK_M,
+                    BLOCK_D,
+                    True,
+                    META.TMA,
                 )
                 dout = load_tile(
                     dout_base,
@@ -241,23 +265,39 @@ def flash_backward_columns(
                     head,
                     queries,
                     dout_row,
-                    DIM_V,
-                    BLOCK_M,
+                    META.DIM_V,
+                    META.BLOCK_M,
                     BLOCK_V,
                     True,
-                    TMA,
+                    META.TMA,
                 )
-                above = tl.dot(v, tl.trans(dout), begin_at(delta_ptr, at, BLOCK_M, BLOCK_N), input_precision=PRECISION)
+                above = tl.dot(
+                    v, tl.trans(dout), begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N), input_precision=PRECISION
+                )
                 dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
                 down = (weights * above).to(dout.dtype)
                 dk = tl.dot(down, q, dk, input_precision=PRECISION)
-                if ATOMIC:
+                if META.ATOMIC:
                     part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-                    add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
+                    add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
         else:
-            for at in tl.range(first * BLOCK_M, last * BLOCK_M, BLOCK_M, num_stages=STAGES, disable_licm=True):
+            for at in tl.range(
+                first * META.BLOCK_M, last * META.BLOCK_M, META.BLOCK_M, num_stages=META.STAGES, disable_licm=True
+            ):
                 q = load_tile(
-                    q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, True, TMA
+                    q_base,
+                    q_desc,
+                    batch,
+                    query_start,
+                    at,
+                    head,
+                    queries,
+                    q_row,
+                    META.DIM,
+                    META.BLOCK_M,
+                    BLOCK_D,
+                    True,
+                    META.TMA,
                 )
                 dout = load_tile(
                     dout_base,
@@ -268,11 +308,11 @@ def flash_backward_columns(
                     head,
                     queries,
                     dout_row,
-                    DIM_V,
-                    BLOCK_M,
+                    META.DIM_V,
+                    META.BLOCK_M,
                     BLOCK_V,
                     True,
-                    TMA,
+                    META.TMA,
                 )
                 dk, dv, part = fold_rows(
                     dk,
@@ -281,8 +321,8 @@ def flash_backward_columns(
                     dout,
                     k,
                     v,
-                    begin_at(lse_ptr, at, BLOCK_M, BLOCK_N),
-                    begin_at(delta_ptr, at, BLOCK_M, BLOCK_N),
+                    begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
+                    begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
                     scale_log2,
                     at,
                     whole,
@@ -293,24 +333,36 @@ def flash_backward_columns(
                     shift,
                     left,
                     right,
-                    BLOCK_M,
-                    HAS_LEFT,
-                    HAS_RIGHT,
+                    META.BLOCK_M,
+                    META.HAS_LEFT,
+                    META.HAS_RIGHT,
                     False,
-                    FUSED,
+                    META.FUSED,
                     ORDER == "early",
-                    ATOMIC,
-                    BESIDE,
+                    META.ATOMIC,
+                    META.BESIDE,
                     PRECISION,
                 )
-                if ATOMIC:
-                    add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
+                if META.ATOMIC:
+                    add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
         for index in tl.range(
-            0, 0 if FUSED else whole - begin + end - split, num_stages=MASKED_STAGES, disable_licm=True
+            0, 0 if META.FUSED else whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True
         ):
-            at = masked_tile(index, begin, whole, split) * BLOCK_M
+            at = masked_tile(index, begin, whole, split) * META.BLOCK_M
             q = load_tile(
-                q_base, q_desc, batch, query_start, at, head, queries, q_row, DIM, BLOCK_M, BLOCK_D, False, TMA
+                q_base,
+                q_desc,
+                batch,
+                query_start,
+                at,
+                head,
+                queries,
+                q_row,
+                META.DIM,
+                META.BLOCK_M,
+                BLOCK_D,
+                False,
+                META.TMA,
             )
             dout = load_tile(
                 dout_base,
@@ -321,15 +373,15 @@ def flash_backward_columns(
                 head,
                 queries,
                 dout_row,
-                DIM_V,
-                BLOCK_M,
+                META.DIM_V,
+                META.BLOCK_M,
                 BLOCK_V,
                 False,
-                TMA,
+                META.TMA,
             )
-            if TMA and PACKED:
+            if META.TMA and META.PACKED:
                 # A descriptor knows no end of a packed sequence.
-                own = (at + tl.arange(0, BLOCK_M) < queries)[:, None]
+                own = (at + tl.arange(0, META.BLOCK_M) < queries)[:, None]
                 q = tl.where(own, q, 0.0)
                 dout = tl.where(own, dout, 0.0)
             dk, dv, part = fold_rows(
@@ -339,8 +391,8 @@ def flash_backward_columns(
                 dout,
                 k,
                 v,
-                begin_at(lse_ptr, at, BLOCK_M, BLOCK_N),
-                begin_at(delta_ptr, at, BLOCK_M, BLOCK_N),
+                begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
+                begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
                 scale_log2,
                 at,
                 whole,
@@ -351,21 +403,28 @@ def flash_backward_columns(
                 shift,
                 left,
                 right,
-                BLOCK_M,
-                HAS_LEFT,
-                HAS_RIGHT,
+                META.BLOCK_M,
+                META.HAS_LEFT,
+                META.HAS_RIGHT,
                 True,
                 False,
                 ORDER == "early",
-                ATOMIC,
-                BESIDE,
+                META.ATOMIC,
+                META.BESIDE,
                 PRECISION,
             )
-            if ATOMIC:
-                add_part(sums_base, sums_desc, row, at, part, DIM, BLOCK_M, BLOCK_D, TMA_ADD)
+            if META.ATOMIC:
+                add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
     store_rows(
-        first_row(dk_ptr, batch, key_start, head_kv, dk_strides), start, keys, dk_row, dk * scale, DIM, BLOCK_N, BLOCK_D
+        first_row(dk_ptr, batch, key_start, head_kv, strides.dk),
+        start,
+        keys,
+        dk_row,
+        dk * scale,
+        META.DIM,
+        BLOCK_N,
+        BLOCK_D,
     )
     store_rows(
-        first_row(dv_ptr, batch, key_start, head_kv, dv_strides), start, keys, dv_row, dv, DIM_V, BLOCK_N, BLOCK_V
+        first_row(dv_ptr, batch, key_start, head_kv, strides.dv), start, keys, dv_row, dv, META.DIM_V, BLOCK_N, BLOCK_V
     )

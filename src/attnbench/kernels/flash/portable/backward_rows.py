@@ -134,11 +134,7 @@ def flash_backward_rows(
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    q_strides,
-    k_strides,
-    v_strides,
-    dout_strides,
-    dq_strides,
+    strides,
     scale,
     scale_log2,
     left,
@@ -149,54 +145,45 @@ def flash_backward_rows(
     pairs,
     tiles,
     group,
-    DIM: tl.constexpr,
-    DIM_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PAD: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    TMA: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASKED_STAGES: tl.constexpr,
+    META: tl.constexpr,
 ):
     """DQ of a tile of rows."""
-    _, q_row, _ = q_strides
-    _, k_row, _ = k_strides
-    _, v_row, _ = v_strides
-    _, dout_row, _ = dout_strides
-    _, dq_row, _ = dq_strides
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    BLOCK_M: tl.constexpr = META.BLOCK_M
+    PRECISION: tl.constexpr = META.PRECISION
+    _, q_row, _ = strides.q
+    _, k_row, _ = strides.k
+    _, v_row, _ = strides.v
+    _, dout_row, _ = strides.dout
+    _, dq_row, _ = strides.dq
     # Which tile of rows: the last see most keys.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
     head_kv = head // members
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
     q = load_rows(
-        first_row(q_ptr, batch, query_start, head, q_strides), start, queries, q_row, DIM, BLOCK_M, BLOCK_D, False
+        first_row(q_ptr, batch, query_start, head, strides.q), start, queries, q_row, META.DIM, BLOCK_M, BLOCK_D, False
     )
     dout = load_rows(
-        first_row(dout_ptr, batch, query_start, head, dout_strides),
+        first_row(dout_ptr, batch, query_start, head, strides.dout),
         start,
         queries,
         dout_row,
-        DIM_V,
+        META.DIM_V,
         BLOCK_M,
-        BLOCK_V,
+        META.BLOCK_V,
         False,
     )
-    k_base = first_row(k_ptr, batch, key_start, head_kv, k_strides)
-    v_base = first_row(v_ptr, batch, key_start, head_kv, v_strides)
+    k_base = first_row(k_ptr, batch, key_start, head_kv, strides.k)
+    v_base = first_row(v_ptr, batch, key_start, head_kv, strides.v)
     stats = (
         stats_ptr
         + tl.cast(head, tl.int64) * stats_rows
-        + padded_start(number, query_start, queries, PACKED, PAD)
+        + padded_start(number, query_start, queries, META.PACKED, META.PAD)
         + start
         + tl.arange(0, BLOCK_M)
     )
@@ -204,19 +191,14 @@ def flash_backward_rows(
     delta = tl.load(stats + tl.cast(heads, tl.int64) * stats_rows)[:, None]
     shift = keys - queries
     low, all_low, all_high, high = keys_of_rows(
-        start, tl.minimum(start + BLOCK_M, queries) - 1, keys, shift, left, right, HAS_LEFT, HAS_RIGHT
+        start, tl.minimum(start + BLOCK_M, queries) - 1, keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+    begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_N)
     rows = start + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
-        k = load_tile(k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, True, TMA)
-        v = load_tile(v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, True, TMA)
-        dq = fold_keys(dq, k, v, q, dout, lse, delta, None, scale_log2, PRECISION, False)
-    for index in tl.range(0, whole - begin + end - split, num_stages=MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split) * BLOCK_N
+    for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
         k = load_tile(
-            k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False, TMA and not PACKED
+            k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, META.DIM, META.BLOCK_N, BLOCK_D, True, META.TMA
         )
         v = load_tile(
             v_base,
@@ -227,21 +209,56 @@ def flash_backward_rows(
             head_kv,
             keys,
             v_row,
-            DIM_V,
-            BLOCK_N,
-            BLOCK_V,
-            False,
-            TMA and not PACKED,
+            META.DIM_V,
+            META.BLOCK_N,
+            META.BLOCK_V,
+            True,
+            META.TMA,
         )
-        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+        dq = fold_keys(dq, k, v, q, dout, lse, delta, None, scale_log2, PRECISION, False)
+    for index in tl.range(0, whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, begin, whole, split) * META.BLOCK_N
+        k = load_tile(
+            k_base,
+            k_desc,
+            batch,
+            key_start,
+            at,
+            head_kv,
+            keys,
+            k_row,
+            META.DIM,
+            META.BLOCK_N,
+            BLOCK_D,
+            False,
+            META.TMA and not META.PACKED,
+        )
+        v = load_tile(
+            v_base,
+            v_desc,
+            batch,
+            key_start,
+            at,
+            head_kv,
+            keys,
+            v_row,
+            META.DIM_V,
+            META.BLOCK_N,
+            META.BLOCK_V,
+            False,
+            META.TMA and not META.PACKED,
+        )
+        see = sees(
+            rows, at + tl.arange(0, META.BLOCK_N)[None, :], keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
+        )
         dq = fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION, True)
     store_rows(
-        first_row(dq_ptr, batch, query_start, head, dq_strides),
+        first_row(dq_ptr, batch, query_start, head, strides.dq),
         start,
         queries,
         dq_row,
         dq * scale,
-        DIM,
+        META.DIM,
         BLOCK_M,
         BLOCK_D,
     )

@@ -112,92 +112,72 @@ def hide(
 
 @triton.jit
 @no_type_check
-def attend_rows(
-    program,
-    tensors,
-    descriptors,
-    lengths,
-    strides,
-    scale,
-    reach,
-    counts,
-    DIM: tl.constexpr,
-    DIM_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TMA: tl.constexpr,
-    AHEAD: tl.constexpr,
-    FUSED: tl.constexpr,
-    MIX: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def attend_rows(program, tensors, descriptors, lengths, strides, lse_strides, scale, reach, counts, META: tl.constexpr):
     """Output and lse of a tile of queries; arguments are those of `flash_forward`, like beside like."""
+    BLOCK_M: tl.constexpr = META.BLOCK_M
+    BLOCK_V: tl.constexpr = META.BLOCK_V
+    PRECISION: tl.constexpr = META.PRECISION
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr = tensors
     k_desc, v_desc = descriptors
     cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k = lengths
-    q_strides, k_strides, v_strides, out_strides, lse_strides = strides
+    lse_batch, lse_head = lse_strides
     left, right = reach
     heads, repeats, pairs, tiles, group = counts
-    _, q_row, _ = q_strides
-    _, k_row, _ = k_strides
-    _, v_row, _ = v_strides
-    _, out_row, _ = out_strides
+    _, q_row, _ = strides.q
+    _, k_row, _ = strides.k
+    _, v_row, _ = strides.v
+    _, out_row, _ = strides.out
     # Only the descriptor of a dense tensor ends where the sequence does.
-    TMA_ENDS: tl.constexpr = TMA and not PACKED
+    TMA_ENDS: tl.constexpr = META.TMA and not META.PACKED
     BITS: tl.constexpr = tl.int16 if q_ptr.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
     tile, pair = section_of(program, tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
     head_kv = head // repeats
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
     first = (tiles - 1 - tile) * BLOCK_M
     if first < queries:
-        q_base = first_row(q_ptr, batch, query_start, head, q_strides)
-        k_base = first_row(k_ptr, batch, key_start, head_kv, k_strides)
-        v_base = first_row(v_ptr, batch, key_start, head_kv, v_strides)
+        q_base = first_row(q_ptr, batch, query_start, head, strides.q)
+        k_base = first_row(k_ptr, batch, key_start, head_kv, strides.k)
+        v_base = first_row(v_ptr, batch, key_start, head_kv, strides.v)
         # By pointers: a reshaped tile of a descriptor would be an operand in registers, copied for every product.
-        q = load_rows(q_base, first, queries, q_row, DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
+        q = load_rows(q_base, first, queries, q_row, META.DIM, BLOCK_M, META.BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
         rows = first + tl.arange(0, BLOCK_M)
         shift = keys - queries
         low, all_low, all_high, high = keys_of_rows(
-            first, tl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left, right, HAS_LEFT, HAS_RIGHT
+            first, tl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
         )
-        begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+        begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_N)
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
         start = whole
         stop = split
-        if FUSED:
+        if META.FUSED:
             start = begin
             stop = end
-        if AHEAD:
+        if META.AHEAD:
             if start < stop:
                 k = load_tile(
                     k_base,
                     k_desc,
                     batch,
                     key_start,
-                    start * BLOCK_N,
+                    start * META.BLOCK_N,
                     head_kv,
                     keys,
                     k_row,
-                    DIM,
-                    BLOCK_N,
-                    BLOCK_D,
-                    not FUSED,
-                    TMA,
+                    META.DIM,
+                    META.BLOCK_N,
+                    META.BLOCK_D,
+                    not META.FUSED,
+                    META.TMA,
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(
                     scores,
                     rows[:, None],
-                    start * BLOCK_N,
+                    start * META.BLOCK_N,
                     start,
                     whole,
                     split,
@@ -205,16 +185,16 @@ def attend_rows(
                     shift,
                     left,
                     right,
-                    HAS_LEFT,
-                    HAS_RIGHT,
-                    FUSED,
-                    BLOCK_N,
+                    META.HAS_LEFT,
+                    META.HAS_RIGHT,
+                    META.FUSED,
+                    META.BLOCK_N,
                 )
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, META.MIX)
                 # Carried as bits: Triton would bring carried numbers to the product through shared memory.
                 bits = weights.to(q.dtype).to(BITS, bitcast=True)
                 for index in tl.range(start + 1, stop, disable_licm=True):
-                    at = index * BLOCK_N
+                    at = index * META.BLOCK_N
                     k = load_tile(
                         k_base,
                         k_desc,
@@ -224,27 +204,27 @@ def attend_rows(
                         head_kv,
                         keys,
                         k_row,
-                        DIM,
-                        BLOCK_N,
-                        BLOCK_D,
-                        not FUSED,
-                        TMA,
+                        META.DIM,
+                        META.BLOCK_N,
+                        META.BLOCK_D,
+                        not META.FUSED,
+                        META.TMA,
                     )
-                    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+                    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, META.BLOCK_N]
                     v = load_tile(
                         v_base,
                         v_desc,
                         batch,
                         key_start,
-                        at - BLOCK_N,
+                        at - META.BLOCK_N,
                         head_kv,
                         keys,
                         v_row,
-                        DIM_V,
-                        BLOCK_N,
+                        META.DIM_V,
+                        META.BLOCK_N,
                         BLOCK_V,
-                        not FUSED,
-                        TMA,
+                        not META.FUSED,
+                        META.TMA,
                     )
                     acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
                     # Beside the product above, which nothing waits for until the next tile's scores are there.
@@ -259,34 +239,46 @@ def attend_rows(
                         shift,
                         left,
                         right,
-                        HAS_LEFT,
-                        HAS_RIGHT,
-                        FUSED,
-                        BLOCK_N,
+                        META.HAS_LEFT,
+                        META.HAS_RIGHT,
+                        META.FUSED,
+                        META.BLOCK_N,
                     )
-                    weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
+                    weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, META.MIX)
                     bits = weights.to(q.dtype).to(BITS, bitcast=True)
                 v = load_tile(
                     v_base,
                     v_desc,
                     batch,
                     key_start,
-                    (stop - 1) * BLOCK_N,
+                    (stop - 1) * META.BLOCK_N,
                     head_kv,
                     keys,
                     v_row,
-                    DIM_V,
-                    BLOCK_N,
+                    META.DIM_V,
+                    META.BLOCK_N,
                     BLOCK_V,
-                    not FUSED,
-                    TMA,
+                    not META.FUSED,
+                    META.TMA,
                 )
                 acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
         else:
             for index in tl.range(start, stop, disable_licm=True):
-                at = index * BLOCK_N
+                at = index * META.BLOCK_N
                 k = load_tile(
-                    k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, not FUSED, TMA
+                    k_base,
+                    k_desc,
+                    batch,
+                    key_start,
+                    at,
+                    head_kv,
+                    keys,
+                    k_row,
+                    META.DIM,
+                    META.BLOCK_N,
+                    META.BLOCK_D,
+                    not META.FUSED,
+                    META.TMA,
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(
@@ -300,41 +292,90 @@ def attend_rows(
                     shift,
                     left,
                     right,
-                    HAS_LEFT,
-                    HAS_RIGHT,
-                    FUSED,
-                    BLOCK_N,
+                    META.HAS_LEFT,
+                    META.HAS_RIGHT,
+                    META.FUSED,
+                    META.BLOCK_N,
                 )
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, META.MIX)
                 v = load_tile(
-                    v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, not FUSED, TMA
+                    v_base,
+                    v_desc,
+                    batch,
+                    key_start,
+                    at,
+                    head_kv,
+                    keys,
+                    v_row,
+                    META.DIM_V,
+                    META.BLOCK_N,
+                    BLOCK_V,
+                    not META.FUSED,
+                    META.TMA,
                 )
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
-        if not FUSED:
+        if not META.FUSED:
             # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
             for index in tl.range(0, whole - begin + end - split, num_stages=1, disable_licm=True):
-                at = masked_tile(index, begin, whole, split) * BLOCK_N
+                at = masked_tile(index, begin, whole, split) * META.BLOCK_N
                 # Keys of the next sequence may come along: their scores are hidden, whatever they are.
                 k = load_tile(
-                    k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False, TMA
+                    k_base,
+                    k_desc,
+                    batch,
+                    key_start,
+                    at,
+                    head_kv,
+                    keys,
+                    k_row,
+                    META.DIM,
+                    META.BLOCK_N,
+                    META.BLOCK_D,
+                    False,
+                    META.TMA,
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(
-                    scores, rows[:, None], at, 0, 0, 0, keys, shift, left, right, HAS_LEFT, HAS_RIGHT, True, BLOCK_N
+                    scores,
+                    rows[:, None],
+                    at,
+                    0,
+                    0,
+                    0,
+                    keys,
+                    shift,
+                    left,
+                    right,
+                    META.HAS_LEFT,
+                    META.HAS_RIGHT,
+                    True,
+                    META.BLOCK_N,
                 )
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, MIX)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, META.MIX)
                 v = load_tile(
-                    v_base, v_desc, batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False, TMA_ENDS
+                    v_base,
+                    v_desc,
+                    batch,
+                    key_start,
+                    at,
+                    head_kv,
+                    keys,
+                    v_row,
+                    META.DIM_V,
+                    META.BLOCK_N,
+                    BLOCK_V,
+                    False,
+                    TMA_ENDS,
                 )
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
 
         empty = row_sum == 0.0  # which NaN is not
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
-        out_base = first_row(out_ptr, batch, query_start, head, out_strides)
-        store_rows(out_base, first, queries, out_row, acc, DIM_V, BLOCK_M, BLOCK_V)
+        out_base = first_row(out_ptr, batch, query_start, head, strides.out)
+        store_rows(out_base, first, queries, out_row, acc, META.DIM_V, BLOCK_M, BLOCK_V)
         lse = tl.where(empty, float("-inf"), (row_max * scale + tl.math.log2(total)) * LN_2)
-        lse_base = first_row(lse_ptr, batch, query_start, head, lse_strides)
+        lse_base = first_row(lse_ptr, batch, query_start, head, (lse_batch, 1, lse_head))
         tl.store(lse_base + rows, lse, mask=rows < queries)
 
 
@@ -352,10 +393,7 @@ def flash_forward(
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    q_strides,
-    k_strides,
-    v_strides,
-    out_strides,
+    strides,
     lse_batch,
     lse_head,
     scale,
@@ -366,76 +404,17 @@ def flash_forward(
     pairs,
     tiles,
     group,
-    DIM: tl.constexpr,
-    DIM_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TMA: tl.constexpr,
-    AHEAD: tl.constexpr,
-    FUSED: tl.constexpr,
-    MIX: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PERSISTENT: tl.constexpr,
+    META: tl.constexpr,
 ):
     """A tile of queries a program; persistent, a program an SM takes every so many-th tile."""
     tensors = q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr
     descriptors = k_desc, v_desc
     lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
-    strides = q_strides, k_strides, v_strides, out_strides, (lse_batch, 1, lse_head)
+    lse_strides = lse_batch, lse_head
+    reach = left, right
     counts = heads, repeats, pairs, tiles, group
-    if PERSISTENT:
+    if META.PERSISTENT:
         for program in tl.range(tl.program_id(0), tiles * pairs, tl.num_programs(0), num_stages=1):
-            attend_rows(
-                program,
-                tensors,
-                descriptors,
-                lengths,
-                strides,
-                scale,
-                (left, right),
-                counts,
-                DIM,
-                DIM_V,
-                BLOCK_D,
-                BLOCK_V,
-                HAS_LEFT,
-                HAS_RIGHT,
-                PACKED,
-                BLOCK_M,
-                BLOCK_N,
-                TMA,
-                AHEAD,
-                FUSED,
-                MIX,
-                PRECISION,
-            )
+            attend_rows(program, tensors, descriptors, lengths, strides, lse_strides, scale, reach, counts, META)
     else:
-        attend_rows(
-            tl.program_id(0),
-            tensors,
-            descriptors,
-            lengths,
-            strides,
-            scale,
-            (left, right),
-            counts,
-            DIM,
-            DIM_V,
-            BLOCK_D,
-            BLOCK_V,
-            HAS_LEFT,
-            HAS_RIGHT,
-            PACKED,
-            BLOCK_M,
-            BLOCK_N,
-            TMA,
-            AHEAD,
-            FUSED,
-            MIX,
-            PRECISION,
-        )
+        attend_rows(tl.program_id(0), tensors, descriptors, lengths, strides, lse_strides, scale, reach, counts, META)

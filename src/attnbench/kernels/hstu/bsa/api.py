@@ -128,7 +128,7 @@ def hstu_bsa_attention(
     given = *cast(*given[:4]), *given[4:]
     call = call_of(given, *numbers, config=config, validate=validate)
     if needs_graph(*given[:4]):
-        return HstuBsaAttention.apply(*given, call)
+        return HstuBsaAttention.call(*given, call)
     out, blocks, *_ = call.forward(*given)
     assert out is not None
     assert blocks is not None

@@ -12,8 +12,16 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu.bsa.call import BsaCall, options_of
+from attnbench.kernels.hstu.bsa.call import BsaCall, options_of, together
 from attnbench.kernels.hstu.bsa.plan import pairs_of_pass
+from attnbench.kernels.hstu.bsa.portable.arguments import (
+    GradKeysMeta,
+    GradKeysStrides,
+    GradMeansMeta,
+    GradMeansStrides,
+    GradRowsMeta,
+    GradRowsStrides,
+)
 from attnbench.kernels.hstu.bsa.portable.grad_keys import hstu_bsa_grad_keys, hstu_bsa_grad_means
 from attnbench.kernels.hstu.bsa.portable.grad_rows import hstu_bsa_grad_rows
 from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_merge, hstu_bsa_sort
@@ -54,15 +62,19 @@ def backward(grad: BsaGradients) -> None:
         launch(
             hstu_bsa_grad_means,
             (p.units * tiles,),
-            **common,
-            **call.tensors("q", "means_k", "means_v"),
-            **call.strides("q"),
-            **_pointers(grad, "dmeans"),
-            tiles=tiles,
-            mean_rows=p.mean_rows,
-            ROWS=c.means_rows,
-            BLOCKS=c.means_blocks,
-            **options_of(c.means_warps, c.means_stages),
+            **together(
+                GradMeansStrides,
+                GradMeansMeta,
+                **common,
+                **call.tensors("q", "means_k", "means_v"),
+                **call.strides("q"),
+                **_pointers(grad, "dmeans"),
+                tiles=tiles,
+                mean_rows=p.mean_rows,
+                ROWS=c.means_rows,
+                BLOCKS=c.means_blocks,
+                **options_of(c.means_warps, c.means_stages),
+            ),
         )
     _order(grad)
     common |= {
@@ -85,17 +97,21 @@ def backward(grad: BsaGradients) -> None:
             launch(
                 hstu_bsa_grad_rows,
                 (units * tiles,),
-                **common,
-                **call.tensors("means_k", "means_v"),
-                dq_ptr=grad.dq,
-                dgates_ptr=call.q if grad.dgates is None else grad.dgates,
-                first_unit=first,
-                tiles=tiles,
-                ROWS=c.rows_rows,
-                BLOCKS=c.rows_blocks,
-                KEYS=c.near_keys,
-                SLOTS=c.slot_stages,
-                **options_of(c.rows_warps, c.rows_stages, c.rows_registers),
+                **together(
+                    GradRowsStrides,
+                    GradRowsMeta,
+                    **common,
+                    **call.tensors("means_k", "means_v"),
+                    dq_ptr=grad.dq,
+                    dgates_ptr=call.q if grad.dgates is None else grad.dgates,
+                    first_unit=first,
+                    tiles=tiles,
+                    ROWS=c.rows_rows,
+                    BLOCKS=c.rows_blocks,
+                    KEYS=c.near_keys,
+                    SLOTS=c.slot_stages,
+                    **options_of(c.rows_warps, c.rows_stages, c.rows_registers),
+                ),
             )
 
 
@@ -136,17 +152,21 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
     launch(
         hstu_bsa_grad_keys,
         (units * tiles,),
-        **common,
-        **lists,
-        **_pointers(grad, "dmeans"),
-        first_unit=first,
-        tiles=tiles,
-        entry_rows=p.queries * p.others,
-        count_rows=p.count_rows,
-        SHARED=p.shared,
-        ROWS=c.keys_rows,
-        KEYS=min(p.block_size, max(16, LARGEST_SUMS // columns)),
-        **options_of(c.keys_warps, c.keys_stages, c.keys_registers),
+        **together(
+            GradKeysStrides,
+            GradKeysMeta,
+            **common,
+            **lists,
+            **_pointers(grad, "dmeans"),
+            first_unit=first,
+            tiles=tiles,
+            entry_rows=p.queries * p.others,
+            count_rows=p.count_rows,
+            SHARED=p.shared,
+            ROWS=c.keys_rows,
+            KEYS=min(p.block_size, max(16, LARGEST_SUMS // columns)),
+            **options_of(c.keys_warps, c.keys_stages, c.keys_registers),
+        ),
     )
 
 

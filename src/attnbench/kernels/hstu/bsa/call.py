@@ -106,6 +106,14 @@ def options_of(warps: int, stages: int, registers: int | None = None) -> dict[st
     return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
 
 
+def together(strides: Any, meta: Any, **given: Any) -> dict[str, Any]:
+    """Arguments of a kernel, of which those that travel together are put into the tuples of these types."""
+    kinds = {"strides": strides, "META": meta}
+    tuples = {name: kind(**{field: given[field] for field in kind._fields}) for name, kind in kinds.items()}
+    inside = {field for kind in kinds.values() for field in kind._fields}
+    return {name: value for name, value in given.items() if name not in inside} | tuples
+
+
 def first_of(tensor: Tensor | None, otherwise: Tensor) -> Tensor:
     """A tensor where there is one; otherwise a pointer that is not read."""
     return otherwise if tensor is None else tensor

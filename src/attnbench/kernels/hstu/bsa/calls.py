@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
 from attnbench.kernels.hstu.bsa.forward import forward
@@ -22,6 +21,7 @@ from attnbench.kernels.hstu.bsa.plan import (
 )
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.kernels.hstu.dense.problem import default_alpha
+from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import lies_in_rows
 
@@ -88,7 +88,7 @@ def _run_backward(
     return dq, dk, dv, dgates
 
 
-class HstuBsaAttention(torch.autograd.Function):
+class HstuBsaAttention(Differentiable):
     """The differentiable call."""
 
     @staticmethod
@@ -113,7 +113,7 @@ class HstuBsaAttention(torch.autograd.Function):
         return out, blocks
 
     @staticmethod
-    @once_differentiable  # a second derivative would be missing in silence
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
         if grads[0] is None:  # nobody asked for a derivative of the output

@@ -10,10 +10,18 @@ from typing import Any
 
 import triton
 
-from attnbench.kernels.hstu.bsa.call import BsaCall, first_of, options_of
+from attnbench.kernels.hstu.bsa.call import BsaCall, first_of, options_of, together
 from attnbench.kernels.hstu.bsa.hopper.attend import attend_hopper
 from attnbench.kernels.hstu.bsa.hopper.select import select_hopper
 from attnbench.kernels.hstu.bsa.plan import in_flight, parts_of
+from attnbench.kernels.hstu.bsa.portable.arguments import (
+    AttendMeta,
+    AttendStrides,
+    SelectMeta,
+    SelectStrides,
+    TicketMeta,
+    TicketStrides,
+)
 from attnbench.kernels.hstu.bsa.portable.attend import hstu_bsa_attend, hstu_bsa_combine, hstu_bsa_ticket
 from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_place, hstu_bsa_rank, hstu_bsa_scatter
 from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
@@ -88,20 +96,24 @@ def select(call: BsaCall) -> None:
     launch(
         hstu_bsa_select,
         (p.units * tiles,),
-        **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"),
-        gates_ptr=first_of(call.gates, call.q),
-        **call.sequences(),
-        **call.strides("q", "k", "v"),
-        **sizes,
-        **call.factors(),
-        **call.dims(),
-        **call.flags(),
-        **constants,
-        GATES=p.gates,
-        WINDOW=p.local_window,
-        SHARED=p.shared,
-        KEYS=c.near_keys,
-        TANH=c.silu == "tanh",
+        **together(
+            SelectStrides,
+            SelectMeta,
+            **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"),
+            gates_ptr=first_of(call.gates, call.q),
+            **call.sequences(),
+            **call.strides("q", "k", "v"),
+            **sizes,
+            **call.factors(),
+            **call.dims(),
+            **call.flags(),
+            **constants,
+            GATES=p.gates,
+            WINDOW=p.local_window,
+            SHARED=p.shared,
+            KEYS=c.near_keys,
+            TANH=c.silu == "tanh",
+        ),
     )
 
 
@@ -151,21 +163,29 @@ def attend(call: BsaCall) -> None:
         launch(
             hstu_bsa_ticket,
             ((p.units + lag) * (parts + row_parts),),
-            **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows},
-            **call.tensors("progress"),
-            COMBINE_ROWS=c.combine_rows,
-            units=p.units,
-            lag=lag,
-            ring=ring,
-            parts=parts,
-            row_parts=row_parts,
-            span=span,
+            **together(
+                TicketStrides,
+                TicketMeta,
+                **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows},
+                **call.tensors("progress"),
+                COMBINE_ROWS=c.combine_rows,
+                units=p.units,
+                lag=lag,
+                ring=ring,
+                parts=parts,
+                row_parts=row_parts,
+                span=span,
+            ),
         )
         return
     for first in range(0, p.units, ring):
         units = min(ring, p.units - first)
         if parts:
-            launch(hstu_bsa_attend, (units * parts,), **_attend_arguments(call), first_unit=first, parts=parts)
+            launch(
+                hstu_bsa_attend,
+                (units * parts,),
+                **together(AttendStrides, AttendMeta, **_attend_arguments(call), first_unit=first, parts=parts),
+            )
         launch(
             hstu_bsa_combine,
             (units * row_parts,),

@@ -127,7 +127,7 @@ def hstu_attention(
     q, k, v = cast(q, k, v)
     call = call_of(q, k, v, *(*table, *numbers, forward, backward), validate=validate)
     if needs_graph(q, k, v):
-        return HstuAttention.apply(q, k, v, *table, call)
+        return HstuAttention.call(q, k, v, *table, call)
     (found,) = call.forward(q, k, v, *table)
     assert found is not None
     return found

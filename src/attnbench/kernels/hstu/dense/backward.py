@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from attnbench.kernels.hstu.dense.configs import BackwardConfig, ColumnConfig, RowConfig
+from attnbench.kernels.hstu.dense.portable.arguments import ColumnsMeta, ColumnsStrides, RowsMeta, RowsStrides
 from attnbench.kernels.hstu.dense.portable.backward import (
     hstu_dense_backward_columns,
     hstu_dense_backward_round,
@@ -88,7 +89,6 @@ def _columns(
     through = (q, dout, dq) if config.atomic else (q, dout)
     tma = config.loads == "tma" and all(map(takes_tma, through))
     described = [descriptor(x, config.block_m, block_of(x.shape[2])) if tma else None for x in through]
-    strides = [stride for x in (q, k, v, dout, dq, dk, dv) for stride in x.stride()[:2]]
     for part in ("dv", "dk") if config.split else ("both",):
         launch(
             hstu_dense_backward_columns,
@@ -105,7 +105,7 @@ def _columns(
             problem.offsets,
             problem.offsets_q,
             problem.num_targets,
-            *strides,
+            ColumnsStrides(*(x.stride()[:2] for x in (q, k, v, dout, dq, dk, dv))),
             problem.alpha / 2,
             problem.alpha / problem.scaling_seqlen / 2,
             1 / problem.scaling_seqlen,
@@ -115,12 +115,14 @@ def _columns(
             group_of(reread, config.section_mib, pairs),
             problem.contextual_len,
             problem.max_attn_len or 0,
-            **problem.flags(),
-            **config.flags(),
-            **blocks_of(attn_dim, linear_dim),
-            ATOMIC=config.atomic and part != "dv",
-            TMA=tma,
-            PART=part,
+            ColumnsMeta(
+                **problem.flags(),
+                **config.flags(),
+                **blocks_of(attn_dim, linear_dim),
+                ATOMIC=config.atomic and part != "dv",
+                TMA=tma,
+                PART=part,
+            ),
             **config.options(),
         )
 
@@ -133,7 +135,6 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
     reread = problem.max_seqlen * (attn_dim + linear_dim) * k.element_size()
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
-    strides = [stride for x in (q, k, v, dout, dq) for stride in x.stride()[:2]]
     launch(
         hstu_dense_backward_rows,
         (tiles * pairs,),
@@ -146,7 +147,7 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
         problem.offsets,
         problem.offsets_q,
         problem.num_targets,
-        *strides,
+        RowsStrides(*(x.stride()[:2] for x in (q, k, v, dout, dq))),
         problem.alpha / 2,
         problem.alpha / problem.scaling_seqlen / 2,
         heads,
@@ -155,10 +156,7 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
         group_of(reread, config.section_mib, pairs),
         problem.contextual_len,
         problem.max_attn_len or 0,
-        **problem.flags(),
-        **config.flags(),
-        **blocks_of(attn_dim, linear_dim),
-        TMA=tma,
+        RowsMeta(**problem.flags(), **config.flags(), **blocks_of(attn_dim, linear_dim), TMA=tma),
         **config.options(),
     )
 

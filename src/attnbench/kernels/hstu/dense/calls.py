@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.hstu.dense.backward import launch_backward, workspace_shape
 from attnbench.kernels.hstu.dense.configs import (
@@ -33,6 +32,7 @@ from attnbench.kernels.hstu.dense.problem import (
     default_alpha,
     wrong,
 )
+from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import lies_in_rows
@@ -178,7 +178,7 @@ def _run_backward(
     return dq, dk, dv
 
 
-class HstuAttention(torch.autograd.Function):
+class HstuAttention(Differentiable):
     """The differentiable call."""
 
     @staticmethod
@@ -199,7 +199,7 @@ class HstuAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # a second derivative would be missing in silence
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
         return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None

@@ -8,6 +8,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.dense.configs import ForwardConfig, hopper_fault
 from attnbench.kernels.hstu.dense.hopper.forward import hstu_hopper_forward
 from attnbench.kernels.hstu.dense.parts import launch_sum, parts_of, workspace_of
+from attnbench.kernels.hstu.dense.portable.arguments import ForwardMeta, ForwardStrides
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
 from attnbench.kernels.shared.card import capability_of, processors
@@ -51,7 +52,6 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         )
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
-    strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
     launch(
         hstu_dense_forward,
         (tiles * pairs,),
@@ -63,7 +63,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         problem.offsets,
         problem.offsets_q,
         problem.num_targets,
-        *strides,
+        ForwardStrides(*(x.stride()[:2] for x in (q, k, v, out))),
         problem.alpha / 2,
         1 / problem.scaling_seqlen,
         heads,
@@ -72,11 +72,13 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
         problem.contextual_len,
         problem.max_attn_len or 0,
-        **problem.flags(),
-        **config.flags(),
-        **blocks_of(attn_dim, linear_dim),
-        TMA=tma,
-        AHEAD=config.order == "ahead",
+        ForwardMeta(
+            **problem.flags(),
+            **config.flags(),
+            **blocks_of(attn_dim, linear_dim),
+            TMA=tma,
+            AHEAD=config.order == "ahead",
+        ),
         **config.options(),
     )
 

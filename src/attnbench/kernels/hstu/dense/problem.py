@@ -47,7 +47,7 @@ class Problem:
         """Number of sequences; 0 also where the offsets are of no use."""
         return max(1, *self.offsets.shape[:1]) - 1 if self.offsets.dim() else 0
 
-    def flags(self) -> dict[str, bool]:
+    def flags(self) -> dict[str, Any]:
         """What of the mask is compiled into a kernel."""
         return {
             "CAUSAL": self.causal,
@@ -58,7 +58,7 @@ class Problem:
         }
 
 
-def blocks_of(attn_dim: int, linear_dim: int) -> dict[str, int]:
+def blocks_of(attn_dim: int, linear_dim: int) -> dict[str, Any]:
     """Dims and columns of tiles as the kernels are compiled for them."""
     return {
         "ATTN_DIM": attn_dim,

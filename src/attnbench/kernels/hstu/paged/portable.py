@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu.dense.problem import descriptor
+from attnbench.kernels.hstu.paged.arguments import ForwardMeta, ForwardStrides
 from attnbench.kernels.hstu.tiles import sees, silu
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.kept import launch
@@ -80,34 +81,26 @@ def hstu_paged_forward(
     indptr_ptr,
     indices_ptr,
     num_targets_ptr,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    pool_row,
-    out_split,
-    out_row,
-    out_head,
+    strides,
     half_alpha,
     scale,
     heads,
     tiles,
     splits,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PAGE: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr,
-    TMA: tl.constexpr,
-    NEW_STAGES: tl.constexpr,
+    META: tl.constexpr,
 ):
     """The output of a tile of new rows, or the part of it that a share of their keys gives."""
+    DIM: tl.constexpr = META.DIM
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    PAGE: tl.constexpr = META.PAGE
+    BLOCK_M: tl.constexpr = META.BLOCK_M
+    BLOCK_N: tl.constexpr = META.BLOCK_N
+    PRECISION: tl.constexpr = META.PRECISION
+    TMA: tl.constexpr = META.TMA
+    q_row, q_head = strides.q
+    k_row, k_head = strides.k
+    v_row, v_head = strides.v
+    out_split, out_row, out_head = strides.out
     # Programs next to one another read the same keys: row tiles first, then shares, heads, sequences.
     program = tl.program_id(0)
     tile = program % tiles
@@ -123,7 +116,7 @@ def hstu_paged_forward(
     cached = tl.load(cached_ptr + number)
     pages_ptr = indices_ptr + tl.load(indptr_ptr + number)
     seen = new
-    if HAS_TARGETS:
+    if META.HAS_TARGETS:
         seen = new - tl.load(num_targets_ptr + number)
     head64 = head.to(tl.int64)
     k_base = k_ptr + new_start * k_row + head64 * k_head
@@ -133,7 +126,7 @@ def hstu_paged_forward(
     end = (tl.minimum(last + 1, seen) + BLOCK_N - 1) // BLOCK_N
     own = end
     count = end
-    if HAS_TARGETS:
+    if META.HAS_TARGETS:
         # The tile where the history ends is among those above, with the candidates in it.
         own = tl.maximum(tl.maximum(start, seen) // BLOCK_N, end)
         count += tl.maximum(tl.where(last >= seen, last // BLOCK_N + 1 - own, 0), 0)
@@ -149,7 +142,7 @@ def hstu_paged_forward(
     stop = tl.minimum(high, full)
     # Which page a tile is in is asked for a step before the tile: nothing waits for a number to load by.
     page = tl.load(pages_ptr + first * BLOCK_N // PAGE, mask=first < tail, other=0)
-    if AHEAD:
+    if META.AHEAD:
         if first < stop:
             k = load_cached(
                 pool_ptr,
@@ -159,7 +152,7 @@ def hstu_paged_forward(
                 cached,
                 0,
                 head,
-                pool_row,
+                strides.pool,
                 DIM,
                 PAGE,
                 BLOCK_N,
@@ -168,7 +161,7 @@ def hstu_paged_forward(
                 TMA,
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            weights = silu(scores, half_alpha, APPROXIMATE).to(q.dtype)
+            weights = silu(scores, half_alpha, META.APPROXIMATE).to(q.dtype)
             following = tl.load(pages_ptr + (first + 1) * BLOCK_N // PAGE, mask=first + 1 < stop, other=0)
             for at in tl.range(first * BLOCK_N, (stop - 1) * BLOCK_N, BLOCK_N, disable_licm=True):
                 next_page = tl.load(pages_ptr + (at + BLOCK_N) // PAGE)
@@ -181,7 +174,7 @@ def hstu_paged_forward(
                     cached,
                     0,
                     head,
-                    pool_row,
+                    strides.pool,
                     DIM,
                     PAGE,
                     BLOCK_N,
@@ -191,11 +184,11 @@ def hstu_paged_forward(
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 v = load_cached(
-                    pool_ptr, pool_desc, page, at, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
+                    pool_ptr, pool_desc, page, at, cached, 1, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
                 )
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
-                weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+                weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
                 page = next_page
                 following = next_following
             v = load_cached(
@@ -206,7 +199,7 @@ def hstu_paged_forward(
                 cached,
                 1,
                 head,
-                pool_row,
+                strides.pool,
                 DIM,
                 PAGE,
                 BLOCK_N,
@@ -218,14 +211,14 @@ def hstu_paged_forward(
     else:
         for at in tl.range(first * BLOCK_N, stop * BLOCK_N, BLOCK_N, disable_licm=True):
             k = load_cached(
-                pool_ptr, pool_desc, page, at, cached, 0, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
+                pool_ptr, pool_desc, page, at, cached, 0, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             v = load_cached(
-                pool_ptr, pool_desc, page, at, cached, 1, head, pool_row, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
+                pool_ptr, pool_desc, page, at, cached, 1, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
             )
             page = tl.load(pages_ptr + tl.minimum(at + BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
-            weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+            weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     if (full < tail) & (low <= full) & (full < high):
@@ -238,7 +231,7 @@ def hstu_paged_forward(
             cached,
             0,
             head,
-            pool_row,
+            strides.pool,
             DIM,
             PAGE,
             BLOCK_N,
@@ -255,7 +248,7 @@ def hstu_paged_forward(
             cached,
             1,
             head,
-            pool_row,
+            strides.pool,
             DIM,
             PAGE,
             BLOCK_N,
@@ -263,20 +256,20 @@ def hstu_paged_forward(
             False,
             TMA,
         )
-        weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+        weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     rows = start + tl.arange(0, BLOCK_M)[:, None]
     first = tl.maximum(low - tail, 0)
     stop = tl.minimum(high - tail, count)
-    for index in tl.range(first, stop, num_stages=NEW_STAGES, disable_licm=True):
+    for index in tl.range(first, stop, num_stages=META.NEW_STAGES, disable_licm=True):
         # Tiles of the new history, then the rows' own among the candidates.
         at = tl.where(index < end, index, own + index - end) * BLOCK_N
         k = load_rows(k_base, at, new, k_row, DIM, BLOCK_N, BLOCK_D, False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         v = load_rows(v_base, at, new, v_row, DIM, BLOCK_N, BLOCK_D, False)
-        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], 0, seen, 0, True, False, HAS_TARGETS, False)
-        weights = tl.where(see, silu(scores, half_alpha, APPROXIMATE), 0.0).to(v.dtype)
+        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], 0, seen, 0, True, False, META.HAS_TARGETS, False)
+        weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     out_base = out_ptr + split.to(tl.int64) * out_split + new_start * out_row + head64 * out_head
@@ -371,7 +364,7 @@ def launch_forward(
         target, to = out, (0, heads * dim, dim)
     else:
         target, to = workspace, (workspace.stride(1), workspace.stride(0), workspace.stride(2))
-    strides = [stride for x in (q, k, v) for stride in x.stride()[:2]]
+    q_strides, k_strides, v_strides = (x.stride()[:2] for x in (q, k, v))
     launch(
         hstu_paged_forward,
         (tiles * step.batch * heads * splits,),
@@ -386,20 +379,20 @@ def launch_forward(
         step.indptr,
         step.indices,
         step.num_targets,
-        *strides,
-        heads * dim,
-        *to,
+        ForwardStrides(q_strides, k_strides, v_strides, pool=heads * dim, out=to),
         alpha / 2,
         1 / scaling_seqlen if workspace is None else 1.0,
         heads,
         tiles,
         splits,
-        DIM=dim,
-        BLOCK_D=block_d,
-        PAGE=page_size,
-        HAS_TARGETS=step.num_targets is not None,
-        TMA=tma,
-        **config.flags(),
+        ForwardMeta(
+            DIM=dim,
+            BLOCK_D=block_d,
+            PAGE=page_size,
+            HAS_TARGETS=step.num_targets is not None,
+            TMA=tma,
+            **config.flags(),
+        ),
         num_warps=config.warps,
         num_stages=config.stages,
     )

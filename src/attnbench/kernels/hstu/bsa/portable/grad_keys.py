@@ -51,68 +51,78 @@ def hstu_bsa_grad_means(
     offsets_ptr,
     offsets_q_ptr,
     num_targets_ptr,
-    q_row,
-    q_head,
-    dout_row,
-    dout_head,
+    strides,
     heads,
     tiles,
     mean_rows,
     half_alpha,
     scale,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    GATES: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    TANH: tl.constexpr,
+    META: tl.constexpr,
 ):
     """A program: a tile of blocks of one pair, through the queries that see them."""
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    BLOCK_V: tl.constexpr = META.BLOCK_V
+    BLOCKS: tl.constexpr = META.BLOCKS
     unit = tl.program_id(0) // tiles
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
     )
     queries = keys - first_query
-    whole = seen // BLOCK_SIZE
+    whole = seen // META.BLOCK_SIZE
     start = (tl.program_id(0) - unit * tiles) * BLOCKS
     if start >= whole:
         return
-    mean = head * mean_rows + key_start // BLOCK_SIZE
-    k = load_rows(means_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
-    v = load_rows(means_v_ptr + mean * LINEAR_DIM, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, False)
-    last_key = (start + 1 + tl.arange(0, BLOCKS)) * BLOCK_SIZE - 1 - first_query
+    mean = head * mean_rows + key_start // META.BLOCK_SIZE
+    k = load_rows(
+        means_k_ptr + mean * META.ATTN_DIM, start, whole, META.ATTN_DIM, META.ATTN_DIM, BLOCKS, BLOCK_D, False
+    )
+    v = load_rows(
+        means_v_ptr + mean * META.LINEAR_DIM, start, whole, META.LINEAR_DIM, META.LINEAR_DIM, BLOCKS, BLOCK_V, False
+    )
+    last_key = (start + 1 + tl.arange(0, BLOCKS)) * META.BLOCK_SIZE - 1 - first_query
     dk = tl.zeros([BLOCKS, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCKS, BLOCK_V], tl.float32)
-    q_base = q_ptr + query_start * q_row + head * q_head
-    dout_base = dout_ptr + query_start * dout_row + head * dout_head
-    begin = tl.maximum((start + 1) * BLOCK_SIZE - 1 - first_query, 0)
-    for first in range(begin, queries, ROWS):
-        rows = first + tl.arange(0, ROWS)
-        q = load_rows(q_base, first, queries, q_row, ATTN_DIM, ROWS, BLOCK_D, False)
-        dout = load_rows(dout_base, first, queries, dout_row, LINEAR_DIM, ROWS, BLOCK_V, False)
+    q_base = q_ptr + query_start * strides.q_row + head * strides.q_head
+    dout_base = dout_ptr + query_start * strides.dout_row + head * strides.dout_head
+    begin = tl.maximum((start + 1) * META.BLOCK_SIZE - 1 - first_query, 0)
+    for first in range(begin, queries, META.ROWS):
+        rows = first + tl.arange(0, META.ROWS)
+        q = load_rows(q_base, first, queries, strides.q_row, META.ATTN_DIM, META.ROWS, BLOCK_D, False)
+        dout = load_rows(dout_base, first, queries, strides.dout_row, META.LINEAR_DIM, META.ROWS, BLOCK_V, False)
         # Means along the rows of the products: what these weigh stays in the registers it is made in.
-        value, twice = silu_and_slope(tl.dot(k, tl.trans(q), input_precision="ieee"), half_alpha, TANH)
+        value, twice = silu_and_slope(tl.dot(k, tl.trans(q), input_precision="ieee"), half_alpha, META.TANH)
         slope = twice * tl.dot(v, tl.trans(dout), input_precision="ieee")
-        if GATES > 0:
-            gates = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
+        if META.GATES > 0:
+            gates = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, META.GATES)
             value *= gates[None, :]
             slope *= gates[None, :]
         # Queries and blocks that are none are zeros: q and dO give nothing, means get what nobody reads.
-        sees = (last_key - first)[:, None] <= tl.arange(0, ROWS)[None, :]
+        sees = (last_key - first)[:, None] <= tl.arange(0, META.ROWS)[None, :]
         dv = tl.dot(tl.where(sees, value, 0.0).to(q.dtype), dout, dv, input_precision="ieee")
         dk = tl.dot(tl.where(sees, slope, 0.0).to(q.dtype), q, dk, input_precision="ieee")
     # A mean passes on 1 / BS of its gradient, which carries the factor BS.
     store_rows(
-        dmeans_k_ptr + mean * ATTN_DIM, start, whole, ATTN_DIM, dk * (scale * half_alpha), ATTN_DIM, BLOCKS, BLOCK_D
+        dmeans_k_ptr + mean * META.ATTN_DIM,
+        start,
+        whole,
+        META.ATTN_DIM,
+        dk * (scale * half_alpha),
+        META.ATTN_DIM,
+        BLOCKS,
+        BLOCK_D,
     )
-    store_rows(dmeans_v_ptr + mean * LINEAR_DIM, start, whole, LINEAR_DIM, dv * scale, LINEAR_DIM, BLOCKS, BLOCK_V)
+    store_rows(
+        dmeans_v_ptr + mean * META.LINEAR_DIM,
+        start,
+        whole,
+        META.LINEAR_DIM,
+        dv * scale,
+        META.LINEAR_DIM,
+        BLOCKS,
+        BLOCK_V,
+    )
 
 
 @triton.jit
@@ -184,14 +194,7 @@ def hstu_bsa_grad_keys(
     num_targets_ptr,
     first_unit,
     tiles,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    dout_row,
-    dout_head,
+    strides,
     heads,
     entry_rows,
     count_rows,
@@ -199,74 +202,64 @@ def hstu_bsa_grad_keys(
     slot_rows,
     half_alpha,
     scale,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    OTHERS: tl.constexpr,
-    GATES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    SHARED: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    TANH: tl.constexpr,
+    META: tl.constexpr,
 ):
     """A program: one block of one pair, through the queries nearby and its list."""
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    BLOCK_V: tl.constexpr = META.BLOCK_V
+    KEYS: tl.constexpr = META.KEYS
     place = tl.program_id(0) // tiles
     block = tl.program_id(0) - place * tiles
     unit = first_unit + place
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
     )
     queries = keys - first_query
-    if block * BLOCK_SIZE >= seen:
+    if block * META.BLOCK_SIZE >= seen:
         return
-    k_base = k_ptr + key_start * k_row + head * k_head
-    v_base = v_ptr + key_start * v_row + head * v_head
-    q_base = q_ptr + query_start * q_row + head * q_head
-    dout_base = dout_ptr + query_start * dout_row + head * dout_head
-    complete = block < seen // BLOCK_SIZE
+    k_base = k_ptr + key_start * strides.k_row + head * strides.k_head
+    v_base = v_ptr + key_start * strides.v_row + head * strides.v_head
+    q_base = q_ptr + query_start * strides.q_row + head * strides.q_head
+    dout_base = dout_ptr + query_start * strides.dout_row + head * strides.dout_head
+    complete = block < seen // META.BLOCK_SIZE
     listed = 0
     entries = entries_ptr
     partial_dq = partial_dq_ptr
     partial_dgate = partial_dgate_ptr
-    if OTHERS > 0:
-        list_head = head * 0 if SHARED else head
-        starts = starts_ptr + list_head * count_rows + key_start // BLOCK_SIZE + number + block
+    if META.OTHERS > 0:
+        list_head = head * 0 if META.SHARED else head
+        starts = starts_ptr + list_head * count_rows + key_start // META.BLOCK_SIZE + number + block
         begin = tl.load(starts, mask=complete, other=0)
         listed = tl.load(starts + 1, mask=complete, other=0) - begin
-        entries += list_head * entry_rows + query_start * OTHERS + begin
-        partial_dq += place.to(tl.int64) * slot_rows * ATTN_DIM
+        entries += list_head * entry_rows + query_start * META.OTHERS + begin
+        partial_dq += place.to(tl.int64) * slot_rows * META.ATTN_DIM
         partial_dgate += place.to(tl.int64) * slot_rows
     # More keys than fit in registers are taken in parts, each through all queries.
-    for part in range(BLOCK_SIZE // KEYS):
-        key = block * BLOCK_SIZE + part * KEYS
-        k = load_rows(k_base, key, seen, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
-        v = load_rows(v_base, key, seen, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
+    for part in range(META.BLOCK_SIZE // KEYS):
+        key = block * META.BLOCK_SIZE + part * KEYS
+        k = load_rows(k_base, key, seen, strides.k_row, META.ATTN_DIM, KEYS, BLOCK_D, False)
+        v = load_rows(v_base, key, seen, strides.v_row, META.LINEAR_DIM, KEYS, BLOCK_V, False)
         dk = tl.zeros([BLOCK_D, KEYS], tl.float32)
         dv = tl.zeros([BLOCK_V, KEYS], tl.float32)
         near_first = tl.maximum(key - first_query, 0)
         near_end = last_near_row(
-            block, tl.minimum(key + KEYS, seen) - 1, first_query, queries, seen, WINDOW, BLOCK_SIZE
+            block, tl.minimum(key + KEYS, seen) - 1, first_query, queries, seen, META.WINDOW, META.BLOCK_SIZE
         )
         near = tl.maximum(near_end - near_first, 0)
         # The queries nearby, then those of the list, in the same tiles.
-        for start in range(0, near + listed, ROWS):
-            at = start + tl.arange(0, ROWS)
+        for start in range(0, near + listed, META.ROWS):
+            at = start + tl.arange(0, META.ROWS)
             mask = at < near + listed
             from_list = mask & (at >= near)
             entry = at
             rows = near_first + at
-            if OTHERS > 0:
+            if META.OTHERS > 0:
                 entry = tl.load(entries + at - near, mask=from_list, other=0)
-                rows = tl.where(from_list, entry // OTHERS, rows)
-            q = gather_rows(q_base, rows, mask, q_row, ATTN_DIM, BLOCK_D)
-            dout = gather_rows(dout_base, rows, mask, dout_row, LINEAR_DIM, BLOCK_V)
+                rows = tl.where(from_list, entry // META.OTHERS, rows)
+            q = gather_rows(q_base, rows, mask, strides.q_row, META.ATTN_DIM, BLOCK_D)
+            dout = gather_rows(dout_base, rows, mask, strides.dout_row, META.LINEAR_DIM, BLOCK_V)
             factor = key_factor(
                 gates_ptr,
                 query_start + rows,
@@ -279,49 +272,53 @@ def hstu_bsa_grad_keys(
                 head,
                 seen,
                 KEYS,
-                GATES,
-                WINDOW,
-                BLOCK_SIZE,
+                META.GATES,
+                META.WINDOW,
+                META.BLOCK_SIZE,
             )
-            dk, dv, slope, dgate = fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH)
-            if OTHERS > 0:
+            dk, dv, slope, dgate = fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, META.TANH)
+            if META.OTHERS > 0:
                 dq = tl.dot(slope, k, input_precision="ieee") * (scale * half_alpha)
                 dgate *= scale
-                if KEYS < BLOCK_SIZE:
+                if KEYS < META.BLOCK_SIZE:
                     before = from_list & (tl.zeros_like(at) + part > 0)
-                    dq += gather_rows(partial_dq, entry, before, ATTN_DIM, ATTN_DIM, BLOCK_D).to(tl.float32)
-                    if GATES > 0:
+                    dq += gather_rows(partial_dq, entry, before, META.ATTN_DIM, META.ATTN_DIM, BLOCK_D).to(tl.float32)
+                    if META.GATES > 0:
                         dgate += tl.load(partial_dgate + entry, mask=before, other=0.0)
-                scatter_rows(partial_dq, entry, from_list, ATTN_DIM, dq, ATTN_DIM, BLOCK_D)
-                if GATES > 0:
+                scatter_rows(partial_dq, entry, from_list, META.ATTN_DIM, dq, META.ATTN_DIM, BLOCK_D)
+                if META.GATES > 0:
                     tl.store(partial_dgate + entry, dgate, mask=from_list)
         # The next part adds to what this one wrote.
-        if KEYS < BLOCK_SIZE:
+        if KEYS < META.BLOCK_SIZE:
             tl.debug_barrier()
-        mean = head * mean_rows + key_start // BLOCK_SIZE + block
+        mean = head * mean_rows + key_start // META.BLOCK_SIZE + block
         d = tl.arange(0, BLOCK_D)
-        mean_k = tl.load(dmeans_k_ptr + mean * ATTN_DIM + d, mask=d < tl.where(complete, ATTN_DIM, 0), other=0.0)
+        mean_k = tl.load(
+            dmeans_k_ptr + mean * META.ATTN_DIM + d, mask=d < tl.where(complete, META.ATTN_DIM, 0), other=0.0
+        )
         d = tl.arange(0, BLOCK_V)
-        mean_v = tl.load(dmeans_v_ptr + mean * LINEAR_DIM + d, mask=d < tl.where(complete, LINEAR_DIM, 0), other=0.0)
-        key_row = heads * ATTN_DIM
+        mean_v = tl.load(
+            dmeans_v_ptr + mean * META.LINEAR_DIM + d, mask=d < tl.where(complete, META.LINEAR_DIM, 0), other=0.0
+        )
+        key_row = heads * META.ATTN_DIM
         store_rows(
-            dk_ptr + key_start * key_row + head * ATTN_DIM,
+            dk_ptr + key_start * key_row + head * META.ATTN_DIM,
             key,
             seen,
             key_row,
             tl.trans(dk * (scale * half_alpha) + mean_k[:, None]),
-            ATTN_DIM,
+            META.ATTN_DIM,
             KEYS,
             BLOCK_D,
         )
-        key_row = heads * LINEAR_DIM
+        key_row = heads * META.LINEAR_DIM
         store_rows(
-            dv_ptr + key_start * key_row + head * LINEAR_DIM,
+            dv_ptr + key_start * key_row + head * META.LINEAR_DIM,
             key,
             seen,
             key_row,
             tl.trans(dv * scale + mean_v[:, None]),
-            LINEAR_DIM,
+            META.LINEAR_DIM,
             KEYS,
             BLOCK_V,
         )

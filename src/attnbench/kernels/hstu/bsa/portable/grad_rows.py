@@ -82,42 +82,23 @@ def hstu_bsa_grad_rows(
     num_targets_ptr,
     first_unit,
     tiles,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    dout_row,
-    dout_head,
+    strides,
     heads,
     mean_rows,
     slot_rows,
     half_alpha,
     scale,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    OTHERS: tl.constexpr,
-    GATES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    KEYS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    TANH: tl.constexpr,
+    META: tl.constexpr,
 ):
     """A program: one tile of queries of one pair, the longest rows first."""
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    ROWS: tl.constexpr = META.ROWS
     place = tl.program_id(0) // tiles
     unit = first_unit + place
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
     )
     queries = keys - first_query
     start = (tiles - 1 - (tl.program_id(0) - place * tiles)) * ROWS
@@ -126,22 +107,38 @@ def hstu_bsa_grad_rows(
     rows = start + tl.arange(0, ROWS)
     mask = rows < queries
     packed = query_start + rows
-    position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
-    visible = complete_seen(stand, seen, BLOCK_SIZE)
-    q = load_rows(q_ptr + query_start * q_row + head * q_head, start, queries, q_row, ATTN_DIM, ROWS, BLOCK_D, False)
+    position, stand, local = standing(rows, first_query, seen, META.BLOCK_SIZE)
+    visible = complete_seen(stand, seen, META.BLOCK_SIZE)
+    q = load_rows(
+        q_ptr + query_start * strides.q_row + head * strides.q_head,
+        start,
+        queries,
+        strides.q_row,
+        META.ATTN_DIM,
+        ROWS,
+        BLOCK_D,
+        False,
+    )
     dout = load_rows(
-        dout_ptr + query_start * dout_row + head * dout_head, start, queries, dout_row, LINEAR_DIM, ROWS, BLOCK_V, False
+        dout_ptr + query_start * strides.dout_row + head * strides.dout_head,
+        start,
+        queries,
+        strides.dout_row,
+        META.LINEAR_DIM,
+        ROWS,
+        META.BLOCK_V,
+        False,
     )
 
     # The means.
-    whole = seen // BLOCK_SIZE
-    means_k = means_k_ptr + (head * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM
-    means_v = means_v_ptr + (head * mean_rows + key_start // BLOCK_SIZE) * LINEAR_DIM
-    _, of_last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, BLOCK_SIZE)
+    whole = seen // META.BLOCK_SIZE
+    means_k = means_k_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.ATTN_DIM
+    means_v = means_v_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.LINEAR_DIM
+    _, of_last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, META.BLOCK_SIZE)
     dq = tl.zeros([ROWS, BLOCK_D], tl.float32)
     dcoarse = tl.zeros([ROWS], tl.float32)
     # One loop, masked throughout: a second one would wait for its first tile, which costs more than masks.
-    for block in range(0, complete_seen(of_last, seen, BLOCK_SIZE), BLOCKS):
+    for block in range(0, complete_seen(of_last, seen, META.BLOCK_SIZE), META.BLOCKS):
         dq, dcoarse = coarse_gradient(
             dq,
             dcoarse,
@@ -153,98 +150,110 @@ def hstu_bsa_grad_rows(
             whole,
             visible,
             half_alpha,
-            ATTN_DIM,
-            LINEAR_DIM,
+            META.ATTN_DIM,
+            META.LINEAR_DIM,
             BLOCK_D,
-            BLOCK_V,
-            BLOCKS,
-            TANH,
+            META.BLOCK_V,
+            META.BLOCKS,
+            META.TANH,
         )
-    dq *= (gate_of(gates_ptr, packed, heads, head, mask, 0, GATES) * BLOCK_SIZE)[:, None]
+    dq *= (gate_of(gates_ptr, packed, heads, head, mask, 0, META.GATES) * META.BLOCK_SIZE)[:, None]
 
     # The keys nearby.
-    of_local = gate_of(gates_ptr, packed, heads, head, mask, 1, GATES)
+    of_local = gate_of(gates_ptr, packed, heads, head, mask, 1, META.GATES)
     of_window = of_local
-    if WINDOW > 0:
-        of_window = gate_of(gates_ptr, packed, heads, head, mask, 2, GATES)
+    if META.WINDOW > 0:
+        of_window = gate_of(gates_ptr, packed, heads, head, mask, 2, META.GATES)
     dlocal = tl.zeros([ROWS], tl.float32)
     dwindow = tl.zeros([ROWS], tl.float32)
-    k_base = k_ptr + key_start * k_row + head * k_head
-    v_base = v_ptr + key_start * v_row + head * v_head
+    k_base = k_ptr + key_start * strides.k_row + head * strides.k_head
+    v_base = v_ptr + key_start * strides.v_row + head * strides.v_head
     end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
-    for key in range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS):
-        k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
-        v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
+    for key in range(near_begin(first_query + start, seen, META.WINDOW, META.BLOCK_SIZE), end, META.KEYS):
+        k = load_rows(k_base, key, end, strides.k_row, META.ATTN_DIM, META.KEYS, BLOCK_D, False)
+        v = load_rows(v_base, key, end, strides.v_row, META.LINEAR_DIM, META.KEYS, META.BLOCK_V, False)
         in_local, in_window = near_masks(
-            (key + tl.arange(0, KEYS))[None, :],
+            (key + tl.arange(0, META.KEYS))[None, :],
             position[:, None],
             stand[:, None],
             local[:, None],
             seen,
-            WINDOW,
-            BLOCK_SIZE,
+            META.WINDOW,
+            META.BLOCK_SIZE,
         )
-        value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
+        value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, META.TANH)
         above = tl.dot(dout, tl.trans(v), input_precision="ieee")
-        slope = near_weights(twice * above, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
+        slope = near_weights(twice * above, in_local, in_window, of_local[:, None], of_window[:, None], META.WINDOW)
         dlocal += tl.sum(tl.where(in_local, value * above, 0.0), 1)
-        if WINDOW > 0:
+        if META.WINDOW > 0:
             dwindow += tl.sum(tl.where(in_window, value * above, 0.0), 1)
         dq = tl.dot(slope.to(q.dtype), k, dq, input_precision="ieee")
 
     # A target's own key, which nobody else sees.
-    if HAS_TARGETS:
+    if META.HAS_TARGETS:
         target = mask & (position >= seen)
-        own_k = gather_rows(k_base, position, target, k_row, ATTN_DIM, BLOCK_D).to(tl.float32)
-        own_v = gather_rows(v_base, position, target, v_row, LINEAR_DIM, BLOCK_V).to(tl.float32)
-        value, twice = silu_and_slope(tl.sum(q.to(tl.float32) * own_k, 1), half_alpha, TANH)
+        own_k = gather_rows(k_base, position, target, strides.k_row, META.ATTN_DIM, BLOCK_D).to(tl.float32)
+        own_v = gather_rows(v_base, position, target, strides.v_row, META.LINEAR_DIM, META.BLOCK_V).to(tl.float32)
+        value, twice = silu_and_slope(tl.sum(q.to(tl.float32) * own_k, 1), half_alpha, META.TANH)
         above = tl.sum(dout.to(tl.float32) * own_v, 1)
-        factor = (of_local + of_window) if WINDOW > 0 else of_local
+        factor = (of_local + of_window) if META.WINDOW > 0 else of_local
         slope = tl.where(target, twice * above * factor, 0.0)
         dq += slope[:, None] * own_k
         dlocal += tl.where(target, value * above, 0.0)
         dwindow += tl.where(target, value * above, 0.0)
-        key_row = heads * ATTN_DIM
+        key_row = heads * META.ATTN_DIM
         scatter_rows(
-            dk_ptr + key_start * key_row + head * ATTN_DIM,
+            dk_ptr + key_start * key_row + head * META.ATTN_DIM,
             position,
             target,
             key_row,
             (slope * (scale * half_alpha))[:, None] * q.to(tl.float32),
-            ATTN_DIM,
+            META.ATTN_DIM,
             BLOCK_D,
         )
-        key_row = heads * LINEAR_DIM
+        key_row = heads * META.LINEAR_DIM
         scatter_rows(
-            dv_ptr + key_start * key_row + head * LINEAR_DIM,
+            dv_ptr + key_start * key_row + head * META.LINEAR_DIM,
             position,
             target,
             key_row,
             (value * factor * scale)[:, None] * dout.to(tl.float32),
-            LINEAR_DIM,
-            BLOCK_V,
+            META.LINEAR_DIM,
+            META.BLOCK_V,
         )
 
     dq *= scale * half_alpha
     dlocal *= scale
     # Stages here too, so that all slots are asked for at once.
-    partial_dq = partial_dq_ptr + (place.to(tl.int64) * slot_rows + start * OTHERS) * ATTN_DIM
-    partial_dgate = partial_dgate_ptr + place.to(tl.int64) * slot_rows + start * OTHERS
-    for slot in tl.range(OTHERS, num_stages=SLOTS):
+    partial_dq = partial_dq_ptr + (place.to(tl.int64) * slot_rows + start * META.OTHERS) * META.ATTN_DIM
+    partial_dgate = partial_dgate_ptr + place.to(tl.int64) * slot_rows + start * META.OTHERS
+    for slot in tl.range(META.OTHERS, num_stages=META.SLOTS):
         chosen = mask & (slot < local)
         dq += gather_rows(
-            partial_dq + slot * ATTN_DIM, tl.arange(0, ROWS), chosen, OTHERS * ATTN_DIM, ATTN_DIM, BLOCK_D
+            partial_dq + slot * META.ATTN_DIM,
+            tl.arange(0, ROWS),
+            chosen,
+            META.OTHERS * META.ATTN_DIM,
+            META.ATTN_DIM,
+            BLOCK_D,
         ).to(tl.float32)
-        if GATES > 0:
-            dlocal += tl.load(partial_dgate + tl.arange(0, ROWS) * OTHERS + slot, mask=chosen, other=0.0)
-    query_row = heads * ATTN_DIM
+        if META.GATES > 0:
+            dlocal += tl.load(partial_dgate + tl.arange(0, ROWS) * META.OTHERS + slot, mask=chosen, other=0.0)
+    query_row = heads * META.ATTN_DIM
     store_rows(
-        dq_ptr + query_start * query_row + head * ATTN_DIM, start, queries, query_row, dq, ATTN_DIM, ROWS, BLOCK_D
+        dq_ptr + query_start * query_row + head * META.ATTN_DIM,
+        start,
+        queries,
+        query_row,
+        dq,
+        META.ATTN_DIM,
+        ROWS,
+        BLOCK_D,
     )
-    if GATES > 0:
-        where = dgates_ptr + (packed * heads + head) * GATES
+    if META.GATES > 0:
+        where = dgates_ptr + (packed * heads + head) * META.GATES
         kind = dgates_ptr.dtype.element_ty
-        tl.store(where, (dcoarse * (scale * BLOCK_SIZE)).to(kind), mask=mask)
+        tl.store(where, (dcoarse * (scale * META.BLOCK_SIZE)).to(kind), mask=mask)
         tl.store(where + 1, dlocal.to(kind), mask=mask)
-        if WINDOW > 0:
+        if META.WINDOW > 0:
             tl.store(where + 2, (dwindow * scale).to(kind), mask=mask)

@@ -164,68 +164,51 @@ def hstu_bsa_select(
     offsets_ptr,
     offsets_q_ptr,
     num_targets_ptr,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
+    strides,
     heads,
     tiles,
     mean_rows,
     half_alpha,
     scale,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    COUNTS: tl.constexpr,
-    GATES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    SHARED: tl.constexpr,
-    PAIRS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    KEYS: tl.constexpr,
-    BITS: tl.constexpr,
-    TANH: tl.constexpr,
+    META: tl.constexpr,
 ):
     """A program: one tile of queries of one pair, the longest rows first."""
+    BLOCK_V: tl.constexpr = META.BLOCK_V
+    ROWS: tl.constexpr = META.ROWS
     # Which tile: of a pair of sequence and head the longest rows first.
     unit = tl.program_id(0) // tiles
     tile = tiles - 1 - (tl.program_id(0) - unit * tiles)
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
     )
     queries = keys - first_query
     start = tile * ROWS
     if start >= queries:
         return
     rows = start + tl.arange(0, ROWS)
-    position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
-    visible = complete_seen(stand, seen, BLOCK_SIZE)
-    q_base = q_ptr + query_start * q_row + head * q_head
-    q = load_rows(q_base, start, queries, q_row, ATTN_DIM, ROWS, BLOCK_D, False)
+    position, stand, local = standing(rows, first_query, seen, META.BLOCK_SIZE)
+    visible = complete_seen(stand, seen, META.BLOCK_SIZE)
+    q_base = q_ptr + query_start * strides.q_row + head * strides.q_head
+    q = load_rows(q_base, start, queries, strides.q_row, META.ATTN_DIM, ROWS, META.BLOCK_D, False)
     ranker = q
-    if PAIRS and not SHARED:
-        ranker = gather_rows(q_base, ranking_rows(rows, position, seen), rows < queries, q_row, ATTN_DIM, BLOCK_D)
-    whole = seen // BLOCK_SIZE
-    means_k = means_k_ptr + (head * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM
-    means_v = means_v_ptr + (head * mean_rows + key_start // BLOCK_SIZE) * LINEAR_DIM
+    if META.PAIRS and not META.SHARED:
+        ranker = gather_rows(
+            q_base, ranking_rows(rows, position, seen), rows < queries, strides.q_row, META.ATTN_DIM, META.BLOCK_D
+        )
+    whole = seen // META.BLOCK_SIZE
+    means_k = means_k_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.ATTN_DIM
+    means_v = means_v_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.LINEAR_DIM
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
-    best = empty_list(rows, 0 if SHARED else COUNTS - 1, BITS)
+    best = empty_list(rows, 0 if META.SHARED else META.COUNTS - 1, META.BITS)
 
     # Blocks before the local one of the first row are candidates of, and seen by, all rows.
-    _, _, of_first = standing(start, first_query, seen, BLOCK_SIZE)
-    _, last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, BLOCK_SIZE)
-    split = of_first // BLOCKS * BLOCKS
-    end = complete_seen(last, seen, BLOCK_SIZE)
-    for block in range(0, split, BLOCKS):
+    _, _, of_first = standing(start, first_query, seen, META.BLOCK_SIZE)
+    _, last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, META.BLOCK_SIZE)
+    split = of_first // META.BLOCKS * META.BLOCKS
+    end = complete_seen(last, seen, META.BLOCK_SIZE)
+    for block in range(0, split, META.BLOCKS):
         acc, best = coarse_tile(
             acc,
             best,
@@ -238,18 +221,18 @@ def hstu_bsa_select(
             visible,
             local,
             half_alpha,
-            ATTN_DIM,
-            LINEAR_DIM,
-            BLOCK_D,
+            META.ATTN_DIM,
+            META.LINEAR_DIM,
+            META.BLOCK_D,
             BLOCK_V,
             ROWS,
-            BLOCKS,
-            BITS,
-            PAIRS,
-            TANH,
+            META.BLOCKS,
+            META.BITS,
+            META.PAIRS,
+            META.TANH,
             False,
         )
-    for block in range(split, end, BLOCKS):
+    for block in range(split, end, META.BLOCKS):
         acc, best = coarse_tile(
             acc,
             best,
@@ -262,70 +245,70 @@ def hstu_bsa_select(
             visible,
             local,
             half_alpha,
-            ATTN_DIM,
-            LINEAR_DIM,
-            BLOCK_D,
+            META.ATTN_DIM,
+            META.LINEAR_DIM,
+            META.BLOCK_D,
             BLOCK_V,
             ROWS,
-            BLOCKS,
-            BITS,
-            PAIRS,
-            TANH,
+            META.BLOCKS,
+            META.BITS,
+            META.PAIRS,
+            META.TANH,
             True,
         )
 
-    if not SHARED:
+    if not META.SHARED:
         store_blocks(
-            blocks_ptr + (query_start * heads + head) * COUNTS,
+            blocks_ptr + (query_start * heads + head) * META.COUNTS,
             best,
             rows,
             queries,
             first_query,
             seen,
-            COUNTS,
-            BLOCK_SIZE,
-            BITS,
-            heads * COUNTS,
+            META.COUNTS,
+            META.BLOCK_SIZE,
+            META.BITS,
+            heads * META.COUNTS,
         )
 
-    gate = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, GATES)
-    of_local = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 1, GATES)
+    gate = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, META.GATES)
+    of_local = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 1, META.GATES)
     of_window = of_local
-    if WINDOW > 0:
-        of_window = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 2, GATES)
+    if META.WINDOW > 0:
+        of_window = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 2, META.GATES)
     acc = near_sum(
-        acc * (gate * BLOCK_SIZE)[:, None],
+        acc * (gate * META.BLOCK_SIZE)[:, None],
         q,
-        k_ptr + key_start * k_row + head * k_head,
-        v_ptr + key_start * v_row + head * v_head,
+        k_ptr + key_start * strides.k_row + head * strides.k_head,
+        v_ptr + key_start * strides.v_row + head * strides.v_head,
         start,
         queries,
         first_query,
         seen,
         of_local,
         of_window,
-        k_row,
-        v_row,
+        strides.k_row,
+        strides.v_row,
         half_alpha,
-        ATTN_DIM,
-        LINEAR_DIM,
-        BLOCK_D,
+        META.ATTN_DIM,
+        META.LINEAR_DIM,
+        META.BLOCK_D,
         BLOCK_V,
-        BLOCK_SIZE,
-        WINDOW,
+        META.BLOCK_SIZE,
+        META.WINDOW,
         ROWS,
-        KEYS,
-        TANH,
-        HAS_TARGETS,
+        META.KEYS,
+        META.TANH,
+        META.HAS_TARGETS,
     )
-    out_row = heads * LINEAR_DIM
+    out_row = heads * META.LINEAR_DIM
     store_rows(
-        out_ptr + query_start * out_row + head * LINEAR_DIM,
+        out_ptr + query_start * out_row + head * META.LINEAR_DIM,
         start,
         queries,
         out_row,
         acc * scale,
-        LINEAR_DIM,
+        META.LINEAR_DIM,
         ROWS,
         BLOCK_V,
     )

@@ -83,20 +83,7 @@ def hstu_dense_backward_columns(
     offsets_ptr,
     offsets_q_ptr,
     num_targets_ptr,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    dout_row,
-    dout_head,
-    dq_row,
-    dq_head,
-    dk_row,
-    dk_head,
-    dv_row,
-    dv_head,
+    strides,
     half_alpha,
     dk_scale,
     dv_scale,
@@ -106,31 +93,34 @@ def hstu_dense_backward_columns(
     group,
     contextual_len,
     window,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HAS_PREFIX: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ATOMIC: tl.constexpr,
-    TMA: tl.constexpr,
-    MASKED_STAGES: tl.constexpr,
-    PART: tl.constexpr,
+    META: tl.constexpr,
 ):
     """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into the fp32 `dq_ptr`."""
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    BLOCK_V: tl.constexpr = META.BLOCK_V
+    BLOCK_N: tl.constexpr = META.BLOCK_N
+    PRECISION: tl.constexpr = META.PRECISION
+    PART: tl.constexpr = META.PART
+    q_row, q_head = strides.q
+    k_row, k_head = strides.k
+    v_row, v_head = strides.v
+    dout_row, dout_head = strides.dout
+    dq_row, dq_head = strides.dq
+    dk_row, dk_head = strides.dk
+    dv_row, dv_head = strides.dv
     # Which tile of keys: the first keys are seen by most rows.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        number,
+        contextual_len,
+        META.HAS_PREFIX,
+        META.HAS_TARGETS,
+        META.HAS_CACHE,
     )
     queries = keys - first_query
     start = tile * BLOCK_N
@@ -139,8 +129,10 @@ def hstu_dense_backward_columns(
     q_base = q_ptr + query_start * q_row + head * q_head
     dout_base = dout_ptr + query_start * dout_row + head * dout_head
     dq_base = dq_ptr + query_start * dq_row + head * dq_head
-    k = load_rows(k_ptr + key_start * k_row + head * k_head, start, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
-    v = load_rows(v_ptr + key_start * v_row + head * v_head, start, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
+    k = load_rows(k_ptr + key_start * k_row + head * k_head, start, keys, k_row, META.ATTN_DIM, BLOCK_N, BLOCK_D, False)
+    v = load_rows(
+        v_ptr + key_start * v_row + head * v_head, start, keys, v_row, META.LINEAR_DIM, BLOCK_N, BLOCK_V, False
+    )
     keys_at = start + tl.arange(0, BLOCK_N)[:, None]
     # What is not a part of this launch is a tile of one element.
     dk = tl.zeros([1, 1] if PART == "dv" else [BLOCK_N, BLOCK_D], tl.float32)
@@ -154,50 +146,60 @@ def hstu_dense_backward_columns(
         prefix,
         seen,
         window,
-        CAUSAL,
-        HAS_PREFIX,
-        HAS_TARGETS,
-        HAS_WINDOW,
+        META.CAUSAL,
+        META.HAS_PREFIX,
+        META.HAS_TARGETS,
+        META.HAS_WINDOW,
     )
     front = 0
-    if HAS_PREFIX:
-        front = tl.where(start < seen, (tl.maximum(prefix - first_query, 0) + BLOCK_M - 1) // BLOCK_M, 0)
-    begin = tl.maximum(tl.maximum(low - first_query, 0) // BLOCK_M, front)
-    end = tl.maximum((tl.maximum(high - first_query, 0) + BLOCK_M - 1) // BLOCK_M, begin)
-    whole = (tl.maximum(all_low - first_query, 0) + BLOCK_M - 1) // BLOCK_M
+    if META.HAS_PREFIX:
+        front = tl.where(start < seen, (tl.maximum(prefix - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, 0)
+    begin = tl.maximum(tl.maximum(low - first_query, 0) // META.BLOCK_M, front)
+    end = tl.maximum((tl.maximum(high - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, begin)
+    whole = (tl.maximum(all_low - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M
     whole = tl.minimum(tl.maximum(whole, begin), end)
     # A last tile that is not whole is masked: behind it lies another sequence.
-    split = tl.maximum(all_high - first_query, 0) // BLOCK_M
+    split = tl.maximum(all_high - first_query, 0) // META.BLOCK_M
     split = tl.minimum(tl.maximum(split, whole), end)
-    for at in tl.range(whole * BLOCK_M, split * BLOCK_M, BLOCK_M, disable_licm=True):
-        q = load_whole(q_base, q_desc, at, query_start, head, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, TMA)
-        dout = load_whole(dout_base, dout_desc, at, query_start, head, dout_row, LINEAR_DIM, BLOCK_M, BLOCK_V, TMA)
-        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, None, half_alpha, APPROXIMATE, PRECISION, False, PART)
-        if ATOMIC:
-            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-            if TMA:
+    for at in tl.range(whole * META.BLOCK_M, split * META.BLOCK_M, META.BLOCK_M, disable_licm=True):
+        q = load_whole(q_base, q_desc, at, query_start, head, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA)
+        dout = load_whole(
+            dout_base, dout_desc, at, query_start, head, dout_row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, META.TMA
+        )
+        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, None, half_alpha, META.APPROXIMATE, PRECISION, False, PART)
+        if META.ATOMIC:
+            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [META.BLOCK_M, BLOCK_D]
+            if META.TMA:
                 dq_desc.atomic_add(
-                    [tl.cast(query_start + at, tl.int32), tl.cast(head, tl.int32), 0], part.reshape(BLOCK_M, 1, BLOCK_D)
+                    [tl.cast(query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
+                    part.reshape(META.BLOCK_M, 1, BLOCK_D),
                 )
             else:
-                add_rows(dq_base, at, queries, dq_row, part, ATTN_DIM, BLOCK_M, BLOCK_D)
+                add_rows(dq_base, at, queries, dq_row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
     before = front + whole - begin
-    for index in tl.range(0, before + end - split, num_stages=MASKED_STAGES, disable_licm=True):
+    for index in tl.range(0, before + end - split, num_stages=META.MASKED_STAGES, disable_licm=True):
         tile_m = tl.where(index < before, begin + index - front, split + index - before)
-        if HAS_PREFIX:
+        if META.HAS_PREFIX:
             tile_m = tl.where(index < front, index, tile_m)
-        at = tile_m * BLOCK_M
-        q = load_rows(q_base, at, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)
-        dout = load_rows(dout_base, at, queries, dout_row, LINEAR_DIM, BLOCK_M, BLOCK_V, False)
-        rows = first_query + at + tl.arange(0, BLOCK_M)[None, :]
-        see = sees(rows, keys_at, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
-        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, see, half_alpha, APPROXIMATE, PRECISION, True, PART)
-        if ATOMIC:
+        at = tile_m * META.BLOCK_M
+        q = load_rows(q_base, at, queries, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, False)
+        dout = load_rows(dout_base, at, queries, dout_row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, False)
+        rows = first_query + at + tl.arange(0, META.BLOCK_M)[None, :]
+        see = sees(rows, keys_at, prefix, seen, window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
+        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, see, half_alpha, META.APPROXIMATE, PRECISION, True, PART)
+        if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-            add_rows(dq_base, at, queries, dq_row, part, ATTN_DIM, BLOCK_M, BLOCK_D)
+            add_rows(dq_base, at, queries, dq_row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
     if PART != "dv":
         store_rows(
-            dk_ptr + key_start * dk_row + head * dk_head, start, keys, dk_row, dk * dk_scale, ATTN_DIM, BLOCK_N, BLOCK_D
+            dk_ptr + key_start * dk_row + head * dk_head,
+            start,
+            keys,
+            dk_row,
+            dk * dk_scale,
+            META.ATTN_DIM,
+            BLOCK_N,
+            BLOCK_D,
         )
     if PART != "dk":
         store_rows(
@@ -206,7 +208,7 @@ def hstu_dense_backward_columns(
             keys,
             dv_row,
             dv * dv_scale,
-            LINEAR_DIM,
+            META.LINEAR_DIM,
             BLOCK_N,
             BLOCK_V,
         )
@@ -240,16 +242,7 @@ def hstu_dense_backward_rows(
     offsets_ptr,
     offsets_q_ptr,
     num_targets_ptr,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    dout_row,
-    dout_head,
-    dq_row,
-    dq_head,
+    strides,
     half_alpha,
     dq_scale,
     heads,
@@ -258,43 +251,46 @@ def hstu_dense_backward_rows(
     group,
     contextual_len,
     window,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HAS_PREFIX: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TMA: tl.constexpr,
-    MASKED_STAGES: tl.constexpr,
+    META: tl.constexpr,
 ):
     """DQ of a tile of rows."""
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    BLOCK_M: tl.constexpr = META.BLOCK_M
+    PRECISION: tl.constexpr = META.PRECISION
+    q_row, q_head = strides.q
+    k_row, k_head = strides.k
+    v_row, v_head = strides.v
+    dout_row, dout_head = strides.dout
+    dq_row, dq_head = strides.dq
     # Which tile of rows: the last see most keys.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
     key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        number,
+        contextual_len,
+        META.HAS_PREFIX,
+        META.HAS_TARGETS,
+        META.HAS_CACHE,
     )
     queries = keys - first_query
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
-    q = load_rows(q_ptr + query_start * q_row + head * q_head, start, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)
+    q = load_rows(
+        q_ptr + query_start * q_row + head * q_head, start, queries, q_row, META.ATTN_DIM, BLOCK_M, BLOCK_D, False
+    )
     dout = load_rows(
         dout_ptr + query_start * dout_row + head * dout_head,
         start,
         queries,
         dout_row,
-        LINEAR_DIM,
+        META.LINEAR_DIM,
         BLOCK_M,
-        BLOCK_V,
+        META.BLOCK_V,
         False,
     )
     k_base = k_ptr + key_start * k_row + head * k_head
@@ -306,33 +302,43 @@ def hstu_dense_backward_rows(
         prefix,
         seen,
         window,
-        CAUSAL,
-        HAS_PREFIX,
-        HAS_TARGETS,
-        HAS_WINDOW,
-        BLOCK_N,
+        META.CAUSAL,
+        META.HAS_PREFIX,
+        META.HAS_TARGETS,
+        META.HAS_WINDOW,
+        META.BLOCK_N,
     )
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
-        k = load_whole(k_base, k_desc, at, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
-        v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
-        dq = fold_keys(dq, k, v, q, dout, None, half_alpha, APPROXIMATE, PRECISION, False)
-    for index in tl.range(0, count, num_stages=MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split, end, own, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
-        k = load_rows(k_base, at, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
-        v = load_rows(v_base, at, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
-        see = sees(
-            rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW
+    for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+        k = load_whole(k_base, k_desc, at, key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA)
+        v = load_whole(
+            v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, META.TMA
         )
-        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, APPROXIMATE, PRECISION, True)
+        dq = fold_keys(dq, k, v, q, dout, None, half_alpha, META.APPROXIMATE, PRECISION, False)
+    for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
+        k = load_rows(k_base, at, keys, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, False)
+        v = load_rows(v_base, at, keys, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, False)
+        see = sees(
+            rows,
+            at + tl.arange(0, META.BLOCK_N)[None, :],
+            prefix,
+            seen,
+            window,
+            META.CAUSAL,
+            META.HAS_PREFIX,
+            META.HAS_TARGETS,
+            META.HAS_WINDOW,
+        )
+        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, META.APPROXIMATE, PRECISION, True)
     store_rows(
         dq_ptr + query_start * dq_row + head * dq_head,
         start,
         queries,
         dq_row,
         dq * dq_scale,
-        ATTN_DIM,
+        META.ATTN_DIM,
         BLOCK_M,
         BLOCK_D,
     )

@@ -34,14 +34,7 @@ def hstu_dense_forward(
     offsets_ptr,
     offsets_q_ptr,
     num_targets_ptr,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    out_row,
-    out_head,
+    strides,
     half_alpha,
     scale,
     heads,
@@ -50,30 +43,29 @@ def hstu_dense_forward(
     group,
     contextual_len,
     window,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HAS_PREFIX: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TMA: tl.constexpr,
-    MASKED_STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
+    META: tl.constexpr,
 ):
     """The output of a tile of rows."""
+    BLOCK_V: tl.constexpr = META.BLOCK_V
+    BLOCK_M: tl.constexpr = META.BLOCK_M
+    PRECISION: tl.constexpr = META.PRECISION
+    q_row, q_head = strides.q
+    k_row, k_head = strides.k
+    v_row, v_head = strides.v
+    out_row, out_head = strides.out
     # Which tile: the longest rows of a section of pairs first.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
     key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, contextual_len, HAS_PREFIX, HAS_TARGETS, HAS_CACHE
+        offsets_ptr,
+        offsets_q_ptr,
+        num_targets_ptr,
+        number,
+        contextual_len,
+        META.HAS_PREFIX,
+        META.HAS_TARGETS,
+        META.HAS_CACHE,
     )
     queries = keys - first_query
     start = (tiles - 1 - tile) * BLOCK_M
@@ -82,48 +74,82 @@ def hstu_dense_forward(
     q_base = q_ptr + query_start * q_row + head.to(tl.int64) * q_head
     k_base = k_ptr + key_start * k_row + head.to(tl.int64) * k_head
     v_base = v_ptr + key_start * v_row + head.to(tl.int64) * v_head
-    q = load_rows(q_base, start, queries, q_row, ATTN_DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
+    q = load_rows(q_base, start, queries, q_row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, False)  # [BLOCK_M, META.BLOCK_D]
     first = first_query + start
     last = tl.minimum(first + BLOCK_M, keys) - 1
     begin, whole, split, end, own, count = tiles_of_rows(
-        first, last, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW, BLOCK_N
+        first, last, prefix, seen, window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW, META.BLOCK_N
     )
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    if AHEAD:
+    if META.AHEAD:
         if whole < split:
-            k = load_whole(k_base, k_desc, whole * BLOCK_N, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+            k = load_whole(
+                k_base,
+                k_desc,
+                whole * META.BLOCK_N,
+                key_start,
+                head,
+                k_row,
+                META.ATTN_DIM,
+                META.BLOCK_N,
+                META.BLOCK_D,
+                META.TMA,
+            )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            weights = silu(scores, half_alpha, APPROXIMATE).to(q.dtype)
-            for at in tl.range(whole * BLOCK_N, (split - 1) * BLOCK_N, BLOCK_N, disable_licm=True):
-                following = at + BLOCK_N
-                k = load_whole(k_base, k_desc, following, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
+            weights = silu(scores, half_alpha, META.APPROXIMATE).to(q.dtype)
+            for at in tl.range(whole * META.BLOCK_N, (split - 1) * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+                following = at + META.BLOCK_N
+                k = load_whole(
+                    k_base,
+                    k_desc,
+                    following,
+                    key_start,
+                    head,
+                    k_row,
+                    META.ATTN_DIM,
+                    META.BLOCK_N,
+                    META.BLOCK_D,
+                    META.TMA,
+                )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+                v = load_whole(
+                    v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
+                )
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
-                weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
-            at = (split - 1) * BLOCK_N
-            v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
+                weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
+            at = (split - 1) * META.BLOCK_N
+            v = load_whole(v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
-        for at in tl.range(whole * BLOCK_N, split * BLOCK_N, BLOCK_N, disable_licm=True):
-            k = load_whole(k_base, k_desc, at, key_start, head, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, TMA)
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-            v = load_whole(v_base, v_desc, at, key_start, head, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, TMA)
-            weights = silu(scores, half_alpha, APPROXIMATE).to(v.dtype)
+        for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+            k = load_whole(
+                k_base, k_desc, at, key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, META.TMA
+            )
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, META.BLOCK_N]
+            v = load_whole(v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
+            weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     rows = first + tl.arange(0, BLOCK_M)[:, None]
-    for index in tl.range(0, count, num_stages=MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split, end, own, HAS_TARGETS, HAS_WINDOW) * BLOCK_N
-        k = load_rows(k_base, at, keys, k_row, ATTN_DIM, BLOCK_N, BLOCK_D, False)
+    for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
+        k = load_rows(k_base, at, keys, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_rows(v_base, at, keys, v_row, LINEAR_DIM, BLOCK_N, BLOCK_V, False)
+        v = load_rows(v_base, at, keys, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, False)
         see = sees(
-            rows, at + tl.arange(0, BLOCK_N)[None, :], prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW
+            rows,
+            at + tl.arange(0, META.BLOCK_N)[None, :],
+            prefix,
+            seen,
+            window,
+            META.CAUSAL,
+            META.HAS_PREFIX,
+            META.HAS_TARGETS,
+            META.HAS_WINDOW,
         )
-        weights = tl.where(see, silu(scores, half_alpha, APPROXIMATE), 0.0).to(v.dtype)
+        weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     out_base = out_ptr + query_start * out_row + head.to(tl.int64) * out_head
-    store_rows(out_base, start, queries, out_row, acc * scale, LINEAR_DIM, BLOCK_M, BLOCK_V)
+    store_rows(out_base, start, queries, out_row, acc * scale, META.LINEAR_DIM, BLOCK_M, BLOCK_V)

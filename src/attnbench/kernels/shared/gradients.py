@@ -1,0 +1,35 @@
+"""Autograd's part of an eager call: a function that is differentiable once, at little cost for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+_Backward = Callable[..., tuple[Any, ...]]
+
+
+class Differentiable(torch.autograd.Function):
+    """A `torch.autograd.Function` that is entered by `call`, for plain tensors outside of transforms."""
+
+    @classmethod
+    def call(cls, *arguments: Any) -> Any:
+        """`apply`, but for its search for tensors of a transform that has ended: `facts_of` refuses these."""
+        return super(torch.autograd.Function, cls).apply(*arguments)
+
+
+def once(backward: _Backward) -> _Backward:
+    """Refuse a second derivative, which would be missing in silence.
+
+    Where none is asked for, `once_differentiable` only switches off what is off: the engine runs a backward so.
+    """
+    refusing: _Backward = once_differentiable(backward)
+
+    @wraps(backward)
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        return refusing(*arguments) if torch.is_grad_enabled() else backward(*arguments)
+
+    return run
