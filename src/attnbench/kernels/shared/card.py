@@ -27,34 +27,35 @@ class Card(NamedTuple):
         return cls((found.major, found.minor), found.multi_processor_count)
 
 
-_stand_in: Card | None = None
+stand_in: Card | None = None
+"The card that tensors of no card are taken to lie on."
 
 
 @contextmanager
 def stood_in_for(card: Card) -> Iterator[None]:
     """Take every tensor for one on this card: for tensors without memory (`shared.ahead`), in a process of its own."""
-    global _stand_in
-    before, _stand_in = _stand_in, card
+    global stand_in
+    before, stand_in = stand_in, card
     try:
         yield
     finally:
-        _stand_in = before
+        stand_in = before
 
 
-def is_on_card(x: Tensor) -> bool:
-    """Whether a tensor is one that compiled kernels take."""
-    return x.is_cuda or _stand_in is not None
+def takes_compiled(x: Tensor) -> bool:
+    """Whether a tensor is one for compiled kernels: on a card, or taken for it."""
+    return x.is_cuda or stand_in is not None
 
 
 def capability_of(x: Tensor) -> tuple[int, int] | None:
     """Compute capability of a tensor's card; None elsewhere."""
-    if _stand_in is not None:
-        return _stand_in.capability
+    if stand_in is not None:
+        return stand_in.capability
     return torch.cuda.get_device_capability(x.device) if x.is_cuda else None
 
 
 def processors(x: Tensor) -> int:
     """SMs of a tensor's card; elsewhere few enough that a program has several tiles."""
-    if _stand_in is not None:
-        return _stand_in.processors
+    if stand_in is not None:
+        return stand_in.processors
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2

@@ -22,7 +22,7 @@ from attnbench.kernels.flash.quant.forward import launch_quant
 from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
 from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_quantise, launch_smooth
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of, wrong
-from attnbench.kernels.shared.card import capability_of, is_on_card
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 
 __all__ = [
     "QuantConfig",
@@ -64,7 +64,7 @@ def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
 
 
 def _check_device(q: Tensor) -> None:
-    if isinstance(flash_quant_forward, triton.JITFunction) and not is_on_card(q):
+    if isinstance(flash_quant_forward, triton.JITFunction) and not takes_compiled(q):
         raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
     capability = capability_of(q)
     if capability and capability < (8, 9):

@@ -17,7 +17,7 @@ from attnbench.kernels.flash.sparse.forward import launch_sparse
 from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
 from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
-from attnbench.kernels.shared.card import capability_of, is_on_card
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 
 __all__ = [
     "BlockLists",
@@ -126,7 +126,7 @@ def _described(*tensors: Tensor) -> bool:
 
 
 def _check_device(q: Tensor) -> None:
-    if isinstance(flash_sparse_forward, triton.JITFunction) and not is_on_card(q):
+    if isinstance(flash_sparse_forward, triton.JITFunction) and not takes_compiled(q):
         raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.kernels.shared.card import capability_of, is_on_card
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
@@ -99,7 +99,7 @@ def check_device(q: Tensor, *, compiled: bool) -> None:
     Raises:
         ValueError: naming the device and what is accepted.
     """
-    if compiled and not is_on_card(q):
+    if compiled and not takes_compiled(q):
         raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
 
 

@@ -28,7 +28,7 @@ from attnbench.kernels.hstu.paged.configs import (
 from attnbench.kernels.hstu.paged.forward import launch_forward, programs_of, splits_of, workspace_shape
 from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_append
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step, check_step, check_values, wrong
-from attnbench.kernels.shared.card import capability_of, is_on_card
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 
@@ -238,7 +238,7 @@ def _named(text: str) -> PagedConfig:
 
 
 def _check_device(who: str, x: Tensor) -> None:
-    if isinstance(hstu_paged_forward, triton.JITFunction) and not is_on_card(x):
+    if isinstance(hstu_paged_forward, triton.JITFunction) and not takes_compiled(x):
         raise wrong(who, "pool.device", x.device, "has no compiled kernels", "a CUDA device")
 
 
