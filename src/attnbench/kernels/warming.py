@@ -147,6 +147,10 @@ def _packed(what: Any) -> bytes:
     return file.getvalue()
 
 
+def _received(request: bytes) -> Any:
+    return _Unpickler(io.BytesIO(request)).load()
+
+
 def _told(request: bytes) -> Iterator[dict[str, Any]]:
     """What the other process says, until it is over."""
     command = [sys.executable, "-P", "-m", __name__, str(os.getpid())]
@@ -190,7 +194,7 @@ def _call_with_gradients(call: Callable[[], Any]) -> None:
 
 def _serve() -> None:
     die_with(int(sys.argv[1]))
-    calls, card, processes = _Unpickler(sys.stdin.buffer).load()
+    calls, card, processes = _received(sys.stdin.buffer.read())
     try:
         with gathered(card) as jobs:
             for call in calls:
