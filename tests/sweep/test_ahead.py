@@ -24,6 +24,7 @@ from attnbench.sweep import run as sweep_run
 from attnbench.sweep.ahead import CompiledAhead, groups_ahead
 from attnbench.sweep.executor import DeviceExecutor
 from attnbench.sweep.run import execute
+from attnbench.worker.process import Worker
 from attnbench.workloads.base import load_workload
 from waiting import until
 
@@ -167,6 +168,29 @@ def test_who_waits_hears_that_the_run_is_stopped(compiler):
         executor.stop()
         thread.join(60)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("kept", [None, "here"])
+def test_worker_and_compilers_have_one_cache_whatever_torch_compiles(kept, monkeypatch, tmp_path):
+    """Without TRITON_CACHE_DIR torch's compiler sets one in its process, where nothing would be found."""
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    if kept is not None:
+        monkeypatch.setenv("TRITON_CACHE_DIR", kept)
+    found: list[str] = []
+
+    class Started(Exception):
+        pass
+
+    def start(command: Any, *, env: dict[str, str], **given: Any) -> None:
+        found.append(env["TRITON_CACHE_DIR"])
+        raise Started
+
+    monkeypatch.setattr("subprocess.Popen", start)
+    for begin in (lambda: CompiledAhead(GROUPS, CUDA, (), jobs=1, card=H200), lambda: Worker(CUDA)):
+        with pytest.raises(Started):
+            begin()
+    assert found == [kept or str(tmp_path / ".triton" / "cache")] * 2
 
 
 # ── the process itself ─────────────────────────────────────────────────────────────────────────────

@@ -19,10 +19,20 @@ class CompileCache:
     mib: float
 
 
+def cache_folder() -> str:
+    """Where it is, as Triton reads this environment: TRITON_CACHE_DIR, or .triton/cache in TRITON_HOME."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")  # noqa: PTH111 (which fails where there is none)
+    return os.environ.get("TRITON_CACHE_DIR") or str(Path(home, ".triton", "cache"))
+
+
+def pinned() -> dict[str, str]:
+    """The folder as an environment variable: torch's compiler takes one of its own where none is set, for all others too."""
+    return {"TRITON_CACHE_DIR": cache_folder()}
+
+
 def compile_cache() -> CompileCache:
-    """The one that this environment names, as Triton reads it: TRITON_CACHE_DIR, or .triton/cache in TRITON_HOME."""
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    """What this environment's holds."""
+    folder = cache_folder()
     kernels = size = 0
     for place, _, names in os.walk(folder):  # of a folder that is not there, nothing
         for name in names:
@@ -31,4 +41,4 @@ def compile_cache() -> CompileCache:
             except FileNotFoundError:  # a process that compiles moves its drafts
                 continue
             kernels += name.endswith((".cubin", ".hsaco"))
-    return CompileCache(str(folder), kernels, size / MIB)
+    return CompileCache(folder, kernels, size / MIB)

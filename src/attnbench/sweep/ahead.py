@@ -24,6 +24,7 @@ from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
 from attnbench.errors import Unavailable
 from attnbench.machine import child
+from attnbench.machine.compile_cache import pinned
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
 from attnbench.record import PlannedGroup, to_dict
@@ -100,7 +101,7 @@ class CompiledAhead:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=child.environment(),
+            env={**child.environment(), **pinned()},
             start_new_session=True,
         )
         request = {
