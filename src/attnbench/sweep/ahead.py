@@ -93,7 +93,7 @@ class CompiledAhead:
         self._open = {group.group: 1 for group in asked}
         "by group, kernels that are not compiled; one more as long as nobody said which it needs"
         self.kernels = self.done = 0
-        self._over = False
+        self._over = self._stopped = False
         self._heard = time.monotonic()
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
@@ -132,15 +132,18 @@ class CompiledAhead:
             tell: told now and then how far it is.
         """
         with self._changed:
-            self._signal(signal.SIGCONT)
             self._heard = time.monotonic()
             while not self._over and self._missing(group):
+                # Each time: after quick signals Linux may leave one stopped that was being forked (seen with 6.18).
+                self._signal(signal.SIGCONT)
+                self._stopped = False
                 tell(f"compiling {self.kernels} kernel{'s' * (self.kernels != 1)}, {self.done} done")
                 self._changed.wait(LOOK_S)
                 if time.monotonic() - self._heard > PATIENCE_S:
                     self._end()
-            if self._sampled:
+            if self._sampled and not self._stopped:
                 self._signal(signal.SIGSTOP)
+                self._stopped = True
 
     def give_up(self) -> None:
         """From any thread: nobody waits any more, and nothing more is compiled."""
