@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -109,6 +111,29 @@ def test_a_group_waits_for_its_kernels_alone_and_nothing_is_compiled_while_it_is
         assert [one["group"] for one in compiler.request["groups"]] == ["first", "second"]
         assert compiler.request["device"] == "cuda:0"
     assert compiler.state in ("gone", "Z")
+
+
+def test_one_that_was_left_stopped_is_woken_again(compiler):
+    stopped: list[str] = []
+
+    def tell(text: str) -> None:
+        if not stopped and compiler.state:
+            os.kill(int((compiler.room / "pid").read_text()), signal.SIGSTOP)
+            stopped.append(text)
+            compiler.finish("first")
+
+    with CompiledAhead(GROUPS, CUDA, (), jobs=1, card=H200) as ahead:
+        ahead.wait_for(GROUPS[0], tell)
+        assert ahead.done == 1
+
+
+def test_a_group_that_needs_no_kernel_is_timed_with_nothing_beside_it(compiler):
+    with CompiledAhead(GROUPS, CUDA, (), jobs=1, card=H200) as ahead:
+        until(lambda: ahead.kernels == 1)
+        ahead.wait_for(group("other", "sdpa"))
+        until(lambda: compiler.state == "T")
+        compiler.finish("first")
+        assert (ahead.done, compiler.state) == (0, "T")
 
 
 def test_what_is_only_checked_is_compiled_meanwhile(compiler):
