@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ from attnbench.kernels.shared.ahead import gathered
 from attnbench.kernels.shared.card import stood_in_for
 from attnbench.worker.entry import backend_for
 from attnbench.workloads.base import load_workload
+
+from .aot import NO_OLDEST, OLDEST
 
 ROOT = Path(__file__).resolve().parents[2]
 H200, A100 = Card((9, 0), 132), Card((8, 0), 108)
@@ -229,6 +232,28 @@ def test_a_call_after_warm_compiles_nothing(cache):
     with launched_nowhere() as found:
         hstu_attention(*(torch.empty(64, 2, 16, dtype=bf16) for _ in range(3)), ints(0, 64), 64)
     assert found == [False], "this one was never asked for, and the count counts"
+
+
+LAUNCHED = """
+import torch
+from functools import partial
+from attnbench.kernels import Card, flash_attention, warm
+heads = [torch.empty(2, 64, 2, 16, dtype=torch.bfloat16, device="meta")] * 3
+assert warm(partial(flash_attention, *heads), card=Card((8, 0), 108)).failed == 0
+"""
+
+
+@pytest.mark.skipif(not OLDEST.exists(), reason=NO_OLDEST)
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton 3.6 compiles a launcher for each kernel, by gcc")
+def test_with_triton_3_6_the_launcher_in_c_is_compiled_too(tmp_path):
+    """Against a library of CUDA's driver that has nothing in it: a launcher is linked, and not run."""
+    library, cache = tmp_path / "libcuda.so.1", tmp_path / "cache"
+    subprocess.run(["gcc", "-shared", "-x", "c", "-o", library, "/dev/null"], check=True)
+    paths = {"PYTHONPATH": os.pathsep.join((str(OLDEST), str(ROOT / "src"))), "TRITON_LIBCUDA_PATH": str(tmp_path)}
+    env = {**os.environ, **paths, "TRITON_CACHE_DIR": str(cache)}
+    subprocess.run([sys.executable, "-c", LAUNCHED], env=env, check=True)
+    assert len(list(cache.rglob("flash_forward.cubin"))) == 1
+    assert len(list(cache.rglob("__triton_launcher*.so"))) == 1
 
 
 JOBS = """
