@@ -218,6 +218,16 @@ def test_worker_and_compilers_have_one_cache_whatever_torch_compiles(kept, monke
     assert found == [kept or str(tmp_path / ".triton" / "cache")] * 2
 
 
+@pytest.mark.parametrize(
+    ("cores", "memory", "jobs"),
+    [(16, 64 << 30, 16), (16, 3 << 30, 3), (16, 1 << 20, 1), (500, None, 64), (None, None, 1)],
+)
+def test_as_many_processes_as_cores_and_memory_allow(cores, memory, jobs, monkeypatch):
+    monkeypatch.setattr(sweep_ahead, "usable_cores", lambda: cores)
+    monkeypatch.setattr(sweep_ahead, "available_memory", lambda: memory)
+    assert sweep_ahead.default_jobs() == jobs
+
+
 # ── the process itself ─────────────────────────────────────────────────────────────────────────────
 
 

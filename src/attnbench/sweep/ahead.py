@@ -24,6 +24,7 @@ from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
 from attnbench.errors import Unavailable
 from attnbench.machine import child
+from attnbench.machine.advice import available_memory
 from attnbench.machine.compile_cache import pinned
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
@@ -31,15 +32,18 @@ from attnbench.record import PlannedGroup, to_dict
 from attnbench.suites.user_backends import known_backends
 
 MOST_JOBS = 64
-"""Processes by default at most: each takes some 0.5 GB."""
+"""Processes by default at most."""
+ROOM = 2**30
+"""Bytes of memory that there are to be for each: twice what it takes."""
 LOOK_S = 0.2
 PATIENCE_S = 600.0
 """Without news the rest is left to the workers: no kernel takes half of it."""
 
 
 def default_jobs() -> int:
-    """One a core."""
-    return max(1, min(MOST_JOBS, usable_cores() or 1))
+    """One a core, as far as memory goes."""
+    memory = available_memory()
+    return max(1, min(MOST_JOBS, usable_cores() or 1, MOST_JOBS if memory is None else memory // ROOM))
 
 
 def groups_ahead(groups: Sequence[PlannedGroup], files: Sequence[str]) -> list[PlannedGroup]:
