@@ -87,6 +87,11 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
         (lambda: attnbench.compare({"a": print, "b": print}, baseline="c"), UsageError, "baseline=c is not known; one"),
         (lambda: attnbench.bench(3), UsageError, r"fn=3 cannot be called; a function"),
         (lambda: attnbench.bench(print, device="tpu"), UsageError, "device=tpu is not known; auto, cpu"),
+        (
+            lambda: attnbench.run(jobs=-1),
+            UsageError,
+            "attnbench.run: jobs=-1 cannot be used; a whole number, at least 0",
+        ),
         (lambda: attnbench.run(gpus="1,1"), UsageError, "attnbench.run: gpus=1,1 names GPU 1 twice"),
         (
             lambda: attnbench.run(gpus="all", device="cpu"),

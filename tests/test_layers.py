@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "check": {"workloads", "stats"},
     "measure": {"stats", "machine"},
     "suites": {"workloads", "backends", "machine"},
-    "worker": {"backends", "workloads", "check", "measure", "machine"},
+    "worker": {"kernels", "backends", "workloads", "check", "measure", "machine"},
     "store": {"stats"},
     "sweep": {"worker", "suites", "measure", "machine", "backends", "workloads", "check", "stats", "store"},
     "profile": {"suites", "worker", "backends", "workloads", "check", "measure", "machine", "store", "stats"},

@@ -48,7 +48,7 @@ class FakeSweep:
         self.runs = []
         self.files = []
 
-    def execute(self, run, *, path=None, backend_files=(), on_event=lambda event: None, executors=()):
+    def execute(self, run, *, path=None, backend_files=(), on_event=lambda event: None, executors=(), jobs=None):
         self.runs.append(run)
         self.files.append(tuple(backend_files))
         environment = Environment(os="Linux", python="3.11.0", torch="2.13.0", cpu="a CPU", cores=2)

@@ -81,6 +81,8 @@ MISTAKES = [
     ),
     ("run --gpus 0 --device cuda:0", 2, r"attnbench run: --device=cuda:0 does not go with --gpus; one of the two"),
     ("compare --gpus 0", 2, r"attnbench compare: flag=--gpus is not known; .*"),
+    ("run --jobs many", 2, r"attnbench run: --jobs=many cannot be used; a whole number, at least 0"),
+    ("check --jobs -1", 2, r"attnbench check: --jobs=-1 cannot be used; a whole number, at least 0"),
     ("run --engine slurm", 2, r"attnbench run: --engine=slurm is not known; one of local, ray"),
     ("run --engine ray", 2, r"attnbench run: --engine=ray has no cluster; --address HOST:PORT beside it"),
     ("run --address a:1", 2, r"attnbench run: --address=a:1 is of a Ray cluster; beside --engine ray"),

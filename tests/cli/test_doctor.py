@@ -24,6 +24,7 @@ from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import Unavailable, UsageError
 from attnbench.machine import child
+from attnbench.machine.compile_cache import CompileCache, compile_cache
 from attnbench.machine.device import CPU
 
 SHIPPED = registry.all_backends()
@@ -191,6 +192,26 @@ def test_a_card_that_torch_cannot_use_is_still_shown(nvml, backends, wide, capsy
         assert wanted in words
     assert not (tmp_path / "calls").exists()
     assert nvml.read()["calls"] == []
+
+
+def test_where_compiled_kernels_are_kept_and_how_large(nvml, backends, wide, capsys, monkeypatch, tmp_path):
+    folder = tmp_path / "kept"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    assert compile_cache() == CompileCache(str(folder), 0, 0.0)
+    for name in ("one", "two"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "kernel.cubin").write_bytes(bytes(2**20))
+        (folder / name / "kernel.json").write_bytes(bytes(2**19))
+    assert doctor.run(parsed("--json", "-")) == 0
+    found = json.loads(capsys.readouterr().out)["compile_cache"]
+    assert found == {"folder": str(folder), "kernels": 2, "mib": 3.0}
+    assert doctor.run(parsed()) == 0
+    assert f"compile cache {folder}: 2 kernels, 3 MiB" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    assert compile_cache().folder == str(tmp_path / ".triton" / "cache")
+    knobs = pytest.importorskip("triton").knobs
+    assert compile_cache().folder == knobs.cache.dir
 
 
 def test_what_the_driver_does_not_tell_is_said_and_is_null(nvml, backends, wide, capsys, tmp_path):

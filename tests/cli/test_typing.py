@@ -116,7 +116,7 @@ def test_verbose_tells_how_each_row_ended(attnbench, monkeypatch):
     import attnbench.sweep.run as sweep
     from attnbench.record import Record, Status
 
-    def execute(run, *, path=None, backend_files=(), on_event, executors):
+    def execute(run, *, path=None, backend_files=(), on_event, executors, jobs):
         for name, status, reason in (("eager", Status.PASSED, None), ("sdpa", Status.SKIPPED, "not today")):
             record = Record(
                 workload="attention",

@@ -12,7 +12,7 @@ from attnbench.errors import Unavailable
 from attnbench.suites import choice, user_backends
 
 
-def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False):
+def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False, ahead=False):
     def probe(self):
         if not installed:
             raise Unavailable(f"{name}: module={name} is not installed; pip install {name}")
@@ -24,6 +24,7 @@ def fake(name, devices=("cpu", "cuda"), installed=True, compiles=False):
         "install": "part of torch",
         "devices": devices,
         "compiles": compiles,
+        "ahead": ahead,
         "probe": probe,
         "session": lambda self, case, inputs: nullcontext(),
     }

@@ -326,6 +326,17 @@ def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends
     assert "checks only" in checked.basis
 
 
+def test_kernels_that_are_compiled_side_by_side_take_as_much_less(backends, quiet_machine):
+    run = planned(suite(backends=("flex",)), settings={"iterations": 10})
+    on_card = dataclasses.replace(run, settings=dataclasses.replace(run.settings, device="cuda:0"))
+    apart = estimate(on_card, jobs=16)
+    type(backends["flex"]).ahead = True
+    alone, together = estimate(on_card), estimate(on_card, jobs=16)
+    assert alone.seconds == apart.seconds  # a backend that needs a card to compile on
+    assert alone.seconds - together.seconds > 3.5  # of COMPILE_S["cuda"], the first time
+    assert estimate(run, jobs=16).seconds == pytest.approx(estimate(run).seconds, rel=0.2)  # no kernel of a CPU's
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(3, "3 s"), (99, "99 s"), (100, "2 min"), (5400, "90 min"), (3.3 * 3600, "3.3 h"), (170 * 3600, "7 days")],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tunable import COUNT, FAILS
@@ -14,8 +16,9 @@ from attnbench.record import Environment, Run, Settings
 from attnbench.stats.race_data import Rules
 from attnbench.suites.user_backends import known_backends
 from attnbench.sweep.run import Execution
+from attnbench.tune import ahead
 from attnbench.tune.race_file import RaceFile, read, write
-from attnbench.tune.run import Tuning
+from attnbench.tune.run import Progress, Tuning
 from attnbench.tune.space import space
 from attnbench.tune.table import rows, to_csv
 from attnbench.workloads.base import load_workload
@@ -48,6 +51,38 @@ def begun(environment, patterns=()):
         configs=space(known_backends([FILE])["tunable"], case, patterns, "attnbench tune"),
         rules=dataclasses.asdict(Rules()),
     )
+
+
+def test_what_needs_no_card_is_compiled_before_it_is_tried(executing, log, monkeypatch):
+    asked: list[Any] = []
+
+    class Compiled:
+        def __init__(self, groups, device, files, **given):
+            asked.append((groups, str(device), files, given))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *how):
+            asked.append("over")
+
+        def wait_for(self, group, tell):
+            tell("compiling 9 kernels, 4 done")
+            asked.append(Path(os.environ["ATTNBENCH_TEST_LOG"]).read_text())
+
+    monkeypatch.setattr(ahead, "CompiledAhead", Compiled)
+    monkeypatch.setattr(ahead, "groups_ahead", lambda groups, files: list(groups))
+    kept, news = begun(executing.environment(), ("c0", "c1")), []
+    tuning = Tuning(
+        kept=kept, path=None, execution=executing, files=(FILE,), jobs=1, compilers=5, on_progress=news.append
+    )
+    tuning._compile()
+    ((group,), device, files, given), before, over = asked
+    assert (group.backends, device, files) == (tuple(kept.configs), "cuda:0", (FILE,))
+    assert given == {"jobs": 5, "sampled": False}
+    assert (before, over) == ("", "over"), "nobody was tried yet"
+    assert Progress("compile", 0, len(kept.configs), "compiling 9 kernels, 4 done") in news
+    assert set(tuning.kept.compiled) == set(kept.configs)
 
 
 def test_a_space_is_compiled_ahead_checked_raced_and_every_fault_is_a_record(executing, log, tmp_path):

@@ -32,6 +32,7 @@ def run(
     files: str | Path | Sequence[str | Path] = (),
     save: str | Path | None = None,
     axes: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
     **settings: Any,
 ) -> Result:
     """Run a suite in worker processes, as `attnbench run` does.
@@ -46,6 +47,7 @@ def run(
         save: run file, written after every group; where a history is beside it, or the environment names one
             (``ATTNBENCH_HISTORY``), the finished run is added to that.
         axes: a value or several by axis name, in place of the suite's.
+        jobs: processes that compile our Triton kernels ahead, 0 leaves them to first calls; None: one a core.
         settings: further fields of `record.Settings`.
 
     Raises:
@@ -66,6 +68,8 @@ def run(
 
     if gpus is not None and device != "auto":
         raise UsageError(refusal("attnbench.run", "device", device, "does not go with gpus", "one of the two"))
+    if jobs is not None and (type(jobs) is not int or jobs < 0):
+        raise UsageError(refusal("attnbench.run", "jobs", jobs, "cannot be used", "a whole number, at least 0"))
     devices = [resolve(device)] if gpus is None else chosen_gpus("attnbench.run", gpus, "gpus")
     place, suite = devices[0], str(suite)
     paths = tuple(str(file) for file in _several(files))
@@ -100,7 +104,7 @@ def run(
         check_writable(save)
     executors = [DeviceExecutor(one, paths) for one in devices]
     found = Result(
-        execute(planned, path=None if save is None else Path(save), backend_files=paths, executors=executors)
+        execute(planned, path=None if save is None else Path(save), backend_files=paths, executors=executors, jobs=jobs)
     )
     if save is not None:
         _remember(Path(save))

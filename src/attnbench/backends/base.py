@@ -192,6 +192,9 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     compiles: ClassVar[bool] = False
     "the first call compiles for seconds"
+    ahead: ClassVar[bool] = False
+    """a session takes inputs without memory (device "meta") while its kernels are compiled ahead: it looks at no value of
+    theirs, and launches Triton's kernels alone"""
     references: ClassVar[tuple[str, ...]] = ()
     "backends that the table of a tuning shows beside the configurations, the first for Relative Performance"
     carries: ClassVar[tuple[str, ...]] = ()

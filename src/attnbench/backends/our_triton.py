@@ -32,7 +32,7 @@ class OurTriton(Backend[CaseT, InputsT]):
 
     install = "part of torch"
     distribution = "triton"
-    compiles = True
+    compiles = ahead = True
 
     @abstractmethod
     def family(self) -> Family[Any]:

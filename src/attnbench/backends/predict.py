@@ -62,7 +62,7 @@ class Predictor:
 
         All that depends on the case alone is made here: the call copies nothing to the device or from it.
         """
-        return partial(self._by_kernels, case) if device.type == "cuda" else self.by_torch(case, device)
+        return self.by_torch(case, device) if device.type == "cpu" else partial(self._by_kernels, case)
 
     def by_torch(self, case: SparseCase, device: device) -> Callable[[Tensor, Tensor], Tensor]:
         """The same without kernels of ours: on a CPU, and what they are held against."""

@@ -12,9 +12,9 @@ import json
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnbench.cli.diagnosis import BackendRow, GpuReport, Report
 from attnbench.cli.output import Output
 from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.machine.device import Device
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
     from attnbench.backends.base import Backend
     from attnbench.cli.parser import Parser
-    from attnbench.machine.advice import Advice
     from attnbench.machine.container import Finding
     from attnbench.machine.imports import ImportOutcome
-    from attnbench.machine.nvml import Gpu, GpuProcess, GpuState
+    from attnbench.machine.nvml import Gpu, GpuProcess
     from attnbench.machine.tools import Profiler
 
 WHO = "attnbench doctor"
@@ -39,53 +38,6 @@ COLOURS = {"ready": "green", "missing": "default", "broken": "red", "untested": 
 IMPORTS_AT_ONCE = 4
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 """Without the index pip takes the build for GPUs, which brings CUDA: several GB."""
-
-
-@dataclass(frozen=True, slots=True)
-class BackendRow:
-    """One backend as doctor found it."""
-
-    name: str
-    workload: str
-    title: str
-    state: str
-    "ready, untested (it imports; no run of it is on record), missing, broken, not here (another kind of device)"
-    version: str | None
-    reason: str | None
-    install: str
-    tested: str | None
-    compiles: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReport:
-    """The card as NVML describes it."""
-
-    name: str | None
-    driver: str | None
-    state: GpuState
-    persistence: bool | None
-    other_processes: tuple[GpuProcess, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Everything doctor says."""
-
-    device: str
-    environment: Environment
-    peak: str | None
-    gpu: GpuReport | None
-    gpu_reason: str | None
-    "why there is no GPU, or nothing is known of its state"
-    profilers: list[Profiler]
-    counters_for_all: bool | None
-    tuning: list[Advice]
-    updates: list[Advice]
-    max_jobs: int
-    container: list[Finding]
-    "what the container lets a measurement do; empty outside of one"
-    backends: list[BackendRow]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -145,6 +97,7 @@ def examine(device: Device, output: Output) -> Report:
         output: where the progress bar goes.
     """
     from attnbench.machine import advice, devices, fingerprint, tools
+    from attnbench.machine.compile_cache import compile_cache
     from attnbench.machine.nvml import Gpu
 
     gpu: Gpu | None = None
@@ -169,6 +122,7 @@ def examine(device: Device, output: Output) -> Report:
             gpu.driver_cuda() if gpu else None,
         ),
         max_jobs=advice.max_jobs(),
+        compile_cache=compile_cache() if gpu else None,
         container=_container(gpu, environment),
         backends=check_backends(device, output),
     )
@@ -330,6 +284,9 @@ def _environment_rows(report: Report) -> Iterable[tuple[str, str | None]]:
     )
     if report.gpu:
         yield "builds", f"MAX_JOBS={report.max_jobs} by this machine's free memory"
+    if cache := report.compile_cache:
+        kernels = f"{cache.kernels} kernel{'s' * (cache.kernels != 1)}"
+        yield "compile cache", f"{cache.folder}: {kernels}, {quantity(round(cache.mib, 1), 'MiB')}"
 
 
 def _gpu_rows(report: Report) -> Iterable[tuple[str, str | None]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from attnbench.cli.executors import executors_of
+from attnbench.cli.executors import executors_of, jobs_of
 from attnbench.cli.flags import backend_words, check_exports, exports
 from attnbench.cli.output import Output
 from attnbench.cli.progress import Bar
@@ -70,14 +70,15 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
             _check_writable(kept)
         files = backend_words(args.backends)[1]
         executors = executors_of(args, who, run, files)
-        time = estimate(run, files=files, executors=len(executors))
+        jobs = jobs_of(args, who)
+        time = estimate(run, files=files, executors=len(executors), jobs=jobs)
         if args.dry_run:
             _show_plan(run, time, executors, output)
             return 0
         bar.plan(run, time.groups, len(executors))
         growing = _Growing(run, bar, shown, output, aloud=args.verbose)
         try:
-            run = _execute(run, kept, files, growing, executors)
+            run = _execute(run, kept, files, growing, executors, jobs)
         except KeyboardInterrupt:
             _show_finished(growing, bar)
             output.note(_stopped(run, kept, args, verb))
@@ -138,11 +139,11 @@ class _Growing:
 
 
 def _execute(
-    run: Run, path: Path | None, files: tuple[str, ...], growing: _Growing, executors: Sequence[Executor]
+    run: Run, path: Path | None, files: tuple[str, ...], growing: _Growing, executors: Sequence[Executor], jobs: int
 ) -> Run:
     from attnbench.sweep.run import execute
 
-    return execute(run, path=path, backend_files=files, on_event=growing.event, executors=executors)
+    return execute(run, path=path, backend_files=files, on_event=growing.event, executors=executors, jobs=jobs)
 
 
 def _told(record: Record) -> str:

@@ -19,6 +19,14 @@ def add_arguments(parser: Parser, *, several: bool = True) -> None:
     """Declare the flags; `several`: those of more than one GPU too."""
     group = parser.add_argument_group("GPUs", "A run keeps others off its GPUs while it measures.")
     group.add_argument("--no-wait", action="store_true", help="refuse a GPU that another run holds (default: wait)")
+    group.add_argument(
+        "--jobs",
+        metavar="N",
+        help=(
+            "processes that compile our Triton kernels ahead, while nothing is sampled; 0: each first call compiles "
+            "(default: one a core)"
+        ),
+    )
     if not several:
         parser.set_defaults(gpus=None, shard=None, engine=None, address=None)
         return
@@ -93,6 +101,26 @@ def executors_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[s
         DeviceExecutor(device, tuple(files), measured_before=alone and bool(run.environments), wait=not args.no_wait)
         for device in devices
     ]
+
+
+def jobs_of(args: argparse.Namespace, who: str) -> int:
+    """How many processes compile ahead; 0 on a cluster, whose machines have caches of their own.
+
+    Raises:
+        UsageError: --jobs is no number of processes.
+    """
+    from attnbench.suites.settings import whole
+    from attnbench.sweep.ahead import default_jobs
+
+    if args.jobs is None:
+        return 0 if args.engine == "ray" else default_jobs()
+    try:
+        jobs = whole(0)(args.jobs)
+    except ValueError as accepted:
+        raise UsageError(refusal(who, "--jobs", args.jobs, "cannot be used", str(accepted))) from None
+    if jobs and args.engine == "ray":
+        raise UsageError(refusal(who, "--jobs", args.jobs, "is for this machine", "without --engine ray"))
+    return jobs
 
 
 def on_cluster(args: argparse.Namespace, who: str) -> bool:

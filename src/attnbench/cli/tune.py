@@ -359,6 +359,7 @@ class _Request:
             execution=execution,
             files=self.files,
             jobs=jobs if on_card else 0,
+            compilers=self.numbers["jobs"],
             references=self.references,
             on_progress=tell,
         ).carry_out()

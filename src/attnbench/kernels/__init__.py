@@ -1,5 +1,5 @@
 """Our own kernels, usable without the bench: `flash_attention`, `flash_quant_attention`,
-`flash_sparse_attention`, `hstu_attention` and `hstu_bsa_attention`.
+`flash_sparse_attention`, `hstu_attention` and `hstu_bsa_attention`; `warm` compiles them ahead of their calls.
 
 A family (`flash/`, `flash/quant/`, `flash/sparse/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`) has its public function in
 `api`, its checks in `problem`, its launch configurations beside their tuned defaults, and its device code in `portable/`
@@ -18,23 +18,29 @@ if TYPE_CHECKING:
     from attnbench.kernels.flash.sparse.api import flash_sparse_attention, make_lists
     from attnbench.kernels.hstu.bsa.api import hstu_bsa_attention
     from attnbench.kernels.hstu.dense.api import hstu_attention
+    from attnbench.kernels.shared.card import Card
+    from attnbench.kernels.warming import warm
 
 __all__ = [
+    "Card",
     "flash_attention",
     "flash_quant_attention",
     "flash_sparse_attention",
     "hstu_attention",
     "hstu_bsa_attention",
     "make_lists",
+    "warm",
 ]
 
 _HOME = {
+    "Card": "shared.card",
     "flash_attention": "flash.api",
     "flash_quant_attention": "flash.quant.api",
     "flash_sparse_attention": "flash.sparse.api",
     "make_lists": "flash.sparse.api",
     "hstu_attention": "hstu.dense.api",
     "hstu_bsa_attention": "hstu.bsa.api",
+    "warm": "warming",
 }
 
 

@@ -88,13 +88,14 @@ class Estimate:
         return f"{time}: {self.basis}"
 
 
-def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1) -> Estimate:
+def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1, jobs: int = 0) -> Estimate:
     """Estimate what is left of a run's plan.
 
     Args:
         run: with its plan and settings; groups that `records` already covers are not counted.
         files: paths of --backends files.
         executors: how many groups are measured at a time.
+        jobs: processes that compile ahead what can be compiled without a card.
 
     Raises:
         UsageError: the run names no device.
@@ -113,7 +114,7 @@ def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1) -> Esti
             for name in (parse_selector(one)[0] for one in group.backends)
             if name in backends and _runs(backends[name], kind)
         ]
-        groups[group.group] = _group(run.settings, group, runnable, kind, compiled)
+        groups[group.group] = _group(run.settings, group, runnable, kind, compiled, jobs)
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
     return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), executors)
@@ -129,7 +130,7 @@ def _runs(backend: Backend, kind: str) -> bool:
 
 
 def _group(
-    settings: Settings, group: PlannedGroup, runnable: Sequence[Backend], kind: str, compiled: set[str]
+    settings: Settings, group: PlannedGroup, runnable: Sequence[Backend], kind: str, compiled: set[str], jobs: int = 0
 ) -> float:
     """Seconds of a group; who is in `compiled` was called by this process before."""
     workload = load_workload(group.workload)
@@ -137,7 +138,7 @@ def _group(
     fused_s = slowed * workload.work(workload.case(group.case)).flops / (SHARE[False] * _flops_per_s(kind))
     calls = [slowed * CALL_S[kind] + fused_s * SHARE[False] / SHARE[backend.name in PLAIN] for backend in runnable]
     compiling = sum(
-        slowed * COMPILE_S[kind] * (AGAIN if backend.name in compiled else 1.0)
+        slowed * COMPILE_S[kind] * (AGAIN if backend.name in compiled else 1.0) / _side_by_side(backend, kind, jobs)
         for backend in runnable
         if backend.compiles
     )
@@ -150,6 +151,11 @@ def _group(
     inspections = max(1.0, sampling / max(1.0, INSPECTED_EVERY * INSPECTION_CALLS * round_s))
     after = workload.calls_after(workload.case(group.case))
     return seconds + sampling + (INSPECTION_CALLS * inspections + after) * round_s
+
+
+def _side_by_side(backend: Backend, kind: str, jobs: int) -> int:
+    """How many of its kernels are compiled at a time."""
+    return max(1, jobs) if backend.ahead and kind == "cuda" else 1
 
 
 def _sampling(settings: Settings, round_s: float, kind: str) -> float:

@@ -90,6 +90,15 @@ class DeviceWorker:
         assert process.environment is not None  # a process that is ready has said where it runs
         return process.environment
 
+    def begin(self) -> None:
+        """Start the process if there is none; one that does not start is the next request's loss.
+
+        Raises:
+            NothingToRun: no worker of the run could be started so far.
+            Stopped: `stop` was called.
+        """
+        self._ready()
+
     def renew(self) -> None:
         """Have the next request carried out by a process that no backend was in."""
         if self._asked:

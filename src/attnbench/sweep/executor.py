@@ -15,6 +15,7 @@ from attnbench.errors import NothingToRun
 from attnbench.machine.device import Device
 from attnbench.machine.gpu_lock import GpuLock
 from attnbench.record import Environment, PlannedGroup, Record, Settings
+from attnbench.sweep.ahead import CompiledAhead
 from attnbench.sweep.device_worker import DeviceWorker
 from attnbench.sweep.group import ConfirmedFailures, GroupMeasurement
 
@@ -109,6 +110,8 @@ class DeviceExecutor:
         self._known_failures = ConfirmedFailures()
         self._replicate = 0
         self._on_progress: OnProgress = lambda progress: None
+        self.ahead: CompiledAhead | None = None
+        "of the run's plan, while it is carried out"
 
     def order(self) -> str:
         """Its GPU's UUID."""
@@ -126,13 +129,18 @@ class DeviceExecutor:
             self._replicate = group.replicate
         before, own = self.worker.sampling_s, dataclasses.replace(settings, device=str(self.device))
         try:
+            if self.ahead is not None:
+                self.worker.begin()  # it starts while kernels are compiled
+                self.ahead.wait_for(group, lambda text: on_progress(Progress(text, group)))
             records = GroupMeasurement(self.worker, group, own, self._known_failures).records()
         except NothingToRun as error:
             raise ExecutorLost(str(error), measuring=False) from None
         return Measured(records, tuple(self.worker.environments), self.worker.sampling_s - before)
 
     def stop(self) -> None:
-        """End what is being measured."""
+        """End what is being measured, and what it waits for."""
+        if self.ahead is not None:
+            self.ahead.give_up()
         self.worker.stop()
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ decides who is to blame when a backend fails or a worker is lost, and `sweep.dev
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from attnbench.store.derive import derive
 from attnbench.store.files import remove_drafts
 from attnbench.store.runfile import Writer
 from attnbench.suites.estimate import estimate
+from attnbench.sweep.ahead import CompiledAhead, default_jobs, groups_ahead
 from attnbench.sweep.executor import DeviceExecutor, Executor, ExecutorLost, Measured, Progress
 from attnbench.sweep.schedule import Finished, Lost, Message, in_order, run_groups
 from attnbench.worker.process import ended_from_outside
@@ -56,6 +57,7 @@ def execute(
     backend_files: Sequence[str] = (),
     on_event: OnEvent = lambda event: None,
     executors: Sequence[Executor] = (),
+    jobs: int | None = None,
 ) -> Run:
     """Carry out `run.plan`; records that `run` already has are kept and not measured again.
 
@@ -65,6 +67,7 @@ def execute(
         backend_files: paths of --backends files.
         on_event: called with each event, in this thread.
         executors: what measures; empty stands for `settings.device`.
+        jobs: processes that compile kernels ahead, 0 leaves them to first calls; None: one a core.
 
     Raises:
         NothingToRun: no worker could be started, or no executor is left.
@@ -75,6 +78,7 @@ def execute(
         if run.settings.lock_clocks:
             for executor in execution.executors:
                 closing.enter_context(locked_clocks(run.settings.lock_clocks, Device.parse(executor.name)))
+        closing.enter_context(execution.compiled_ahead(default_jobs() if jobs is None else jobs))
         return execution.carry_out()
 
 
@@ -160,11 +164,29 @@ class Execution(AbstractContextManager["Execution"]):
         self._number(found)
         return found
 
+    @contextmanager
+    def compiled_ahead(self, jobs: int) -> Iterator[None]:
+        """While open, have the kernels that the plan needs compiled by so many processes before its groups."""
+        local = [one for one in self.executors if isinstance(one, DeviceExecutor) and one.device.on_gpu]
+        groups = groups_ahead(self._left(), self.files) if local and jobs else []
+        if not groups:
+            yield
+            return
+        together, sampled = len(local) > 1, self.run.settings.measure
+        with CompiledAhead(groups, local[0].device, self.files, jobs=jobs, together=together, sampled=sampled) as ahead:
+            for executor in local:
+                executor.ahead = ahead
+            yield
+
+    def _left(self) -> list[PlannedGroup]:
+        """Groups that have not all their records."""
+        have = {(record.group, record.backend) for record in self.run.records}
+        return [group for group in self.run.plan if any((group.group, name) not in have for name in group.backends)]
+
     def carry_out(self) -> Run:
         """Measure what of the plan is not measured yet."""
         self._emit("start")
-        have = {(record.group, record.backend) for record in self.run.records}
-        left = [group for group in self.run.plan if any((group.group, name) not in have for name in group.backends)]
+        left = self._left()
         # A group is one comparison: what was measured before the stop is measured again.
         again = {group.group for group in left}
         kept = tuple(record for record in self.run.records if record.group not in again)

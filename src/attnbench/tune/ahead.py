@@ -1,9 +1,10 @@
 """Compiling ahead: configurations are opened and called once by several processes at a time.
 
 What a first call compiles lands in the compiler's cache on disk (Triton's, Inductor's), where the
-measuring process finds it: there the same first call is a matter of milliseconds.  Each process is an
-ordinary worker that is asked for groups of one backend, neither checked nor timed, so a compiler that
-dies or hangs costs one configuration and has its reason.
+measuring process finds it: there the same first call is a matter of milliseconds.  What can be compiled
+without a card is there before (`sweep.ahead`).  Each process is an ordinary worker that is asked for groups
+of one backend, neither checked nor timed, so a configuration that does not compile, does not fit the card,
+dies or hangs costs itself alone and has its reason.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
 from attnbench.record import PlannedGroup, Record, Run, Settings
+from attnbench.sweep.ahead import CompiledAhead, groups_ahead
+from attnbench.sweep.ahead import default_jobs as all_cores
 from attnbench.sweep.run import Execution
 
 MOST_JOBS = 8
@@ -37,6 +41,8 @@ def compile_ahead(
     *,
     jobs: int,
     on_record: Callable[[Record], None],
+    compilers: int | None = None,
+    on_text: Callable[[str], None] = lambda text: None,
 ) -> float:
     """Have every backend of a group called once.
 
@@ -47,6 +53,8 @@ def compile_ahead(
         files: paths of --backends files.
         jobs: processes at a time.
         on_record: told how each ended, in this thread.
+        compilers: processes without a card that compile before, where that can be done; None: one a core.
+        on_text: told how far these are.
 
     Returns:
         Seconds by the wall clock.
@@ -55,6 +63,11 @@ def compile_ahead(
         NothingToRun: no worker could be started.
     """
     began = time.perf_counter()
+    device = Device.parse(run.settings.device)
+    for able in groups_ahead([group], files) if device.on_gpu else []:
+        asked = all_cores() if compilers is None else compilers
+        with CompiledAhead([able], device, files, jobs=asked, sampled=False) as compiled:
+            compiled.wait_for(able, on_text)
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in group.backends:
         waiting.put(name)

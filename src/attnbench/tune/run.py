@@ -52,6 +52,7 @@ class Tuning:
         execution: with the worker that checks and measures.
         files: paths of --backends files.
         jobs: processes that compile ahead; 0 leaves that to the first call of the measuring one.
+        compilers: of these, before them, those that need no card; None: one a core.
         references: other backends, sampled in turn with the pick when the race is over.
         on_progress: told what happens.
     """
@@ -61,6 +62,7 @@ class Tuning:
     execution: Execution
     files: tuple[str, ...] = ()
     jobs: int = 0
+    compilers: int | None = None
     references: tuple[str, ...] = ()
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
 
@@ -117,6 +119,8 @@ class Tuning:
                 self.files,
                 jobs=self.jobs,
                 on_record=ended,
+                compilers=self.compilers,
+                on_text=lambda text: self._tell("compile", done, word=text),
             )
         finally:
             self._keep(spent={"compile": time.perf_counter() - began})

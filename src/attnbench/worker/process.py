@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from attnbench.errors import WorkerError
 from attnbench.machine import child
+from attnbench.machine.compile_cache import pinned
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Settings, Status
 from attnbench.worker import supervisor
@@ -99,7 +100,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
             pass_fds=(*handles, control, ring),
             start_new_session=True,
-            env={**child.environment(), PARENT: str(os.getpid())},
+            env={**child.environment(), **pinned(), PARENT: str(os.getpid())},
         )
         for handle in (to_worker, from_worker, control, ring):
             os.close(handle)

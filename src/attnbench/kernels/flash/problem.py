@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
@@ -156,7 +157,7 @@ def blocks_of(dim: int, dim_v: int) -> dict[str, Any]:
 
 def takes_tma(x: Tensor) -> bool:
     """Whether the tensor memory accelerator of sm_90 and later can read these rows as they lie."""
-    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
+    if (capability_of(x) or (9, 0)) < (9, 0):
         return False
     item = x.element_size()
     return (
@@ -186,7 +187,7 @@ def check_device(q: Tensor, *, compiled: bool) -> None:
     Raises:
         ValueError: naming the device and what is accepted.
     """
-    if compiled and q.device.type != "cuda":
+    if compiled and not takes_compiled(q):
         raise _wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
 
 
@@ -200,7 +201,7 @@ def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
         ("q", problem.cu_seqlens_q, q.shape[0], problem.max_seqlen_q),
         ("k", problem.cu_seqlens_k, k.shape[0], problem.max_seqlen_k),
     ):
-        if offsets is None:
+        if offsets is None or offsets.is_meta:  # one without values is compiled for, and read by nobody
             continue
         values = offsets.tolist()
         lengths = [after - before for before, after in pairwise(values)]

@@ -1,16 +1,61 @@
-"""Facts of the card that a tensor lies on."""
+"""Facts of the card that a tensor lies on, or of the one that kernels are compiled for ahead of a call."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Card(NamedTuple):
+    """What of a card decides which kernels are compiled for it, and how."""
+
+    capability: tuple[int, int]
+    "(9, 0) of an H200"
+    processors: int
+    "SMs"
+
+    @classmethod
+    def current(cls) -> Card | None:
+        """PyTorch's current one; None where there is none."""
+        if not torch.cuda.is_available():
+            return None
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return cls((found.major, found.minor), found.multi_processor_count)
+
+
+stand_in: Card | None = None
+"The card that tensors of no card are taken to lie on."
+
+
+@contextmanager
+def stood_in_for(card: Card) -> Iterator[None]:
+    """Take every tensor for one on this card: for tensors without memory (`shared.ahead`), in a process of its own."""
+    global stand_in
+    before, stand_in = stand_in, card
+    try:
+        yield
+    finally:
+        stand_in = before
+
+
+def takes_compiled(x: Tensor) -> bool:
+    """Whether a tensor is one for compiled kernels: on a card, or taken for it."""
+    return x.is_cuda or stand_in is not None
+
+
 def capability_of(x: Tensor) -> tuple[int, int] | None:
     """Compute capability of a tensor's card; None elsewhere."""
-    return torch.cuda.get_device_capability(x.device) if x.device.type == "cuda" else None
+    if stand_in is not None:
+        return stand_in.capability
+    return torch.cuda.get_device_capability(x.device) if x.is_cuda else None
 
 
 def processors(x: Tensor) -> int:
     """SMs of a tensor's card; elsewhere few enough that a program has several tiles."""
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.device.type == "cuda" else 2
+    if stand_in is not None:
+        return stand_in.processors
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnbench import dtypes
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.workloads.attention.case import AttentionCase
-from attnbench.workloads.attention.kinds import KINDS, Grid, fill
+from attnbench.workloads.attention.kinds import KINDS, Grid, drawn_on, fill
 from attnbench.workloads.given_files import is_known
 
 
@@ -68,7 +68,7 @@ def make_inputs(
     """
     if kind not in KINDS and not is_known(kind):
         raise unknown("attention", "input", kind, KINDS)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = drawn_on(device, seed)
     taken = {} if kind in KINDS else _captured(case, kind)
 
     def tensor(name: str, rows: tuple[int, ...], heads: int, size: int) -> Tensor:

@@ -35,6 +35,11 @@ NOISE = 0.5
 Grid = tuple[int, int, int]
 
 
+def drawn_on(device: str | torch.device, seed: int) -> torch.Generator:
+    """The generator of a device; where tensors have no memory ("meta") nothing is drawn, and any will do."""
+    return torch.Generator("cpu" if torch.device(device).type == "meta" else device).manual_seed(seed)
+
+
 def fill(kind: str, name: str, tensor: Tensor, generator: torch.Generator, *, grid: Grid | None = None) -> Tensor:
     """Fill a tensor in place.
 

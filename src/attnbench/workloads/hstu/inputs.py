@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnbench import dtypes
 from attnbench.errors import unknown
-from attnbench.workloads.attention.kinds import PLAIN
+from attnbench.workloads.attention.kinds import PLAIN, drawn_on
 from attnbench.workloads.hstu.case import HstuCase
 
 
@@ -69,7 +69,7 @@ def make_inputs(case: HstuCase, *, seed: int, kind: str, device: str | torch.dev
     """
     if kind not in PLAIN:
         raise unknown("hstu", "input", kind, PLAIN)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = drawn_on(device, seed)
 
     def tensor(rows: int, size: int) -> Tensor:
         return PLAIN[kind](torch.empty((rows, case.nheads, size), dtype=torch_dtype(case), device=device), generator)

@@ -12,7 +12,7 @@ from attnbench.kernels.flash.quant.forward import launch_quant
 from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
 from attnbench.kernels.flash.quant.prepare import allocate, launch_quantise, launch_smooth
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of, wrong
-from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 
 
 def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
@@ -45,7 +45,7 @@ def check_device(q: Tensor) -> None:
     Raises:
         ValueError: naming the device and what is accepted.
     """
-    if isinstance(flash_quant_forward, triton.JITFunction) and q.device.type != "cuda":
+    if isinstance(flash_quant_forward, triton.JITFunction) and not takes_compiled(q):
         raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
     capability = capability_of(q)
     if capability and capability < (8, 9):

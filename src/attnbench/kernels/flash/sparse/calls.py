@@ -11,7 +11,7 @@ from attnbench.kernels.flash.sparse.forward import launch_sparse
 from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
 from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
-from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 
 
 def listed(
@@ -90,7 +90,7 @@ def check_device(q: Tensor) -> None:
     Raises:
         ValueError: naming the device and what is accepted.
     """
-    if isinstance(flash_sparse_forward, triton.JITFunction) and q.device.type != "cuda":
+    if isinstance(flash_sparse_forward, triton.JITFunction) and not takes_compiled(q):
         raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
 
 

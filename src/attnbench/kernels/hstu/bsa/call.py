@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, Shapes, forward_shapes, saved_shapes
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
+from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import is_rows
 
 
@@ -65,7 +66,7 @@ class BsaCall:
     @property
     def capability(self) -> tuple[int, int] | None:
         """Of the card; None for tensors that are not on one."""
-        return torch.cuda.get_device_capability(self.q.device) if self.q.is_cuda else None
+        return capability_of(self.q)
 
     def require(self, who: str, fault: str | None) -> None:
         """Refuse what a kernel for Hopper cannot run, or read.

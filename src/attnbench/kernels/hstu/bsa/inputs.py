@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import triton
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.kernels.hstu.dense.problem import LARGEST_COUNT, Problem, check_device, check_tensors, check_values
 from attnbench.kernels.hstu.dense.problem import WHO as DENSE
+from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.limits import is_whole
 
@@ -41,7 +41,7 @@ class BsaTensors:
     @property
     def capability(self) -> tuple[int, int]:
         """Of the card; (0, 0) for CPU tensors, which Triton's interpreter takes."""
-        return torch.cuda.get_device_capability(self.q.device) if self.q.device.type == "cuda" else (0, 0)
+        return capability_of(self.q) or (0, 0)
 
     @property
     def rows(self) -> bool:

@@ -32,6 +32,7 @@ from attnbench.kernels.hstu.dense.problem import (
     default_alpha,
     wrong,
 )
+from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
@@ -119,7 +120,7 @@ def _shape(q: Tensor, v: Tensor) -> tuple[tuple[int, int], int, int]:
 
 def _capability(x: Tensor) -> tuple[int, int]:
     compiled = isinstance(hstu_dense_forward, triton.JITFunction)
-    return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)
+    return (capability_of(x) if compiled else None) or (0, 0)
 
 
 TABLE = ("offsets", "offsets_q", "num_targets")

@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu
+from attnbench.kernels.shared.card import takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch
 
 __all__ = ["embed", "gate", "norm", "pick", "silu"]
@@ -227,7 +228,7 @@ def _check(who: str, values: dict[str, Tensor], indices: dict[str, Tensor], stri
 
 
 def _check_device(who: str, name: str, x: Tensor) -> None:
-    if x.device.type != "cuda" and isinstance(hstu_pick, triton.JITFunction):
+    if not takes_compiled(x) and isinstance(hstu_pick, triton.JITFunction):
         raise _wrong(who, f"{name}.device", x.device, "has no compiled kernels", "a CUDA device")
 
 

@@ -20,7 +20,7 @@ from attnbench.kernels.hstu.paged.configs import (
 from attnbench.kernels.hstu.paged.forward import launch_forward, programs_of, splits_of, workspace_shape
 from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_append
 from attnbench.kernels.hstu.paged.problem import Step, check_step, check_values, wrong
-from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import is_whole
@@ -209,10 +209,10 @@ def check_device(who: str, x: Tensor) -> None:
     Raises:
         ValueError: naming the device and what is accepted.
     """
-    if isinstance(hstu_paged_forward, triton.JITFunction) and x.device.type != "cuda":
+    if isinstance(hstu_paged_forward, triton.JITFunction) and not takes_compiled(x):
         raise wrong(who, "pool.device", x.device, "has no compiled kernels", "a CUDA device")
 
 
 def _capability(x: Tensor) -> tuple[int, int]:
     compiled = isinstance(hstu_paged_forward, triton.JITFunction)
-    return torch.cuda.get_device_capability(x.device) if compiled and x.device.type == "cuda" else (0, 0)
+    return (capability_of(x) if compiled else None) or (0, 0)

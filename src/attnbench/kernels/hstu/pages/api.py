@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from attnbench.kernels.hstu.pages.portable import hstu_copy_pages
+from attnbench.kernels.shared.card import takes_compiled
 
 __all__ = ["copy_pages"]
 
@@ -50,7 +51,7 @@ def copy_pages(
                 "int64 in one dim on the target's device, as many of both",
             )
     compiled = isinstance(hstu_copy_pages, triton.JITFunction)
-    if compiled and target.device.type != "cuda":
+    if compiled and not takes_compiled(target):
         raise _wrong("target.device", target.device, "has no compiled kernels", "a CUDA device")
     if compiled and source.device != target.device and not source.is_pinned():
         raise _wrong("source.device", source.device, "is not read by the card", "its own memory, or pinned host memory")
