@@ -1,7 +1,7 @@
 """Our own kernels, usable without the bench: `flash_attention`, `flash_quant_attention`,
-`flash_sparse_attention`, `hstu_attention` and `hstu_bsa_attention`.
+`flash_sparse_attention`, `flash_sparse_quant_attention`, `hstu_attention` and `hstu_bsa_attention`.
 
-A family (`flash/`, `flash/quant/`, `flash/sparse/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`) has its public function in
+A family (`flash/`, `flash/quant/`, `flash/sparse/`, `flash/sparse_quant/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`) has its public function in
 `api`, its checks in `problem`, its launch configurations beside their tuned defaults, and its device code in `portable/`
 (Triton, sm_80 and later) and `hopper/` (Gluon, sm_90).  It imports nothing else of attnbench: the package can be copied
 as a whole.
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnbench.kernels.flash.api import flash_attention
     from attnbench.kernels.flash.quant.api import flash_quant_attention
     from attnbench.kernels.flash.sparse.api import flash_sparse_attention, make_lists
+    from attnbench.kernels.flash.sparse_quant.api import flash_sparse_quant_attention
     from attnbench.kernels.hstu.bsa.api import hstu_bsa_attention
     from attnbench.kernels.hstu.dense.api import hstu_attention
 
@@ -23,6 +24,7 @@ __all__ = [
     "flash_attention",
     "flash_quant_attention",
     "flash_sparse_attention",
+    "flash_sparse_quant_attention",
     "hstu_attention",
     "hstu_bsa_attention",
     "make_lists",
@@ -32,6 +34,7 @@ _HOME = {
     "flash_attention": "flash.api",
     "flash_quant_attention": "flash.quant.api",
     "flash_sparse_attention": "flash.sparse.api",
+    "flash_sparse_quant_attention": "flash.sparse_quant.api",
     "make_lists": "flash.sparse.api",
     "hstu_attention": "hstu.dense.api",
     "hstu_bsa_attention": "hstu.bsa.api",
