@@ -1,10 +1,10 @@
 """Our own kernels, usable without the bench: `flash_attention`, `flash_quant_attention`,
 `flash_sparse_attention`, `flash_sparse_quant_attention`, `hstu_attention` and `hstu_bsa_attention`.
 
-A family (`flash/`, `flash/quant/`, `flash/sparse/`, `flash/sparse_quant/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`) has its public function in
-`api`, its checks in `problem`, its launch configurations beside their tuned defaults, and its device code in `portable/`
-(Triton, sm_80 and later) and `hopper/` (Gluon, sm_90).  It imports nothing else of attnbench: the package can be copied
-as a whole.
+A family (`flash/`, `flash/quant/`, `flash/sparse/`, `flash/sparse_quant/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`)
+has its public function in `api`, its checks in `problem`, its launch configurations beside their tuned defaults, and its
+device code in `portable/` (Triton, sm_80 and later) and `hopper/` (Gluon, sm_90).  It imports nothing else of attnbench:
+the package can be copied as a whole.
 """
 
 from __future__ import annotations
