@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 from attnbench.backends.base import Machine
 from attnbench.backends.flash_sparse_quant_call import largest_error
@@ -147,6 +149,31 @@ def test_right_through_the_seam_with_its_phases(selector, variant, phases, kind)
         for name in ("convert", "smooth", "quantise", "kernel"):
             launch.phases[name]()
         assert launch.outputs()["out"].equal(before)
+
+
+@pytest.mark.parametrize("selector", ["flash-sparse-quant[m64n64w4s2]", "flash-sparse-quant[m64n64w4s2+topk0.4]"])
+def test_in_a_model_it_is_the_same_and_what_comes_before_the_kernel_is_marked(selector):
+    case = case_of(seqlen=300, headdim=40, block="64x64", density=0.5)
+    backend, marked = resolve(selector, case), []
+
+    @contextmanager
+    def preparing():
+        marked.append("in")
+        yield
+        marked.append("out")
+
+    given = make_inputs(case, seed=1, kind="normal", device="cpu")
+    with interpreted():
+        with backend.session(case, given) as launch:
+            launch.forward()
+            wanted = {name: x.clone() for name, x in launch.outputs().items()}
+        attend = backend.attend(case, torch.device("cpu"))
+        attend.preparing = preparing
+        found = [attend(given.q, given.k, given.v) for _ in range(2)]
+    assert all(torch.equal(one, wanted["out"]) for one in found)
+    assert marked == ["in", "out"] * 2
+    if "topk" in selector:
+        assert torch.equal(attend.chosen(), wanted["block_map"])
 
 
 def test_the_largest_error_grows_with_rows_of_few_keys(monkeypatch):

@@ -57,7 +57,7 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
         return SparseCase(**self.filled(values))
 
     def fitted(self, values: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
-        """A suite's density gives way to a file, to the full map, and to lengths of whose blocks it would leave a row none."""
+        """A suite's density gives way to a file, the full map, and lengths and blocks of which it would leave a row none."""
         density = values.get("density")
         if not asked or "density" in asked or density is None:
             return values
