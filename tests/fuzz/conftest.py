@@ -28,10 +28,9 @@ def attack(tmp_path, monkeypatch):
 
     found = Attack(tmp_path)
     monkeypatch.chdir(found.folder)
-    # A refusal is one line however slow the machine: no progress is said beside it.
-    monkeypatch.setattr("attnbench.cli.progress.PATIENCE_S", 3600.0)
     for name in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "COLUMNS", "ATTNBENCH_HISTORY"):
         monkeypatch.delenv(name, raising=False)
+    # A refusal is one line however slow the machine: no progress is said beside it.
     monkeypatch.setattr("attnbench.cli.progress.PATIENCE_S", PATIENCE_S)
     return found
 

@@ -6,10 +6,12 @@ import argparse
 import importlib
 import json
 
+import pytest
 from attack import TEXTS
 
 from attnbench.cli import MODULES, VERBS
 from attnbench.cli.parser import Parser
+from attnbench.errors import Unavailable
 from attnbench.store import runfile
 from made_up_run import make_run
 
@@ -83,6 +85,18 @@ def given(action: argparse.Action, source):
     return [f"{flag}={word}"] if source.random() < 0.5 else [flag, word]
 
 
+@pytest.fixture
+def nothing_is_measured(monkeypatch):
+    """`links` and `load` have no --dry-run: they end where they would begin to measure."""
+
+    def would_measure(*_, **__):
+        raise Unavailable("this would measure")
+
+    monkeypatch.setattr("attnbench.machine.links.measure_links", would_measure)
+    monkeypatch.setattr("attnbench.cli.loading.make_bench", would_measure)
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
 def test_command_lines(attack):
     known = dict(verbs())
     (attack.folder / "run.json").write_text(runfile.dumps(make_run()))
