@@ -152,6 +152,7 @@ KERNELS = {
     "flash": {"shared"},
     "flash.quant": {"shared", "flash"},
     "flash.sparse": {"shared", "flash"},
+    "flash.sparse_quant": {"shared", "flash", "flash.quant", "flash.sparse"},
     "hstu": {"shared"},
     "hstu.dense": {"shared", "hstu"},
     "hstu.bsa": {"shared", "hstu", "hstu.dense"},

@@ -329,25 +329,32 @@ def test_flash_attention_4_lists_blocks_as_full(monkeypatch):
 
 @pytest.fixture
 def spas(monkeypatch):
-    def predict(q, k, *, simthreshd1, cdfthreshd, block):
+    def predict(q, k, km, *, is_causal, simthreshd1, cdfthreshd=None, topk=None, return_lut, block=(128, 64)):
+        """With the arguments and results of upstream's; its lists hold steps from one block to the next."""
+        assert return_lut
+        assert (cdfthreshd is None) != (topk is None)
         rows, columns = (-(-x.shape[2] // size) for x, size in zip((q, k), block, strict=True))
-        torch.manual_seed(int(100 * cdfthreshd))
-        blocks = torch.rand(*q.shape[:2], rows, columns) < cdfthreshd
+        share = topk if cdfthreshd is None else cdfthreshd
+        torch.manual_seed(int(100 * share))
+        blocks = torch.rand(*q.shape[:2], rows, columns) < share
         blocks[..., 0] = True
         if simthreshd1 > 0.5:
             blocks[:] = True
         lists = lists_of(blocks)
         deltas = lists["indices"].diff(dim=-1, prepend=torch.zeros_like(lists["indices"][..., :1]))
-        return deltas, lists["counts"], blocks
+        deltas[torch.arange(columns) >= lists["counts"][..., None]] = 0
+        SEEN["blocks"] = blocks
+        return deltas, lists["counts"], None, None, None, None
 
-    def attends(block):
-        def function(q, k, v, *, is_causal, scale, tensor_layout, simthreshd1, cdfthreshd, pvthreshd):
-            assert (is_causal, tensor_layout, pvthreshd) == (False, "HND", 50.0)
-            SEEN["thresholds"] = simthreshd1, cdfthreshd
-            found = sys.modules["spas_sage_attn.core"].get_block_map_meansim_fuse_quant(
-                q, k, simthreshd1=simthreshd1, cdfthreshd=cdfthreshd, block=block
+    def attends(block, rule):
+        def function(q, k, v, *, is_causal, scale, tensor_layout, simthreshd1, pvthreshd, **share):
+            assert (is_causal, tensor_layout, pvthreshd, list(share)) == (False, "HND", 50.0, [rule])
+            assert q.is_contiguous()
+            SEEN["thresholds"] = simthreshd1, *share.values()
+            sys.modules["spas_sage_attn.core"].get_block_map_meansim_fuse_quant(
+                q, k, k.mean(2), is_causal=is_causal, simthreshd1=simthreshd1, return_lut=True, block=block, **share
             )
-            return computed(SEEN["case"], q, k, v, found[2], block)
+            return computed(SEEN["case"], q, k, v, SEEN["blocks"], block)
 
         return function
 
@@ -359,8 +366,10 @@ def spas(monkeypatch):
         monkeypatch,
         "spas_sage_attn.core",
         get_block_map_meansim_fuse_quant=predict,
-        spas_sage_attn_meansim_cuda=attends((128, 64)),
-        spas_sage2_attn_meansim_cuda=attends((64, 128)),
+        spas_sage_attn_meansim_cuda=attends((128, 64), "cdfthreshd"),
+        spas_sage_attn_meansim_topk_cuda=attends((128, 64), "topk"),
+        spas_sage2_attn_meansim_cuda=attends((64, 128), "cdfthreshd"),
+        spas_sage2_attn_meansim_topk_cuda=attends((64, 128), "topk"),
         block_sparse_sage2_attn_cuda=given,
     )
     return predict
@@ -373,6 +382,8 @@ def test_sparge_predicts_and_says_what_it_used(spas):
         ("sparge", (0.6, 0.98)),
         ("sparge[sim0-cdf0.3-pv50]", (0.0, 0.3)),
         ("sparge-fp8[sim0-cdf0.5-pv50]", (0.0, 0.5)),
+        ("sparge[topk0.5]", (-0.1, 0.5)),
+        ("sparge-fp8[sim0.1-topk0.3-pv50]", (0.1, 0.3)),
     ]:
         launch, outputs = holds(name, SEEN["case"])
         assert SEEN["thresholds"] == thresholds
@@ -389,7 +400,11 @@ def test_sparge_fp8_takes_a_map_in_the_cards_blocks():
     launch, _ = holds("sparge-fp8", SEEN["case"])
     assert "density" in launch.counters
     assert resolve("sparge-fp8", SEEN["case"]).variant_of(SEEN["case"]) == "given"
-    with pytest.raises(Unsupported, match="block=128x64 is not the block of this card's kernel; 64x128"):
+    SEEN["case"] = case_of(seqlen=300, block="128x128")
+    assert list(holds("sparge-fp8", SEEN["case"])[0].phases) == ["convert"]
+    with pytest.raises(
+        Unsupported, match="block=128x64 does not fit blocks of 64x128: the map keeps some of them in part"
+    ):
         opened("sparge-fp8", case_of(block="128x64"))
     for name in ("sparge-fp8", "sparge-fp8[sim0-cdf0.5-pv50]"):
         with pytest.raises(Unsupported, match=r"causal=True hides whole blocks only: .*; false; sparge takes it"):
@@ -400,8 +415,8 @@ def test_sparge_fp8_takes_a_map_in_the_cards_blocks():
         opened("sparge", case_of(block="128x128"))
     with pytest.raises(Unsupported, match="seqlen=100 is too short; at least 128"):
         opened("sparge", case_of(seqlen=100, density=1.0))
-    for short in ("cdf0.5", "sim0-cdf1.5-pv50", "sim2-cdf0.5-pv50"):
-        with pytest.raises(UsageError, match="cannot be read; simX-cdfY-pvZ"):
+    for short in ("cdf0.5", "sim0-cdf1.5-pv50", "sim2-cdf0.5-pv50", "topk2", "topk0.5-pv", "sim0-cdf0.5-pv-1"):
+        with pytest.raises(UsageError, match="cannot be read; simX-cdfY-pvZ, simX-topkY-pvZ or topkY"):
             resolve(f"sparge[{short}]", SEEN["case"])
     assert [config.short for config in all_backends()["sparge"].configs(SEEN["case"])][:2] == [
         "sim0.6-cdf0.98-pv50",

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
 
 WORKLOAD = load_workload("video")
-OURS = ("flash-triton", "flash-sparse", "flash-quant")
+OURS = ("flash-triton", "flash-sparse", "flash-quant", "flash-sparse-quant")
 MAP = {"height": 128, "width": 128, "block": "64x64", "density": 0.5}
 "A video whose attention has several blocks, for a sparse row."
 

@@ -25,6 +25,8 @@ class Inputs:
     causal: bool = False
     cu_q: torch.Tensor | None = None
     cu_k: torch.Tensor | None = None
+    block_map: torch.Tensor | None = None
+    block: tuple[int, int] = (128, 128)
 
     @property
     def options(self) -> dict[str, object]:
@@ -50,8 +52,10 @@ def inputs_of(
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
     device: str = "cpu",
+    block: tuple[int, int] | None = None,
+    density: float = 0.5,
 ) -> Inputs:
-    """Values drawn on the CPU, of a kind of the workload."""
+    """Values drawn on the CPU, of a kind of the workload; with blocks, a random map of them."""
     seqlen_k = seqlen if seqlen_k is None else seqlen_k
     generator = torch.Generator().manual_seed(seed)
 
@@ -62,7 +66,11 @@ def inputs_of(
     }
     q, k, v = (fill(kind, name, torch.empty(*shape, dim), generator) for name, shape in shapes.items())
     q, k, v = (x.to(dtype).to(device) for x in (q, k, v))
-    return Inputs(q=q, k=k, v=v, causal=causal)
+    if block is None:
+        return Inputs(q=q, k=k, v=v, causal=causal)
+    shape = batch, heads, -(-seqlen // block[0]), -(-seqlen_k // block[1])
+    block_map = (torch.rand(shape, generator=generator) < density).to(device)
+    return Inputs(q=q, k=k, v=v, causal=causal, block_map=block_map, block=block)
 
 
 def packed_of(lengths: list[tuple[int, int]], **options: object) -> Inputs:
@@ -96,17 +104,23 @@ def together(inputs: Inputs, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> 
     return torch.cat(outs), torch.cat(sums, 1)[None]
 
 
-def visible(queries: int, keys: int, causal: bool, device: torch.device) -> torch.Tensor:
-    """[Sq, Sk]: which keys each query sees."""
+def visible(inputs: Inputs, number: int, queries: int, keys: int) -> torch.Tensor:
+    """[Sq, Sk], with a map [heads, Sq, Sk]: which keys each query of a sequence sees."""
+    device = inputs.q.device
     place = torch.arange(queries, device=device)[:, None] + keys - queries
-    return (torch.arange(keys, device=device)[None] <= place) | (not causal)
+    see = (torch.arange(keys, device=device)[None] <= place) | (not inputs.causal)
+    if inputs.block_map is not None:
+        rows, columns = inputs.block
+        blocks = inputs.block_map[number].repeat_interleave(rows, 1).repeat_interleave(columns, 2)
+        see = see & blocks[:, :queries, :keys]
+    return see
 
 
 def truth_of(inputs: Inputs, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Exact output and lse in fp64."""
     parts = []
-    for q, k, v in sequences(inputs):
-        see = visible(q.shape[1], k.shape[1], inputs.causal, q.device)
+    for number, (q, k, v) in enumerate(sequences(inputs)):
+        see = visible(inputs, number, q.shape[1], k.shape[1])
         scores = (q @ k.mT * (scale or q.shape[-1] ** -0.5)).masked_fill(~see, -torch.inf)
         lse = scores.logsumexp(-1) if k.shape[1] else scores.new_full(scores.shape[:-1], -torch.inf)
         parts.append((torch.exp(scores - lse[..., None]).masked_fill(~see, 0.0) @ v, lse))
@@ -143,7 +157,7 @@ def recipe_of(
         backwards: from the last tile to the first.
     """
     parts = []
-    for q, k, v in sequences(inputs):
+    for number, (q, k, v) in enumerate(sequences(inputs)):
         (heads, queries, dim), keys = q.shape, k.shape[1]
         mean = k.mean(1, keepdim=True) if keys else k.new_zeros(heads, 1, dim)
         q_scale = q.abs().amax(-1, keepdim=True).clamp(min=2.0**-60) / 127
@@ -151,7 +165,7 @@ def recipe_of(
         v_scale = (v.abs().amax(1, keepdim=True) if keys else v.new_zeros(heads, 1, dim)).clamp(min=2.0**-60) / 448
         factor = (scale or dim**-0.5) * LOG2_E
         scores = rounded(q, q_scale) @ rounded(k - mean, k_scale).mT * (q_scale * factor) * k_scale.mT
-        scores = scores.masked_fill(~visible(queries, keys, inputs.causal, q.device), -torch.inf)
+        scores = scores.masked_fill(~visible(inputs, number, queries, keys), -torch.inf)
         most = scores.new_full((heads, queries, 1), -torch.inf)
         sums, out = torch.zeros_like(most), q.new_zeros(heads, queries, dim)
         starts = range(0, keys, tile)

@@ -11,11 +11,15 @@ from attnbench.workloads.base import load_workload
 from .interpreter import interpreted
 
 DENSE = {"batch": 2, "seqlen": 40, "nheads": 2, "headdim": 16, "dtype": "fp16"}
+SPARSE = ("flash-sparse", "flash-sparse-quant")
 
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("flash-triton", DENSE), ("flash-sparse", DENSE | {"seqlen": 150, "batch": 1, "block": "64x64", "density": 0.67})],
+    [
+        ("flash-triton", DENSE),
+        *((name, DENSE | {"seqlen": 150, "batch": 1, "block": "64x64", "density": 0.67}) for name in SPARSE),
+    ],
 )
 def test_a_function_gives_what_a_session_gives(name, values):
     pytest.importorskip("triton")

@@ -202,3 +202,14 @@ def test_a_suites_densities_are_put_aside_by_none():
     for text in ("0", "1.1", "nan", "x"):
         with pytest.raises(ValueError, match="a number above 0, at most 1, or none where a file says the map"):
             axis.parse(text)
+
+
+def test_a_suites_densities_give_way_to_a_file_and_to_the_full_map_and_those_asked_for_do_not():
+    values = {"seqlen": 512, "density": 0.25, "block": "64x64"}
+    for pattern in ("full", "mine.npy@0123abcd"):
+        given = values | {"pattern": pattern}
+        assert WORKLOAD.fitted(given, {"pattern"})["density"] is None
+        assert WORKLOAD.fitted(given, {"pattern", "density"}) == given
+        assert WORKLOAD.fitted(given, {"seqlen", "pattern"})["density"] is None
+    assert WORKLOAD.fitted(values | {"pattern": "window"}, {"pattern"})["density"] == 0.25
+    assert WORKLOAD.fitted(values | {"pattern": "window", "seqlen": 128}, {"seqlen"})["density"] == 0.5

@@ -53,7 +53,7 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         from attnbench.kernels.flash.sparse import api
         from attnbench.workloads.sparse.patterns import block_map
 
-        def convert(blocks: Tensor, q: Tensor, k: Tensor) -> Any:
+        def convert(blocks: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Any:
             with torch.cuda.device_of(q):  # Triton launches on the current device
                 problem = api.sparse_problem_of(q, k, k, block=case.block_shape, causal=case.causal, scale=case.scale)
                 config = api.config_for(self.own or None, q, k, k, problem)
@@ -74,7 +74,7 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
         def given(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if not made:
-                made.append(convert(blocks, q, k))
+                made.append(convert(blocks, q, k, v))
             return attend(q, k, v, made[0])
 
         return given

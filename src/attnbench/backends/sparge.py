@@ -3,8 +3,9 @@
 Without a configuration `sparge-fp8` computes the map it is given (`block_sparse_sage2_attn_cuda`), and `sparge`
 predicts with the library's defaults.  A configuration ``sim0-cdf0.7-pv50`` predicts with those thresholds:
 `simthreshd1` of the similarity gate, `cdfthreshd` of the share of softmax mass, `pvthreshd` of the skipped products
-P V.  **On random data the defaults (sim 0.6, cdf 0.98) skip nothing**: no block is similar to itself, so every row is
-dense.
+P V.  ``topk0.5`` is the entry point that the library recommends, for a share of the blocks; its gate is -0.1 if no other
+is named.  **On random data the defaults (sim 0.6, cdf 0.98) skip nothing**: no block is similar to itself, so every row
+is dense.
 
 The map that a prediction used is kept as the library makes it, by a wrapper around its own function that is there
 during the call alone.  With e4m3 the library's causal mask hides whole blocks only: queries on the diagonal see later
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Budget, Config, Launch, Machine
 from attnbench.backends.replaced import replaced
-from attnbench.backends.sparse import SparseBackend, SparseLimits, map_of_lists, resized
+from attnbench.backends.sparse import SparseBackend, SparseLimits, is_exact, map_of_lists, resized
 from attnbench.errors import Unsupported, UsageError, refusal
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.case import SparseCase
     from attnbench.workloads.sparse.inputs import SparseInputs
 
-FORM = re.compile(r"sim(-?\d+(?:\.\d+)?)-cdf(\d+(?:\.\d+)?)-pv(\d+(?:\.\d+)?)")
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
+FORM = re.compile(rf"sim{_NUMBER}-(cdf|topk){_NUMBER}-pv{_NUMBER}")
 DEFAULTS = {"simthreshd1": 0.6, "cdfthreshd": 0.98, "pvthreshd": 50.0}
+SHARES = {"cdf": "cdfthreshd", "topk": "topk"}
 PREDICTS = "get_block_map_meansim_fuse_quant"
 SWEEP = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 "cdfthreshd of the seed's sweep, with simthreshd1 0 and pvthreshd 50."
@@ -41,21 +44,22 @@ SWEEP = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 class SpargeBackend(SparseBackend):
     """What the two have in common."""
 
-    install = "git clone https://github.com/thu-ml/SpargeAttn.git && cd SpargeAttn && MAX_JOBS={max_jobs} pip install ."
+    install = (
+        "git clone https://github.com/thu-ml/SpargeAttn.git && cd SpargeAttn && pip install einops ninja && "
+        "MAX_JOBS={max_jobs} pip install --no-build-isolation ."
+    )
     module = "spas_sage_attn.core"
     distribution = "spas_sage_attn"
     variant = "chosen"
     follows = False
-    function: ClassVar[str]
-    "predicts and attends"
+    functions: ClassVar[tuple[str, str]]
+    "predict and attend: by a share of softmax mass, by a share of the blocks"
     limits = SparseLimits(headdims=(64, 128), causal=True, capability=(8, 0), capability_below=(10, 0))
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
         """The library's defaults, and the seed's sweep."""
-        return [
-            self.config_of(f"sim{sim:g}-cdf{cdf:g}-pv50", case)
-            for sim, cdf in ((0.6, 0.98), *((0, cdf) for cdf in SWEEP))
-        ]
+        thresholds = (0.6, 0.98), *((0, cdf) for cdf in SWEEP)
+        return [self.config_of(f"sim{sim:g}-cdf{cdf:g}-pv50", case) for sim, cdf in thresholds]
 
     def config_of(self, short: str, case: SparseCase) -> Config:
         """Any thresholds.
@@ -63,19 +67,21 @@ class SpargeBackend(SparseBackend):
         Raises:
             UsageError: they cannot be read or are out of range.
         """
-        match = FORM.fullmatch(short)
-        numbers = [float(text) for text in match.groups()] if match else []
-        if not numbers or not (-1 <= numbers[0] <= 1 and 0 <= numbers[1] <= 1):
+        match = FORM.fullmatch(f"sim-0.1-{short}-pv50" if short.startswith("topk") else short)
+        if match:
+            values = {"simthreshd1": float(match[1]), SHARES[match[2]]: float(match[3]), "pvthreshd": float(match[4])}
+            sim, share, products = values.values()
+        if not match or not (-1 <= sim <= 1 and 0 <= share <= 1 and products >= 0):
             raise UsageError(
                 refusal(
                     self.name,
                     "config",
                     short,
                     "cannot be read",
-                    "simX-cdfY-pvZ, X from -1 to 1, Y from 0 to 1, such as sim0-cdf0.7-pv50",
+                    "simX-cdfY-pvZ, simX-topkY-pvZ or topkY, X from -1 to 1, Y from 0 to 1, such as sim0-cdf0.7-pv50",
                 )
             )
-        return Config(short, dict(zip(DEFAULTS, numbers, strict=True)))
+        return Config(short, values)
 
     def check(self, case: SparseCase, machine: Machine) -> None:
         """Refuse what the library cannot take.
@@ -123,7 +129,7 @@ class SpargeBackend(SparseBackend):
         given = dict(self.config.values) if self.config else dict(DEFAULTS)
         native = self.own_block(machine_of(inputs))
         made: dict[str, Tensor] = {}
-        function, rule = getattr(core, self.function), getattr(core, PREDICTS)
+        function, rule = getattr(core, self.functions["topk" in given]), getattr(core, PREDICTS)
 
         def predict(*arguments: Any, **options: Any) -> Any:
             """The library's own; keeps its lists of blocks: the steps from one to the next, and counts."""
@@ -151,7 +157,7 @@ class Sparge(SpargeBackend):
 
     name = "sparge"
     title = "SpargeAttn, fp16 PV"
-    function = "spas_sage_attn_meansim_cuda"
+    functions = "spas_sage_attn_meansim_cuda", "spas_sage_attn_meansim_topk_cuda"
 
 
 class SpargeFp8(SpargeBackend):
@@ -159,7 +165,7 @@ class SpargeFp8(SpargeBackend):
 
     name = "sparge-fp8"
     title = "SpargeAttn, fp8 PV"
-    function = "spas_sage2_attn_meansim_cuda"
+    functions = "spas_sage2_attn_meansim_cuda", "spas_sage2_attn_meansim_topk_cuda"
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
@@ -174,7 +180,7 @@ class SpargeFp8(SpargeBackend):
         return Budget(relative=0.5, rel_l1=0.065, head_rel_l1=0.08)
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse a causal mask, which hides whole blocks only, and a given map that is not in the card's blocks.
+        """Refuse a causal mask, which hides whole blocks only, and a given map that the card's blocks cannot say.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -192,10 +198,14 @@ class SpargeFp8(SpargeBackend):
                     "sparge takes it",
                 )
             )
-        if not self.config and case.block_shape != native:
+        if not self.config and not is_exact(case, native):
             raise Unsupported(
                 refusal(
-                    self.name, "block", case.block, "is not the block of this card's kernel", f"{native[0]}x{native[1]}"
+                    self.name,
+                    "block",
+                    case.block,
+                    f"does not fit blocks of {native[0]}x{native[1]}: the map keeps some of them in part",
+                    f"a map of blocks {native[0]}x{native[1]}, or of larger ones",
                 )
             )
 
@@ -207,14 +217,19 @@ class SpargeFp8(SpargeBackend):
             yield self._predicting(case, inputs, core)
             return
 
+        native = self.own_block(machine_of(inputs))
+        made: dict[str, Tensor] = {}
+
+        def convert(blocks: Tensor) -> None:
+            made["map"] = resized(blocks, case, case.block_shape, native)
+
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = core.block_sparse_sage2_attn_cuda(
-                q, k, v, mask_id=blocks, scale=case.scale, tensor_layout="HND"
+                q, k, v, mask_id=made["map"], scale=case.scale, tensor_layout="HND"
             )
             return out
 
-        blocks = inputs.block_map.contiguous()
-        yield self.launch(case, inputs, attend, capturable=False)
+        yield self.launch(case, inputs, attend, convert=convert, capturable=False)
 
 
 def machine_of(inputs: SparseInputs) -> Machine:

@@ -306,25 +306,25 @@ class Following(Preparing):
     def __init__(
         self,
         predict: Callable[[Tensor, Tensor], Tensor],
-        convert: Callable[[Tensor, Tensor, Tensor], Any],
+        prepare: Callable[[Tensor, Tensor, Tensor, Tensor], Any],
         attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor],
     ) -> None:
         """Follow a predictor.
 
         Args:
             predict: ``blocks = predict(q, k)``, bool [B, H, rows, columns] of q and k [B, H, S, D].
-            convert: ``lists = convert(blocks, q, k)``, as the kernel reads a map, of q and k [B, S, H, D].
-            attend: ``out = attend(q, k, v, lists)``.
+            prepare: ``made = prepare(blocks, q, k, v)``, of which the kernel reads the map, of q, k and v [B, S, H, D].
+            attend: ``out = attend(q, k, v, made)``.
         """
-        self.predict, self.convert, self.attend = predict, convert, attend
+        self.predict, self.prepare, self.attend = predict, prepare, attend
         self.blocks: Tensor | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Backend.attend`."""
         with self.preparing():
             self.blocks = self.predict(q.transpose(1, 2), k.transpose(1, 2))
-            lists = self.convert(self.blocks, q, k)
-        return self.attend(q, k, v, lists)
+            made = self.prepare(self.blocks, q, k, v)
+        return self.attend(q, k, v, made)
 
     def chosen(self) -> Tensor:
         """The map of the last call, bool [B, H, rows, columns].

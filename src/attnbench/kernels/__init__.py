@@ -1,10 +1,11 @@
 """Our own kernels, usable without the bench: `flash_attention`, `flash_quant_attention`,
-`flash_sparse_attention`, `hstu_attention` and `hstu_bsa_attention`; `warm` compiles them ahead of their calls.
+`flash_sparse_attention`, `flash_sparse_quant_attention`, `hstu_attention` and `hstu_bsa_attention`; `warm` compiles
+them ahead of their calls.
 
-A family (`flash/`, `flash/quant/`, `flash/sparse/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`) has its public function in
-`api`, its checks in `problem`, its launch configurations beside their tuned defaults, and its device code in `portable/`
-(Triton, sm_80 and later) and `hopper/` (Gluon, sm_90).  `compat` has other packages' names for them.  Nothing else of
-attnbench is imported: the package can be copied as a whole.
+A family (`flash/`, `flash/quant/`, `flash/sparse/`, `flash/sparse_quant/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`)
+has its public function in `api`, its checks in `problem`, its launch configurations beside their tuned defaults, and its
+device code in `portable/` (Triton, sm_80 and later) and `hopper/` (Gluon, sm_90).  `compat` has other packages' names for
+them.  Nothing else of attnbench is imported: the package can be copied as a whole.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from attnbench.kernels.flash.api import flash_attention
     from attnbench.kernels.flash.quant.api import flash_quant_attention
     from attnbench.kernels.flash.sparse.api import flash_sparse_attention, make_lists
+    from attnbench.kernels.flash.sparse_quant.api import flash_sparse_quant_attention
     from attnbench.kernels.hstu.bsa.api import hstu_bsa_attention
     from attnbench.kernels.hstu.dense.api import hstu_attention
     from attnbench.kernels.shared.card import Card
@@ -26,6 +28,7 @@ __all__ = [
     "flash_attention",
     "flash_quant_attention",
     "flash_sparse_attention",
+    "flash_sparse_quant_attention",
     "hstu_attention",
     "hstu_bsa_attention",
     "make_lists",
@@ -37,6 +40,7 @@ _HOME = {
     "flash_attention": "flash.api",
     "flash_quant_attention": "flash.quant.api",
     "flash_sparse_attention": "flash.sparse.api",
+    "flash_sparse_quant_attention": "flash.sparse_quant.api",
     "make_lists": "flash.sparse.api",
     "hstu_attention": "hstu.dense.api",
     "hstu_bsa_attention": "hstu.bsa.api",

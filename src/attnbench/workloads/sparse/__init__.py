@@ -13,7 +13,7 @@ from attnbench.errors import UsageError, unknown
 from attnbench.record import Work
 from attnbench.workloads.base import ATTENTION_KINDS, Choice, Draw, OutputKind, Workload
 from attnbench.workloads.sparse.axes import AXES
-from attnbench.workloads.sparse.case import SparseCase
+from attnbench.workloads.sparse.case import FULL, PATTERNS, SparseCase
 from attnbench.workloads.sparse.work import dense_flops, work
 
 if TYPE_CHECKING:
@@ -57,10 +57,12 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
         return SparseCase(**self.filled(values))
 
     def fitted(self, values: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
-        """A suite's density gives way to lengths and blocks of which it would leave a row less than one."""
+        """A suite's density gives way to a file, the full map, and lengths and blocks of which it would leave a row none."""
         density = values.get("density")
         if not asked or "density" in asked or density is None:
             return values
+        if "pattern" in asked and (values["pattern"] == FULL or values["pattern"] not in PATTERNS):
+            return {**values, "density": None}
         columns = self.case({**values, "density": None}).blocks[1]
         return {**values, "density": max(density, 1 / columns)}
 

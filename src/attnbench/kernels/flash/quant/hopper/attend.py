@@ -8,9 +8,19 @@ from typing import no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.core import base_value
 
-from attnbench.kernels.flash.hopper.tiles import Mask, hide, sums_of
-from attnbench.kernels.flash.quant.hopper.tiles import PEAK, ZERO, highest, largest_of, lowered, operand_of, read_work
+from attnbench.kernels.flash.hopper.tiles import sums_of
+from attnbench.kernels.flash.quant.hopper.tiles import (
+    PEAK,
+    TILE,
+    ZERO,
+    highest,
+    largest_of,
+    lowered,
+    operand_of,
+    read_work,
+)
 from attnbench.kernels.shared.hopper import (
     ROWS,
     Argument,
@@ -41,7 +51,8 @@ class Consumer:
     repeats: Argument
     rows_k: Argument
     rings: Rings
-    mask: Mask
+    tiles: base_value
+    "an `EveryTile`, or what has its methods: it says which keys a tile has, and which of them are hidden"
     queue: WorkQueue
     outs: gl.shared_memory_descriptor
     "a tile a warpgroup, by way of which outputs leave"
@@ -54,23 +65,10 @@ class Consumer:
 
 @gluon.jit
 @no_type_check
-def unseen_tiles(row, work, mask, BLOCK_N: gl.constexpr):
-    """How many of a work item's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
-    high = work.keys
-    if mask.HAS_RIGHT:
-        last = gl.minimum(row + ROWS, work.queries) - 1
-        high = gl.minimum(gl.maximum(last + (work.keys - work.queries + 1), 0), work.keys)
-    seen = gl.minimum((high + BLOCK_N - 1) // BLOCK_N, work.end)
-    return gl.where(row < work.queries, work.end - seen, work.end)
-
-
-@gluon.jit
-@no_type_check
 def hide_keys(scores, tile, consumer, done, WARPGROUP: gl.constexpr):
     """Scores of a tile of the work item's keys with those at -∞ that a row does not see."""
     work = read_work(consumer.queue, done)
-    row = work.first + WARPGROUP * ROWS
-    return hide(scores, row, tile * consumer.BLOCK_N, work.keys, work.keys - work.queries, consumer.mask)
+    return consumer.tiles.hide_tile(scores, work, tile, work.first + WARPGROUP * ROWS)
 
 
 @gluon.jit
@@ -94,15 +92,16 @@ def through_keys(q, acc, row_max, sums, row_scale, consumer, count, done, end, W
     v_ring = consumer.rings.v
     work = read_work(consumer.queue, done)
     split = work.split
-    place = (work.head // consumer.repeats * consumer.rows_k + work.k_place) // consumer.BLOCK_N
+    place = (work.head // consumer.repeats * consumer.rows_k + work.k_place) // TILE
     scales = consumer.k_scale_ptr + gl.cast(place, gl.int64) * 4 + gl.arange(0, 4, gl.SliceLayout(0, OF_FOURS))
-    following = gl.load(scales + (end - 1) * 4)
+    listed = consumer.tiles.listed(work)
+    following, number = consumer.tiles.scales(scales, listed, end - 1, consumer.tiles.number(listed, end - 1))
     for index in range(end):
         tile = end - 1 - index
         scale = row_scale[:, None] * following[None, :]
         k_ring.wait(count)
         scores = scores_of(q, k_ring, count)
-        following = gl.load(scales + gl.maximum(tile - 1, 0) * 4)
+        following, number = consumer.tiles.scales(scales, listed, gl.maximum(tile - 1, 0), number)
         scores = warpgroup_mma_wait(0, [scores])
         k_ring.release(count)
         numbers = numbers_of(scores, tile, split, consumer, done, WARPGROUP)
@@ -154,9 +153,10 @@ def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done,
     v_ring = consumer.rings.v
     work = read_work(consumer.queue, done)
     split = work.split
-    place = (work.head // consumer.repeats * consumer.rows_k + work.k_place) // consumer.BLOCK_N
+    place = (work.head // consumer.repeats * consumer.rows_k + work.k_place) // TILE
     scales = consumer.k_scale_ptr + gl.cast(place, gl.int64) * 4 + gl.arange(0, 4, gl.SliceLayout(0, OF_FOURS))
-    key_scale = gl.load(scales + (end - 1) * 4)
+    listed = consumer.tiles.listed(work)
+    key_scale, number = consumer.tiles.scales(scales, listed, end - 1, consumer.tiles.number(listed, end - 1))
     k_ring.wait(count)
     scores = warpgroup_mma_wait(0, [scores_of(q, k_ring, count)])
     k_ring.release(count)
@@ -167,7 +167,7 @@ def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done,
         k_ring.wait(count + 1)
     for index in range(1, end):
         tile = end - 1 - index
-        key_scale = gl.load(scales + tile * 4)
+        key_scale, number = consumer.tiles.scales(scales, listed, tile, number)
         weights, sums = lowered(numbers, scale, pivot, sums, factor)
         operand = operand_of(weights, (ROWS, consumer.BLOCK_N), gl.DotOperandLayout(0, OUT, 4))
         scores = scores_of(q, k_ring, count + 1)
@@ -210,7 +210,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     rows = gl.arange(0, ROWS, OF_ROWS)
     scales = consumer.q_scale_ptr + gl.cast(work.q_place, gl.int64) + WARPGROUP * ROWS
     row_scale = gl.load(scales + rows, mask=row + rows < work.queries, other=1.0)
-    unseen = unseen_tiles(row, work, consumer.mask, consumer.BLOCK_N)
+    unseen = consumer.tiles.unseen(row, work, consumer.BLOCK_N)
     count = skip_tiles(consumer.rings, count, unseen)
     end -= unseen
     q = q_ring.take(done)

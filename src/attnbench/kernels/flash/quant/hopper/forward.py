@@ -19,7 +19,7 @@ from attnbench.kernels.flash.hopper.tiles import GridProblem, Mask
 from attnbench.kernels.flash.quant.config import QUERY_TILES
 from attnbench.kernels.flash.quant.hopper.attend import Consumer, consume
 from attnbench.kernels.flash.quant.hopper.producer import Producer, produce
-from attnbench.kernels.flash.quant.hopper.tiles import NUMBERS, Rooms
+from attnbench.kernels.flash.quant.hopper.tiles import NUMBERS, EveryTile, Rooms
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, Rings, allocate_ring, allocate_work_queue, rows_of
 
@@ -110,7 +110,7 @@ def flash_quant_hopper_forward(
         repeats,
         rows_k,
         rings,
-        mask,
+        EveryTile(mask),
         queue,
         outs,
         PACKED,

@@ -8,14 +8,15 @@ from typing import no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from attnbench.kernels.flash.hopper.tiles import locate
+from attnbench.kernels.flash.hopper.tiles import Mask, hide, locate
 from attnbench.kernels.flash.tiles import keys_of_rows, padded_start, sequence, tiles_of
 from attnbench.kernels.shared.hopper import ROWS, Argument, aggregate
 
 PEAK = gl.constexpr(8.807354922057604)
 "log2 of the largest number of e4m3, which the largest weight of a row becomes."
 
-
+TILE = gl.constexpr(128)
+"Keys that have four scales of their own (`prepare`)."
 ZERO = gl.constexpr(0x4B400000)
 """What sums of int8 products begin with: the bits of 1.5 · 2²³ as fp32, whose last bit counts 1.  A sum below 2²² in size
 is then a number of fp32 as it stands, `ZERO_AS_FLOAT` too large; and as these are positive they order as integers do."""
@@ -101,6 +102,48 @@ def read_work(queue, turn):
         queue.number(turn, 9),
         queue.number(turn, 10),
     )
+
+
+@aggregate
+class EveryTile:
+    """A work item's tiles of keys, one after the other up to the last that a row sees: which they are, what is hidden."""
+
+    mask: Mask
+
+    @gluon.jit
+    @no_type_check
+    def listed(self, work):
+        """Where a list of the tiles begins; there is none."""
+        return work.end
+
+    @gluon.jit
+    @no_type_check
+    def number(self, listed, place):
+        """Which tile of the sequence is at a place."""
+        return place
+
+    @gluon.jit
+    @no_type_check
+    def scales(self, scales, listed, place, number):
+        """The four scales of the tile at a place, whose number is given, and the number of the one before."""
+        return gl.load(scales + place * 4), number
+
+    @gluon.jit
+    @no_type_check
+    def hide_tile(self, scores, work, place, row):
+        """Scores of the tile at a place with those at -∞ that rows do not see; rows from `row`."""
+        return hide(scores, row, place * scores.shape[1], work.keys, work.keys - work.queries, self.mask)
+
+    @gluon.jit
+    @no_type_check
+    def unseen(self, row, work, BLOCK_N: gl.constexpr):
+        """How many of a work item's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
+        high = work.keys
+        if self.mask.HAS_RIGHT:
+            last = gl.minimum(row + ROWS, work.queries) - 1
+            high = gl.minimum(gl.maximum(last + (work.keys - work.queries + 1), 0), work.keys)
+        seen = gl.minimum((high + BLOCK_N - 1) // BLOCK_N, work.end)
+        return gl.where(row < work.queries, work.end - seen, work.end)
 
 
 @gluon.jit

@@ -64,6 +64,33 @@ def load_values(v_ptr, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
     return tl.load(v_ptr + place // TILE * (TILE * COLUMNS) + place % TILE + (columns[:, None] * TILE + rows[None, :]))
 
 
+@triton.jit
+@no_type_check
+def add_tile(acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, place, BLOCK_N: tl.constexpr):
+    """Output so far, maximum and sum with a tile: of its scores, and its values from a row of all heads' on."""
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    COLUMNS: tl.constexpr = acc.shape[1]
+    weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M, BLOCK_N)
+    v = load_values(v_ptr, place, COLUMNS, BLOCK_N)
+    part = tl.dot(weights, tl.trans(v), out_dtype=tl.float32)
+    return tl.fma(acc, tl.broadcast_to(factor[:, None], [BLOCK_M, COLUMNS]), part), row_max, row_sum
+
+
+@triton.jit
+@no_type_check
+def output_of(acc, row_sum, v_scale):
+    """Output of what has been added up, 0 of rows that have seen no key, and their sums, 1 of those."""
+    total = tl.where(row_sum == 0.0, 1.0, row_sum)  # which NaN is not
+    return acc * (1.0 / total)[:, None] * v_scale[None, :], total
+
+
+@triton.jit
+@no_type_check
+def lse_of(row_max, row_sum, total, row_shift):
+    """Logarithm of each row's sum, -∞ of rows that have seen no key."""
+    return tl.where(row_sum == 0.0, float("-inf"), (row_max + tl.math.log2(total) - PEAK + row_shift) * LN_2)
+
+
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_quant_forward(
@@ -124,10 +151,9 @@ def flash_quant_forward(
         for index in tl.range(0, split, disable_licm=True):
             k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
-            weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M, BLOCK_N)
-            v = load_values(v_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
-            part = tl.dot(weights, tl.trans(v), out_dtype=tl.float32)
-            acc = tl.fma(acc, tl.broadcast_to(factor[:, None], [BLOCK_M, COLUMNS]), part)
+            acc, row_max, row_sum = add_tile(
+                acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, k_place + index * BLOCK_N, BLOCK_N
+            )
         for index in tl.range(split, end, num_stages=1, disable_licm=True):
             k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
@@ -143,20 +169,16 @@ def flash_quant_forward(
                 HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
-            weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M, BLOCK_N)
-            v = load_values(v_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
-            part = tl.dot(weights, tl.trans(v), out_dtype=tl.float32)
-            acc = tl.fma(acc, tl.broadcast_to(factor[:, None], [BLOCK_M, COLUMNS]), part)
-
-        empty = row_sum == 0.0  # which NaN is not
-        total = tl.where(empty, 1.0, row_sum)
+            acc, row_max, row_sum = add_tile(
+                acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, k_place + index * BLOCK_N, BLOCK_N
+            )
         v_scale = tl.load(
             v_scale_ptr + (tl.cast(number, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + columns
         )
-        acc = acc * (1.0 / total)[:, None] * v_scale[None, :]
+        out, total = output_of(acc, row_sum, v_scale)
         out_base = rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head)
-        store_rows(out_base, first, queries, out_row, acc, DIM, BLOCK_M, COLUMNS)
+        store_rows(out_base, first, queries, out_row, out, DIM, BLOCK_M, COLUMNS)
         row_shift = tl.load(q_shift_ptr + q_place + at, there, other=0.0)
-        lse = tl.where(empty, float("-inf"), (row_max + tl.math.log2(total) - PEAK + row_shift) * LN_2)
+        lse = lse_of(row_max, row_sum, total, row_shift)
         lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
         tl.store(lse_base + rows, lse, mask=there)

@@ -1,0 +1,147 @@
+"""What ``flash-sparse-quant`` launches: lists of a map, two launches that quantise, and the kernel over both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attnbench.backends.base import Preparing
+from attnbench.backends.sparse import Following
+from attnbench.workloads.sparse.patterns import block_map, spans, visible_pairs
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+    from attnbench.kernels.flash.sparse.lists import BlockLists
+    from attnbench.workloads.sparse.case import SparseCase
+
+
+def largest_error(case: SparseCase, *, given: bool) -> float:
+    """Largest error of an output, in units of the root mean square of all.
+
+    Weights and values have 4 bits.  Of n keys an output of normal values has the size 1 / sqrt(n) and is off by up to
+    half of that, or up to 0.35 where n is small: what `flash-quant` may be off by, in the row of the fewest keys.  The
+    map is the case's own, or one that is predicted: then a row may have one block, and an output is at least as
+    large as that of dense attention.
+    """
+    import numpy as np
+
+    (_, queries), (_, sizes) = spans(case)
+    kept = block_map(case) if given else np.ones((1, 1, *case.blocks), dtype=bool)
+    keys = np.where(kept, visible_pairs(case), 0).sum(-1) / queries[:, 0]  # of a query, the mean of its block
+    seen = keys > 0
+    if not seen.any():
+        return 0.5
+    fewest = 1.0 if case.causal else float(keys[seen].min() if given else sizes.min())
+    mean_square = np.where(seen, queries[:, 0] / np.where(seen, keys, 1), 0).sum() / (
+        case.seqlen * kept.shape[0] * kept.shape[1]
+    )
+    return max(0.5, min(0.35, 0.5 / fewest**0.5) / float(mean_square) ** 0.5)
+
+
+class SparseQuantCall:
+    """The op of one case on tensors [B, S, H, D], with buffers that are there before: ``out = call(q, k, v)``."""
+
+    def __init__(self, case: SparseCase, operands: tuple[Tensor, Tensor, Tensor], short: str) -> None:
+        import torch
+
+        from attnbench.kernels.flash.sparse_quant import api
+
+        self.operands, (q, k, _) = operands, operands
+        self.problem, self.dense = api.problems_of(
+            *operands, block=case.block_shape, causal=case.causal, scale=case.scale
+        )
+        self.config = api.config_for(short or None, q, self.problem)
+        self.made = api.allocate(q, k, self.dense)
+        self.out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        self.lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=q.device)
+        self.lists: BlockLists | None = None
+
+    def convert(self, blocks: Tensor) -> None:
+        """Lists of a map."""
+        from attnbench.kernels.flash.sparse_quant.api import listed
+
+        self.lists = listed(blocks, *self.operands[:2], self.problem)
+
+    def smooth(self) -> None:
+        """Statistics of K and V."""
+        from attnbench.kernels.flash.sparse_quant.api import launch_smooth
+
+        launch_smooth(*self.operands[1:], self.made, self.dense)
+
+    def quantise(self) -> None:
+        """Q, K and V in 8 bits."""
+        from attnbench.kernels.flash.sparse_quant.api import launch_quantise
+
+        launch_quantise(*self.operands, self.made, self.dense)
+
+    def kernel(self) -> None:
+        """Attention over what was quantised and listed."""
+        from attnbench.kernels.flash.sparse_quant.api import launch_sparse_quant
+
+        assert self.lists is not None, "convert was not called"
+        launch_sparse_quant(self.made, self.out, self.lse, self.lists, self.problem, self.config)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Quantise and attend."""
+        self.operands = q, k, v
+        self.smooth()
+        self.quantise()
+        self.kernel()
+        return self.out
+
+
+def _prepared(
+    case: SparseCase, short: str, operands: tuple[Tensor, Tensor, Tensor], given: Tensor | BlockLists
+) -> SparseQuantCall:
+    """A call on a model's tensors that has its lists and is quantised; its output is a tensor of its own."""
+    import torch
+
+    from attnbench.kernels.flash.sparse_quant.api import listed
+
+    with torch.cuda.device_of(operands[0]):  # Triton launches on the current device
+        call = SparseQuantCall(case, operands, short)
+        call.lists = listed(given, *operands[:2], call.problem)
+        call.smooth()
+        call.quantise()
+    return call
+
+
+def _attended(call: SparseQuantCall) -> Tensor:
+    import torch
+
+    with torch.cuda.device_of(call.out):
+        call.kernel()
+    return call.out
+
+
+class OverGivenMap(Preparing):
+    """The op over the case's map as a function of a model's tensors; its lists are made in the first call."""
+
+    def __init__(self, case: SparseCase, short: str, blocks: Tensor) -> None:
+        self.case, self.short = case, short
+        self.given: Tensor | BlockLists = blocks
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As of `Backend.attend`."""
+        with self.preparing():
+            call = _prepared(self.case, self.short, (q, k, v), self.given)
+        assert call.lists is not None
+        self.given = call.lists
+        return _attended(call)
+
+
+def following(case: SparseCase, short: str, predict: Callable[[Tensor, Tensor], Tensor]) -> Following:
+    """The op over a map that is predicted in every call."""
+    return Following(
+        predict,
+        lambda blocks, q, k, v: _prepared(case, short, (q, k, v), blocks),
+        lambda q, k, v, call: _attended(call),
+    )
+
+
+def over_given_map(case: SparseCase, short: str, where: device) -> OverGivenMap:
+    """The op over the case's own map."""
+    import torch
+
+    return OverGivenMap(case, short, torch.from_numpy(block_map(case).copy()).to(where))

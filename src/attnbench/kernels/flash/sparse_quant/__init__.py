@@ -1,0 +1,1 @@
+"""Block-sparse softmax attention in 8 bits, forward: the lists of `flash.sparse`, the arithmetic of `flash.quant`."""

@@ -1,0 +1,208 @@
+"""Launch configuration of the block-sparse forward in 8 bits: tiles, warps, stages and code path.
+
+Short form, what differs from the defaults spelled out:  ``m128n128w8s4-ws-beside``
+Which of them a case has says `space`, and why not `RULES`; defaults are rows of ``defaults.toml``.  Imports without
+torch and Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from attnbench.kernels.flash.quant.config import QUERY_TILES
+from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled
+from attnbench.kernels.shared.configs import nearest as closest
+from attnbench.kernels.shared.family import Family, Part, Values
+
+TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
+BARRIER_BYTES = 2048
+"More than the barriers of a program take."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseQuantConfig(LaunchConfig):
+    """Launch configuration of the kernel; precision, dims and blocks belong to the case."""
+
+    EXAMPLE: ClassVar[str] = "m128n128w8s4-ws-beside"
+
+    block_m: Annotated[int, Spelled("m{}", (64, 128))]
+    "queries of a tile: those of a block, or half of them"
+    block_n: Annotated[int, Spelled("n{}", (64, 128))]
+    "keys of a tile: those of a block, or a half of them"
+    warps: Annotated[int, Spelled("w{}", (4, 8))]
+    "of the products"
+    stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4, 5, 6))]
+    "tiles of keys and values in flight"
+    order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
+    "plain: the portable kernel; ws: the Hopper kernel, a producer warp that loads for warpgroups of 64 rows each"
+    products: Annotated[str, Spelled("-{}", ("apart", "beside"))] = "apart"
+    "apart: one product of a warpgroup at a time; beside: the next scores beside the product with this tile's values (ws)"
+    programs: Annotated[int, Spelled("-x{}", (1, 2, 3))] = 1
+    "programs of a multiprocessor at a time (ws)"
+
+    def __post_init__(self) -> None:
+        LaunchConfig.__post_init__(self)
+        if self.order == "plain" and (self.products, self.programs) != ("apart", 1):
+            raise ValueError("order=plain has no beside or x…; without, or order=ws")
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups of 64 rows each (ws)."""
+        return self.block_m // 64
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread as a ws program is launched; a multiple of 8 that `programs` of them have room for."""
+        return min(248, 65536 // (self.programs * 128 * (self.groups + 1)) // 8 * 8)
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a thread that multiplies: what the producer's warps, of 24 each, leave."""
+        return min(240, (self.registers * (self.groups + 1) - 24) // self.groups // 8 * 8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What of a case and its card the rules ask for."""
+
+    dim: int
+    block_q: int = 128
+    block_k: int = 128
+    capability: tuple[int, int] = (9, 0)
+
+    @property
+    def columns(self) -> int:
+        """Of the quantised tensors."""
+        return 64 if self.dim <= 64 else 128
+
+
+def _blocks(config: SparseQuantConfig, shape: Shape) -> str | None:
+    if config.block_m > shape.block_q:
+        return f"has tiles of {config.block_m} queries, and blocks have {shape.block_q}; m{shape.block_q}"
+    if config.block_n > shape.block_k:
+        return f"has tiles of {config.block_n} keys, and blocks have {shape.block_k}; n{shape.block_k}"
+    if config.block_m // config.warps < 16:
+        return f"has {config.block_m // config.warps} rows a warp; such as m128w8"
+    return None
+
+
+def _hopper(config: SparseQuantConfig, shape: Shape) -> str | None:
+    if config.order != "ws":
+        return None
+    whys = (
+        (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
+        (shape.dim % 8 != 0, f"takes multiples of 8 dims, not {shape.dim}; plain"),
+        (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
+        (config.block_n != shape.block_k, f"has the keys of a block for a tile; n{shape.block_k}"),
+        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+    )
+    return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
+
+
+def _registers(config: SparseQuantConfig, shape: Shape) -> str | None:
+    if config.order == "plain":
+        # Output, its part of a tile, scores and weights, of 32 threads to a warp.
+        need = config.block_m * (2 * shape.columns + config.block_n * 5 // 4) // (32 * config.warps)
+        return f"keeps {need} numbers a thread; fewer keys or more warps" if need > 224 else None
+    # Output and part, and beside them scores or the weights as an operand; some twenty for rows and sizes.
+    scores, weights, half = config.block_n // 2, config.block_n // 8, shape.columns // 2
+    most = half + scores + half if config.products == "beside" else half + max(half, scores) + weights
+    if most + 20 <= config.consumer_registers:
+        return None
+    return f"takes about {most + 20} registers a thread, and has {config.consumer_registers}; fewer programs or keys"
+
+
+def shared_bytes(config: SparseQuantConfig, shape: Shape) -> int:
+    """Shared memory of a ws program; barriers are less than BARRIER_BYTES beside it."""
+    queries, outputs = QUERY_TILES * config.block_m, 2 * config.block_m
+    return (queries + outputs + 2 * config.stages * config.block_n) * shape.columns
+
+
+def _shared_memory(config: SparseQuantConfig, shape: Shape) -> str | None:
+    have, room = shared_bytes(config, shape) + BARRIER_BYTES, 228 * 1024 // config.programs - 1024
+    if config.order == "plain" or have <= room:
+        return None
+    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}; fewer stages"
+
+
+RULES: dict[str, Callable[[SparseQuantConfig, Shape], str | None]] = {
+    "blocks": _blocks,
+    "warpgroups": _hopper,
+    "registers": _registers,
+    "shared-memory": _shared_memory,
+}
+"Why a configuration is left out, by name: what it says is wrong with it, or None."
+
+
+def fault(config: SparseQuantConfig, shape: Shape) -> tuple[str, str] | None:
+    """Name of the first rule that leaves a configuration out, and what it says; None of a valid one."""
+    return next(((name, said) for name, rule in RULES.items() if (said := rule(config, shape)) is not None), None)
+
+
+def space(shape: Shape) -> list[SparseQuantConfig]:
+    """Every valid configuration for a shape, in one order."""
+    forms = [*product(("ws",), ("apart", "beside"), (1, 2, 3)), ("plain", "apart", 1)]
+    there = (
+        SparseQuantConfig(
+            block_m=m, block_n=n, warps=warps, stages=stages, order=order, products=products, programs=programs
+        )
+        for (order, products, programs), m, n, warps, stages in product(
+            forms, (64, 128), (64, 128), (4, 8), (2, 3, 4, 5, 6)
+        )
+    )
+    return [config for config in there if fault(config, shape) is None]
+
+
+def nearest(text: str, shape: Shape) -> str:
+    """The valid short form most like a text, or like what it says if it can be read; empty where there is none."""
+    there = space(shape)
+    try:
+        wanted = SparseQuantConfig.parse(text, spelled=False)
+    except ValueError:
+        return closest(text, [one.short for one in there])
+    return min(there, key=wanted.distance).short if there else ""
+
+
+def default_config(shape: Shape) -> SparseQuantConfig:
+    """The default; capability (0, 0) is the interpreter."""
+    return TABLE.first(
+        "forward",
+        SparseQuantConfig,
+        cards=shape.capability[0],
+        dim=shape.dim,
+        block_q=shape.block_q,
+        block_k=shape.block_k,
+        also=lambda config: _hopper(config, shape) is None,
+    )
+
+
+class _Forward(Part[Shape]):
+    side, hint = "forward", "m…"
+
+    def begins(self, text: str) -> bool:
+        return text.startswith(("m", "block_m"))
+
+    def space(self, shape: Shape) -> Mapping[str, Values]:
+        return {config.short: config.values for config in space(shape)}
+
+    def read(self, text: str, shape: Shape) -> Mapping[str, Any]:
+        config = SparseQuantConfig.parse(text)
+        if (found := fault(config, shape)) and text != self.default(shape):
+            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+        return config.values
+
+    def check(self, text: str, shape: Shape) -> None:
+        self.read(text, shape)
+
+    def tuned(self, shape: Shape) -> str:
+        return default_config(shape).short
+
+    def nearest(self, text: str, shape: Shape) -> str:
+        return nearest(text, shape)
+
+
+FAMILY = Family((_Forward(),))

@@ -1,0 +1,74 @@
+"""Launch the block-sparse forward in 8 bits that a configuration names: portable, or for Hopper."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attnbench.kernels.flash.problem import strides_of
+from attnbench.kernels.flash.quant.prepare import Quantised
+from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists
+from attnbench.kernels.flash.sparse.problem import SparseProblem
+from attnbench.kernels.flash.sparse_quant.config import SparseQuantConfig
+from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_quant_forward
+from attnbench.kernels.flash.sparse_quant.problem import said_here
+
+
+def launch_sparse_quant(
+    made: Quantised, out: Tensor, lse: Tensor, lists: BlockLists, problem: SparseProblem, config: SparseQuantConfig
+) -> None:
+    """Compute `out` and `lse` of quantised tensors; nothing waits for the device.
+
+    Args:
+        made: quantised for this problem, without offsets.
+        out: [B, Sq, H, D]; every row is written.
+        lse: fp32 [B, H, Sq]; every row is written.
+        lists: of the map, one for each of its rows, made for this problem.
+        problem: lengths, blocks and mask; checked before.
+        config: valid for the shape.
+
+    Raises:
+        ValueError: the lists are another problem's, or shared by rows; the one line says which.
+    """
+    with said_here():
+        check_lists(lists, problem, share=1, unit=problem.block[0], device=out.device)
+    if lists.items.shape[0] == 0 or out.numel() == 0:
+        return
+    if config.order == "ws":
+        from attnbench.kernels.flash.sparse_quant.hopper.forward import launch_hopper_forward
+
+        launch_hopper_forward(made, out, lse, lists, problem, config)
+        return
+    _, heads, rows, columns = problem.map_shape
+    flash_sparse_quant_forward[(lists.items.shape[0] * (problem.block[0] // config.block_m),)](
+        made.q,
+        made.k,
+        made.v,
+        made.q_scale,
+        made.q_shift,
+        made.k_scale,
+        made.v_scale,
+        out,
+        lse,
+        lists.items,
+        lists.indices,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        *strides_of(out),
+        lse.stride(0),
+        lse.stride(1),
+        heads,
+        heads // made.k.shape[0],
+        rows,
+        columns,
+        made.q.shape[1],
+        made.k.shape[1],
+        DIM=out.shape[-1],
+        COLUMNS=made.q.shape[-1],
+        CAUSAL=problem.causal,
+        BLOCK_Q=problem.block[0],
+        BLOCK_K=problem.block[1],
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )

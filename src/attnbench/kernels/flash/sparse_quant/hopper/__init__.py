@@ -1,0 +1,1 @@
+"""The Gluon kernel for Hopper (sm_90)."""

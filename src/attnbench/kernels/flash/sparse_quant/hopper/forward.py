@@ -1,0 +1,202 @@
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
+"""Block-sparse softmax attention in 8 bits for Hopper: a producer that walks lists, and the consumers of `flash.quant`.
+
+    producer      draws a row of the map, longest first; loads its queries, then the listed blocks of keys and values
+    consumer      `flash.quant.hopper.attend`: whose keys a tile has, and which scales, it asks of `ListedTiles`
+
+From the last block of a list to the first: what a causal mask or the end of the keys hides is in its last blocks, and
+all others go through the loop unmasked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from attnbench.kernels.flash.hopper.tiles import Mask
+from attnbench.kernels.flash.quant.config import QUERY_TILES
+from attnbench.kernels.flash.quant.hopper.attend import Consumer, consume
+from attnbench.kernels.flash.quant.hopper.tiles import NUMBERS, TILE, Rooms
+from attnbench.kernels.flash.sparse_quant.hopper.producer import Producer, produce
+from attnbench.kernels.flash.sparse_quant.hopper.tiles import ListedTiles
+from attnbench.kernels.shared.card import processors
+from attnbench.kernels.shared.hopper import ROWS, Rings, allocate_ring, allocate_work_queue, rows_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.kernels.flash.quant.prepare import Quantised
+    from attnbench.kernels.flash.sparse.lists import BlockLists
+    from attnbench.kernels.flash.sparse.problem import SparseProblem
+    from attnbench.kernels.flash.sparse_quant.config import SparseQuantConfig
+
+COUNTS = (
+    "seqlen_q",
+    "seqlen_k",
+    "lse_batch",
+    "lse_head",
+    "all_lists",
+    "heads",
+    "heads_kv",
+    "repeats",
+    "lists",
+    "columns",
+    "rows_q",
+    "rows_k",
+)
+"Numbers of a call that no code is compiled anew for."
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+@no_type_check
+def flash_sparse_quant_hopper_forward(
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    q_scale_ptr,
+    q_shift_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    counter_ptr,
+    items_ptr,
+    indices_ptr,
+    seqlen_q,
+    seqlen_k,
+    lse_batch,
+    lse_head,
+    all_lists,
+    heads,
+    heads_kv,
+    repeats,
+    lists,
+    columns,
+    rows_q,
+    rows_k,
+    CAUSAL: gl.constexpr,
+    BLOCK_Q: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROOM: gl.constexpr,
+    GROUPS: gl.constexpr,
+    BESIDE: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    rooms = Rooms(heads_kv, repeats, rows_q, rows_k)
+    q_rings = ()
+    for _index in gl.static_range(GROUPS):
+        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
+    rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+    queue = allocate_work_queue(GROUPS, NUMBERS)
+    outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
+    fence_async_shared()
+    producer = Producer(
+        q_desc,
+        k_desc,
+        v_desc,
+        rings,
+        rooms,
+        queue,
+        counter_ptr,
+        items_ptr,
+        indices_ptr,
+        all_lists,
+        heads,
+        lists,
+        columns,
+        seqlen_q,
+        seqlen_k,
+        BLOCK_Q,
+        BLOCK_K,
+        GROUPS,
+    )
+    consumer = Consumer(
+        out_desc,
+        lse_ptr,
+        lse_batch,
+        lse_head,
+        q_scale_ptr,
+        q_shift_ptr,
+        k_scale_ptr,
+        v_scale_ptr,
+        repeats,
+        rows_k,
+        rings,
+        ListedTiles(Mask(0, 0, False, CAUSAL), indices_ptr, heads, lists, columns, BLOCK_Q, BLOCK_K),
+        queue,
+        outs,
+        False,
+        BLOCK_K,
+        COLUMNS,
+        BESIDE,
+    )
+    if GROUPS == 1:
+        gl.warp_specialize([(consume, (consumer, 0)), (produce, (producer,))], [1], [24])
+    else:
+        gl.warp_specialize(
+            [(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [REGISTERS, 24]
+        )
+
+
+def launch_hopper_forward(
+    made: Quantised, out: Tensor, lse: Tensor, lists: BlockLists, problem: SparseProblem, config: SparseQuantConfig
+) -> None:
+    """Compute `out` and `lse`; waits for nothing and allocates nothing.
+
+    Args:
+        made: quantised for this problem; its counter is 0 before and after.
+        out: [B, Sq, H, D], contiguous, D a multiple of 8; every row is written.
+        lse: fp32 [B, H, Sq]; every row is written.
+        lists: of the map, one for each of its rows.
+        problem: lengths, blocks and mask; checked before.
+        config: of the order ws, and valid for the shape.
+    """
+    heads, (heads_kv, rows_k, columns) = out.shape[2], made.k.shape
+    all_lists = lists.items.shape[0]
+    # Of no keys nothing is read, but a descriptor is of something.
+    k, v = (made.k, made.v) if rows_k else (made.q, made.q)
+    block_q, block_k = problem.block
+    items = all_lists * (block_q // config.block_m)
+    flash_sparse_quant_hopper_forward[(min(items, config.programs * processors(out)),)](
+        rows_of(made.q.transpose(0, 1), ROWS.value, columns),
+        rows_of(k.transpose(0, 1), block_k, columns),
+        rows_of(v.view(heads_kv if rows_k else heads, -1, TILE.value).transpose(0, 1), columns, block_k),
+        rows_of(out, ROWS.value, columns),
+        lse,
+        made.q_scale,
+        made.q_shift,
+        made.k_scale,
+        made.v_scale,
+        made.counter,
+        lists.items,
+        lists.indices,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        lse.stride(0),
+        lse.stride(1),
+        all_lists,
+        heads,
+        heads_kv,
+        heads // heads_kv,
+        lists.counts.shape[2],
+        lists.indices.shape[3],
+        made.q.shape[1],
+        rows_k,
+        CAUSAL=problem.causal,
+        BLOCK_Q=block_q,
+        BLOCK_K=block_k,
+        COLUMNS=columns,
+        STAGES=config.stages,
+        ROOM=QUERY_TILES,
+        GROUPS=config.groups,
+        BESIDE=config.products == "beside",
+        REGISTERS=config.consumer_registers,
+        num_warps=4,
+        maxnreg=config.registers,
+    )

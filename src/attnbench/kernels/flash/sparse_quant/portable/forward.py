@@ -1,0 +1,131 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Block-sparse softmax attention in 8 bits: a program takes a tile of queries through the listed blocks of keys.
+
+Work items and lists are those of `flash.sparse.portable.forward`, what is done with a tile is `flash.quant`'s.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.flash.quant.portable.forward import add_tile, load_keys, lse_of, output_of
+from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE
+from attnbench.kernels.flash.tiles import padded_start, rows_from, sees
+from attnbench.kernels.shared.rows import store_rows
+
+COUNTS = (
+    "out_batch",
+    "out_row",
+    "out_head",
+    "lse_batch",
+    "lse_head",
+    "heads",
+    "repeats",
+    "rows",
+    "columns",
+    "rows_q",
+    "rows_k",
+    "seqlen_q",
+    "seqlen_k",
+)
+"Numbers of a call that no code is compiled anew for."
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def flash_sparse_quant_forward(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_scale_ptr,
+    q_shift_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    out_ptr,
+    lse_ptr,
+    items_ptr,
+    indices_ptr,
+    seqlen_q,
+    seqlen_k,
+    out_batch,
+    out_row,
+    out_head,
+    lse_batch,
+    lse_head,
+    heads,
+    repeats,
+    rows,
+    columns,
+    rows_q,
+    rows_k,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Output and lse of a tile of queries: a row of the map, or a part of one."""
+    SHARES: tl.constexpr = BLOCK_Q // BLOCK_M
+    PARTS: tl.constexpr = BLOCK_K // BLOCK_N
+    item = items_ptr + tl.cast(tl.program_id(0) // SHARES, tl.int64) * 3
+    row = tl.load(item)
+    count = tl.load(item + 1)
+    whole = tl.load(item + 2)
+    pair = row // rows
+    batch = pair // heads
+    head = pair - batch * heads
+    first = (row - pair * rows) * BLOCK_Q + tl.program_id(0) % SHARES * BLOCK_M
+    if first < seqlen_q:
+        indices = indices_ptr + tl.cast(row, tl.int64) * columns
+        q_place = tl.cast(head, tl.int64) * rows_q + padded_start(batch, 0, seqlen_q, False, Q_PAD) + first
+        k_place = tl.cast(head // repeats, tl.int64) * rows_k + padded_start(batch, 0, seqlen_k, False, TILE)
+        at = tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, COLUMNS)
+        there = first + at < seqlen_q
+        q = tl.load(q_ptr + q_place * COLUMNS + (at[:, None] * COLUMNS + dims[None, :]), there[:, None], other=0)
+        row_scale = tl.load(q_scale_ptr + q_place + at, there, other=1.0)
+        acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        for index in tl.range(0, whole * PARTS, disable_licm=True):
+            key = tl.load(indices + index // PARTS) * BLOCK_K + index % PARTS * BLOCK_N
+            k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + key, COLUMNS, BLOCK_N)
+            scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
+            acc, row_max, row_sum = add_tile(
+                acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, k_place + key, BLOCK_N
+            )
+        for index in tl.range(whole * PARTS, count * PARTS, num_stages=1, disable_licm=True):
+            key = tl.load(indices + index // PARTS) * BLOCK_K + index % PARTS * BLOCK_N
+            # Blocks of keys end at whole tiles of the quantised tensors or within them: nothing past them is loaded.
+            k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + key, COLUMNS, BLOCK_N)
+            scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
+            see = sees(
+                (first + at)[:, None],
+                tl.arange(0, BLOCK_N)[None, :],
+                seqlen_k - key,
+                seqlen_k - seqlen_q - key,
+                0,
+                0,
+                False,
+                CAUSAL,
+            )
+            scores = tl.where(see, scores, float("-inf"))
+            acc, row_max, row_sum = add_tile(
+                acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, k_place + key, BLOCK_N
+            )
+        v_scale = tl.load(
+            v_scale_ptr + (tl.cast(batch, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + dims
+        )
+        out, total = output_of(acc, row_sum, v_scale)
+        none = tl.cast(batch * 0, tl.int64)
+        out_base = rows_from(out_ptr, batch, none, head, out_batch, out_row, out_head)
+        store_rows(out_base, first, seqlen_q, out_row, out, DIM, BLOCK_M, COLUMNS)
+        row_shift = tl.load(q_shift_ptr + q_place + at, there, other=0.0)
+        lse = lse_of(row_max, row_sum, total, row_shift)
+        lse_base = rows_from(lse_ptr, batch, none, head, lse_batch, 1, lse_head)
+        tl.store(lse_base + first + at, lse, mask=there)
