@@ -35,7 +35,7 @@ class Rank:
         if self.device.on_gpu:
             torch.cuda.set_device(str(self.device))
         else:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(devices)))
+            torch.set_num_threads(1)  # a rank is a core, the one that others are compared with too
         backend = "nccl" if self.device.on_gpu else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=len(devices))
         self.group = Group(rank, len(devices), torch.device(str(self.device)))

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import Crashed, Unavailable, WorkerError, refusal
 from attnbench.machine import child
-from attnbench.machine.device import Device
+from attnbench.machine.device import CPU, Device
 from attnbench.parallel.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch import device as torch_device
 
 MODULE = "attnbench.parallel.rank"
 SHARED_MEMORY = Path("/dev/shm")
@@ -32,21 +33,21 @@ LAST_WORDS = 300
 END_S = 5.0
 
 
-def ranks_beside(first: Device, world: int, who: str) -> list[Device]:
-    """The devices of a team: the first and those that follow it; on a CPU processes.
+def devices_from(place: torch_device, world: int, who: str) -> list[Device]:
+    """The devices of a team: the one of `place` and those that follow it; on a CPU as many processes.
 
     Raises:
         Unavailable: there are fewer.
     """
-    if not first.on_gpu:
-        return [first] * world
+    if place.type != "cuda":
+        return [CPU] * world
     from attnbench.machine.devices import count_gpus
 
-    there, start = count_gpus(), first.index or 0
+    there, start = count_gpus(), place.index or 0
     if start + world > there:
-        wrong = f"is over the GPUs from {first} on: {there - start} of {there}"
+        wrong = f"is over the GPUs from cuda:{start} on: {there - start} of {there}"
         raise Unavailable(refusal(who, "world", world, wrong, f"at most {there - start}"))
-    return [Device(first.kind, start + number) for number in range(world)]
+    return [Device("cuda", start + number) for number in range(world)]
 
 
 class Team:
@@ -63,6 +64,14 @@ class Team:
         self.place = Path(self._folder.name)
         self._ranks = [_Rank(number, self.devices, self.place) for number in range(len(devices))]
         self.ended = False
+
+    def peak_tflops(self, dtype: str) -> float | None:
+        """Of one of its cards, from the data sheet; None of a CPU and of a card that is not listed."""
+        from attnbench.machine.peaks import peak
+
+        card = self.devices[0].named().name
+        found = None if card is None else peak(card, dtype)
+        return None if found is None else found.tflops
 
     def ask(self, **message: Any) -> list[dict[str, Any]]:
         """Have every rank do something.

@@ -24,6 +24,7 @@ from attnbench.store.runfile import Writer
 from attnbench.suites.estimate import estimate
 from attnbench.sweep.executor import DeviceExecutor, Executor, ExecutorLost, Measured, Progress
 from attnbench.sweep.schedule import Finished, Lost, Message, in_order, run_groups
+from attnbench.sweep.teams import executors_on
 from attnbench.worker.process import ended_from_outside
 
 
@@ -96,8 +97,7 @@ class Execution(AbstractContextManager["Execution"]):
         self.writer = Writer(path) if path else None
         if path:
             remove_drafts(path)
-        own = DeviceExecutor(Device.parse(run.settings.device), self.files, measured_before=bool(run.environments))
-        self._asked: Sequence[Executor] = executors or [own]
+        self._asked: Sequence[Executor] = executors or executors_on("attnbench", run, None, self.files)
         self.executors = self._asked
         "those that could be opened"
         self.total = sum(len(group.backends) for group in run.plan)
