@@ -11,7 +11,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import Backend, Check, InPlace, Launch, Machine
+from attnbench.backends.base import Backend, Check, InPlace, Launch, Machine, module_exists
 from attnbench.backends.our_triton import require_triton
 from attnbench.errors import AttnbenchError, Unavailable, Unsupported, refusal
 from attnbench.workloads.attention_cp.case import FUNCTIONS, CpCase
@@ -34,7 +34,7 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
     workload = "attention-cp"
     variant = "softmax"
     install = "part of torch"
-    devices = ("cpu", "cuda")
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     compiles = True
     form: ClassVar[str]
     functions: ClassVar[tuple[str, ...]] = FUNCTIONS
@@ -43,6 +43,8 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
     "the ranks share the heads"
     one_sequence: ClassVar[bool] = False
     "all sequences are equally long, and cut by 2 W"
+    one_head_group: ClassVar[bool] = False
+    "no GQA"
     ours: ClassVar[bool] = True
     "our kernels on a GPU"
 
@@ -86,6 +88,9 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
             checks.append((case.lengths == "full", "lengths", case.lengths, "is not supported", "full"))
             accepted = f"a multiple of {2 * case.world} (2 × world)"
             checks.append((case.seqlen % (2 * case.world) == 0, "seqlen", case.seqlen, "is not cut evenly", accepted))
+        if self.one_head_group:
+            accepted = f"nheads={case.nheads}"
+            checks.append((case.nheads_kv == case.nheads, "nheads_kv", case.nheads_kv, "is not supported", accepted))
         for fine, field, value, wrong, accepted in checks:
             if not fine:
                 raise Unsupported(refusal(self.name, field, value, wrong, accepted))
@@ -110,6 +115,25 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
                 session.end()
         finally:
             team.end()
+
+
+class OverFlashAttention(ContextParallel):
+    """A library of others over FlashAttention 2."""
+
+    ours, compiles = False, False
+    devices = ("cuda",)
+    functions, dtypes = ("softmax",), ("fp16", "bf16")
+    one_sequence = True
+
+    def probe(self) -> None:
+        """Ask for the library and for FlashAttention 2.
+
+        Raises:
+            Unavailable: one of them is not installed.
+        """
+        super().probe()
+        if not module_exists("flash_attn"):
+            raise Unavailable(f"{self.name}: module=flash_attn is not installed; {self.install}")
 
 
 class CpLaunch:

@@ -72,6 +72,13 @@ class ParallelForm(ABC):
     def run(self) -> None:
         """Compute `out` from q, k and v."""
 
+    def taken(self) -> None:  # noqa: B027 (most forms compute on rows as they lie)
+        """Untimed, after new values of q, k and v: bring them into another layout."""
+
+    def result(self) -> Tensor:
+        """`out` in the layout of the rows; untimed."""
+        return self.out
+
     def phases(self) -> Mapping[str, Callable[[], Any]]:
         """Exchange, permute, attention: those that the form has, each alone and without overlap."""
         return {}

@@ -67,6 +67,7 @@ class Rank:
             for name in ("q", "k", "v"):
                 getattr(self.form, name)[at : at + end - start].copy_(self.whole[name][start:end])
             at += end - start
+        self.form.taken()
         self.form.poison()
         self._wait()
         return {}
@@ -77,9 +78,9 @@ class Rank:
 
     def collect(self) -> dict[str, Any]:
         """Write this rank's rows of the output, and spoil its own."""
-        at = 0
+        at, out = 0, self.form.result()
         for start, end in self.form.rows():
-            self.whole["out"][start:end].copy_(self.form.out[at : at + end - start])
+            self.whole["out"][start:end].copy_(out[at : at + end - start])
             at += end - start
         self.form.poison()
         self._wait()

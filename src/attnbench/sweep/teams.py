@@ -57,7 +57,7 @@ def _teams(who: str, devices: Sequence[Device], size: int) -> list[list[Device]]
     for team in teams:
         if len(team) < size or any(one.index != team[0].index + place for place, one in enumerate(team)):
             accepted = (
-                f"{size} GPUs that follow each other, such as {','.join(map(str, range(size)))}, or several times"
+                f"{size} GPUs that follow each other, such as {','.join(map(str, range(size)))}, or several times that"
             )
             raise UsageError(
                 refusal(
