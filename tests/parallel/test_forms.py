@@ -12,7 +12,7 @@ import torch
 from attnbench.errors import Crashed
 from attnbench.machine.device import CPU
 from attnbench.parallel.problem import HSTU, SOFTMAX, Problem
-from attnbench.parallel.team import Session, Team
+from attnbench.parallel.team import Session, Team, give_back, take_team
 from attnbench.workloads.attention import WORKLOAD as ATTENTION
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD as SILU
@@ -74,7 +74,7 @@ def computed(team: Team, form: str, problem: Problem, tensors: dict[str, torch.T
         assert session.run() > 0
         return session.out().clone()
     finally:
-        session.end()
+        session.close()
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -124,7 +124,7 @@ def test_new_values_give_new_results_and_phases_can_be_timed_apart(team, form):
         assert all(session.run(phase) > 0 for phase in session.phases)
         assert session.sent_bytes > 0
     finally:
-        session.end()
+        session.close()
 
 
 def test_results_are_spoiled_when_they_were_read_so_that_a_call_has_to_write_them_again(team):
@@ -135,7 +135,7 @@ def test_results_are_spoiled_when_they_were_read_so_that_a_call_has_to_write_the
         session.dirty = True  # nothing was computed since the inputs came
         assert session.out().isnan().all()
     finally:
-        session.end()
+        session.close()
 
 
 def test_what_is_sent_is_what_is_seen_by_others(team):
@@ -147,9 +147,26 @@ def test_what_is_sent_is_what_is_seen_by_others(team):
     for form in ("ring", "allgather"):
         session = Session(team, form, problem)
         sent[form] = session.sent_bytes
-        session.end()
+        session.close()
     assert sent["allgather"] == 2 * chunk * (world - 1)
     assert sent["ring"] == 2 * chunk * (world - 1)  # of the last rank, which all earlier ones read
+
+
+def test_a_team_serves_the_next_session_of_its_owner_and_not_one_that_has_ended():
+    first = take_team("test", [CPU] * 2)
+    problem = problem_of((9,), causal=True)
+    session = Session(first, "ring", problem)
+    session.close()
+    give_back(first)
+    again = take_team("test", [CPU] * 2)
+    assert again is first
+    tensors = inputs_of(problem)
+    assert close(computed(again, "allgather", problem, tensors), truth(problem, tensors))
+    again.end()
+    give_back(again)
+    other = take_team("test", [CPU] * 2)
+    assert other is not first
+    other.end()
 
 
 def test_a_form_that_raises_ends_its_team_and_says_which_rank():
@@ -160,7 +177,7 @@ def test_a_form_that_raises_ends_its_team_and_says_which_rank():
     with pytest.raises(RuntimeError, match=r"rank [01] of 2 on cpu: AssertionError"):
         session.run()
     assert both.ended
-    session.end()
+    session.close()
 
 
 def test_a_rank_that_dies_ends_its_team_with_its_signal():
@@ -175,4 +192,4 @@ def test_a_rank_that_dies_ends_its_team_with_its_signal():
     assert all(rank._process.poll() is not None for rank in both._ranks)
     with pytest.raises(Crashed, match="have ended"):
         session.run()
-    session.end()
+    session.close()

@@ -11,7 +11,6 @@ from attnbench.errors import Unavailable, UsageError
 from attnbench.machine.device import Device
 from attnbench.machine.gpu_lock import GpuLock
 from attnbench.record import PlannedGroup
-from attnbench.sweep import teams
 from attnbench.sweep.executor import DeviceExecutor
 from attnbench.sweep.teams import executors_on, largest_team
 from attnbench.workloads.attention_cp import WORKLOAD
@@ -46,7 +45,7 @@ def test_an_ordinary_run_has_an_executor_for_each_gpu_that_is_named():
 
 
 def test_a_run_over_several_gpus_has_an_executor_for_each_team_and_it_holds_them_all(monkeypatch):
-    monkeypatch.setattr(teams, "count_gpus", lambda: 4)
+    monkeypatch.setattr("attnbench.machine.gpus.count_gpus", lambda: 4)
     run = run_of(2, 1)
     assert largest_team(run) == 2
     found = executors_on("x", run, gpus(0, 1, 2, 3), ())
@@ -68,7 +67,7 @@ def test_gpus_that_are_no_team_are_refused(numbers):
 
 
 def test_more_ranks_than_gpus_are_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(teams, "count_gpus", lambda: 2)
+    monkeypatch.setattr("attnbench.machine.gpus.count_gpus", lambda: 2)
     with pytest.raises(Unavailable, match=r"x: world=4 is over the GPUs from cuda:0 on: 2 of 2; at most 2"):
         executors_on("x", run_of(4), None, ())
 

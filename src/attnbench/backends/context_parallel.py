@@ -6,7 +6,7 @@ The forms themselves are in `parallel/forms`; an adapter names one and says what
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
@@ -45,6 +45,8 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
     "all sequences are equally long, and cut by 2 W"
     one_head_group: ClassVar[bool] = False
     "no GQA"
+    keeps_ranks: ClassVar[bool] = True
+    "its processes serve the next session too"
     ours: ClassVar[bool] = True
     "our kernels on a GPU"
 
@@ -104,16 +106,18 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
     @contextmanager
     def session(self, case: CpCase, inputs: AttentionInputs | HstuInputs) -> Iterator[Launch]:
         """Processes of its own, joined, each with its rows."""
-        from attnbench.parallel.team import Session, Team, devices_from
+        from attnbench.parallel.team import Session, devices_from, give_back, take_team
 
-        team = Team(self.name, devices_from(inputs.q.device, self.ranks(case), self.name))
+        team = take_team(self.name, devices_from(inputs.q.device, self.ranks(case), self.name))
         try:
-            session = Session(team, self.form, problem_of(case))
-            try:
+            with closing(Session(team, self.form, problem_of(case))) as session:
                 yield CpLaunch(self.name, case, session, inputs).launch()
-            finally:
-                session.end()
-        finally:
+        except BaseException:
+            team.end()
+            raise
+        if self.keeps_ranks:
+            give_back(team)
+        else:
             team.end()
 
 

@@ -14,3 +14,4 @@ class CpTorch(ContextParallel):
     devices = ("cuda",)
     functions, dtypes = ("softmax",), ("fp16", "bf16")
     one_sequence = one_head_group = True
+    keeps_ranks = False  # what it sets is of the whole process

@@ -12,3 +12,4 @@ class CpYunchang(OverFlashAttention):
     title = "USP (yunchang)"
     install = "pip install --no-build-isolation yunchang flash-attn==2.8.3"
     module = distribution = "yunchang"
+    keeps_ranks = False  # what it sets is of the whole process

@@ -86,6 +86,13 @@ class Rank:
         self._wait()
         return {}
 
+    def close(self) -> dict[str, Any]:
+        """Let go of the problem and its memory."""
+        del self.form, self.whole, self.phases
+        if self.device.on_gpu:
+            self.torch.cuda.empty_cache()
+        return {}
+
     def _timed(self, call: Callable[[], Any]) -> float:
         """Milliseconds from the barrier on; on a GPU the device's time, caches flushed before."""
         if not self.device.on_gpu:

@@ -117,6 +117,22 @@ class Team:
         self._folder.cleanup()
 
 
+_IDLE: dict[tuple[str, tuple[Device, ...]], Team] = {}
+"""Teams without a session, by whose and where: starting a rank takes many seconds, most of them torch's import."""
+
+
+def take_team(who: str, devices: Sequence[Device]) -> Team:
+    """The team that `who` had before on these devices, or a new one; nobody else's."""
+    return _IDLE.pop((who, tuple(devices)), None) or Team(who, devices)
+
+
+def give_back(team: Team) -> None:
+    """Keep a team for the next session of its own; one that has ended stays so."""
+    if not team.ended:
+        team.ask(do="close")
+        _IDLE[team.who, tuple(team.devices)] = team
+
+
 class Session:
     """One problem of a team: whole tensors in, a call of all ranks, the whole output back.
 
@@ -161,7 +177,7 @@ class Session:
             self.dirty = False
         return self.whole["out"]
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Let go of the files; the processes are the team's."""
         self._folder.cleanup()
 

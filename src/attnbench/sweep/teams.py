@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.machine.device import Device
-from attnbench.machine.devices import count_gpus
+from attnbench.machine.gpus import ALL, chosen_gpus
 from attnbench.record import Run
 from attnbench.sweep.executor import DeviceExecutor
 from attnbench.workloads.base import load_workload
@@ -44,7 +44,7 @@ def largest_team(run: Run) -> int:
 
 def _following(who: str, first: Device, size: int) -> list[Device]:
     team = [Device(first.kind, first.index + number) for number in range(size)]
-    if size > 1 and (there := count_gpus()) < team[-1].index + 1:
+    if size > 1 and (there := len(chosen_gpus(who, ALL))) < team[-1].index + 1:
         wrong = f"is over the GPUs from {first} on: {there - first.index} of {there}"
         raise Unavailable(refusal(who, "world", size, wrong, f"at most {max(1, there - first.index)}"))
     return team
