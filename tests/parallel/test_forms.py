@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from attnbench.errors import Crashed
+from attnbench.machine import child
 from attnbench.machine.device import CPU
 from attnbench.parallel.problem import HSTU, SOFTMAX, Problem
 from attnbench.parallel.team import Session, Team, give_back, take_team
 from attnbench.workloads.attention import WORKLOAD as ATTENTION
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD as SILU
+from waiting import alive, gone
 
 LENGTHS = [(64,), (1,), (3,), (127,), (129,), (1000,), (0, 7, 0), (300, 41, 0, 1, 63), (50, 50, 50)]
 "Odd and empty ones, under 2 W rows, cut and dealt whole."
@@ -90,11 +95,10 @@ def test_every_form_gives_what_one_oracle_gives_on_the_whole(team, form, functio
         assert close(computed(team, form, problem, tensors), truth(problem, tensors)), lengths
 
 
-@pytest.mark.parametrize("function", [SOFTMAX, HSTU])
-def test_the_one_device_that_all_are_compared_with_gives_the_same(function):
+def test_the_one_device_that_all_are_compared_with_gives_the_same():
     alone = Team("test", [CPU])
     try:
-        for causal in (False, True):
+        for causal, function in product((False, True), (SOFTMAX, HSTU)):
             problem = problem_of((63, 0, 129), causal=causal, function=function)
             tensors = inputs_of(problem)
             assert close(computed(alone, "one", problem, tensors), truth(problem, tensors))
@@ -153,18 +157,18 @@ def test_what_is_sent_is_what_is_seen_by_others(team):
 
 
 def test_a_team_serves_the_next_session_of_its_owner_and_not_one_that_has_ended():
-    first = take_team("test", [CPU] * 2)
+    first = take_team("test", [CPU])
     problem = problem_of((9,), causal=True)
-    session = Session(first, "ring", problem)
+    session = Session(first, "one", problem)
     session.close()
     give_back(first)
-    again = take_team("test", [CPU] * 2)
+    again = take_team("test", [CPU])
     assert again is first
     tensors = inputs_of(problem)
-    assert close(computed(again, "allgather", problem, tensors), truth(problem, tensors))
+    assert close(computed(again, "ulysses", problem, tensors), truth(problem, tensors))
     again.end()
     give_back(again)
-    other = take_team("test", [CPU] * 2)
+    other = take_team("test", [CPU])
     assert other is not first
     other.end()
 
@@ -193,3 +197,35 @@ def test_a_rank_that_dies_ends_its_team_with_its_signal():
     with pytest.raises(Crashed, match="have ended"):
         session.run()
     session.close()
+
+
+OWNER = """
+import os, signal, sys
+from attnbench.machine.device import CPU
+from attnbench.parallel.problem import Problem
+from attnbench.parallel.team import Session, Team
+
+team = Team("test", [CPU] * 2)
+problem = Problem(lengths=(64,), heads=2, heads_kv=2, dim=16, dtype="float32", causal=True, scale=0.25)
+session = Session(team, "ring", problem)
+ranks = [rank._process.pid for rank in team._ranks]
+os.kill(ranks[1], signal.SIGSTOP)
+print(*ranks, flush=True)
+session.run()
+"""
+
+
+def test_a_rank_that_hangs_keeps_the_others_waiting_until_the_owner_is_ended_and_then_all_end():
+    """As of a worker that `--timeout` ends."""
+    words = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=child.environment()) as owner:
+        assert owner.stdout is not None
+        waiting, hanging = map(int, owner.stdout.readline().split())
+        try:
+            assert alive(waiting)
+            assert owner.poll() is None
+            owner.kill()
+            assert gone(waiting)
+        finally:
+            os.kill(hanging, signal.SIGKILL)
+        assert gone(hanging)

@@ -144,10 +144,10 @@ class Session:
 
     def __init__(self, team: Team, form: str, problem: Problem) -> None:
         self.team, self.problem, self.dirty = team, problem, True
-        self._folder = tempfile.TemporaryDirectory(prefix="attnbench-", dir=_roomy(problem))
-        place = self._folder.name
-        self.whole = map_whole(place, problem)
-        said = team.ask(do="open", form=form, problem=dataclasses.asdict(problem), place=place)
+        # The files go as soon as all have mapped them: whatever ends these processes, no memory stays behind.
+        with tempfile.TemporaryDirectory(prefix="attnbench-", dir=_roomy(problem)) as place:
+            self.whole = map_whole(place, problem)
+            said = team.ask(do="open", form=form, problem=dataclasses.asdict(problem), place=place)
         self.notes: tuple[str, ...] = tuple(dict.fromkeys(note for one in said for note in one["notes"]))
         self.phases: tuple[str, ...] = tuple(said[0]["phases"])
         self.sent_bytes = max(int(one["sent_bytes"]) for one in said)
@@ -178,8 +178,8 @@ class Session:
         return self.whole["out"]
 
     def close(self) -> None:
-        """Let go of the files; the processes are the team's."""
-        self._folder.cleanup()
+        """Let go of the memory; the processes are the team's."""
+        self.whole.clear()
 
 
 def map_whole(place: str, problem: Problem) -> dict[str, Tensor]:

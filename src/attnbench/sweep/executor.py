@@ -110,9 +110,9 @@ class DeviceExecutor:
         wait: bool = True,
         beside: Sequence[Device] = (),
     ) -> None:
-        self.name, self.device = str(device), device
+        self.name, self.device, self.devices = str(device), device, (device, *beside)
         self.worker = DeviceWorker(device, files, self, measured_before=measured_before)
-        self._locks = sorted((GpuLock(one, wait=wait) for one in (device, *beside)), key=GpuLock.order)
+        self._locks = sorted((GpuLock(one, wait=wait) for one in self.devices), key=GpuLock.order)
         self._known_failures = ConfirmedFailures()
         self._replicate = 0
         self._on_progress: OnProgress = lambda progress: None

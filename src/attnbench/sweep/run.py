@@ -75,7 +75,9 @@ def execute(
         execution = closing.enter_context(Execution(run, path, backend_files, on_event, executors))
         if run.settings.lock_clocks:
             for executor in execution.executors:
-                closing.enter_context(locked_clocks(run.settings.lock_clocks, Device.parse(executor.name)))
+                own = executor.devices if isinstance(executor, DeviceExecutor) else [Device.parse(executor.name)]
+                for device in own:
+                    closing.enter_context(locked_clocks(run.settings.lock_clocks, device))
         return execution.carry_out()
 
 
