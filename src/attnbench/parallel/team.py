@@ -60,9 +60,9 @@ class Team:
 
     def __init__(self, who: str, devices: Sequence[Device]) -> None:
         self.who, self.devices = who, list(devices)
-        self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
-        self.place = Path(self._folder.name)
-        self._ranks = [_Rank(number, self.devices, self.place) for number in range(len(devices))]
+        # Where they find each other, by descriptor: it has no name that would stay behind.
+        with tempfile.TemporaryFile() as store:
+            self._ranks = [_Rank(number, self.devices, store.fileno()) for number in range(len(devices))]
         self.ended = False
 
     def peak_tflops(self, dtype: str) -> float | None:
@@ -114,7 +114,6 @@ class Team:
         self.ended = True
         for rank in self._ranks:
             rank.end()
-        self._folder.cleanup()
 
 
 _IDLE: dict[tuple[str, tuple[Device, ...]], Team] = {}
@@ -222,21 +221,20 @@ def _check_rows(rows: Sequence[Sequence[int]], total: int, who: str) -> None:
 class _Rank:
     """One process and the two ends of its pipes."""
 
-    def __init__(self, number: int, devices: Sequence[Device], place: Path) -> None:
+    def __init__(self, number: int, devices: Sequence[Device], store: int) -> None:
         self.number = number
-        self._words = place / f"rank-{number}"
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         read, write = os.pipe()
         names = ",".join(map(str, devices))
-        with self._words.open("wb") as words:
-            self._process = subprocess.Popen(
-                child.command(MODULE, str(write), str(number), names, str(place / "store")),
-                env=child.environment(),
-                cwd=place,
-                stdin=subprocess.PIPE,
-                stdout=words,
-                stderr=words,
-                pass_fds=(write,),
-            )
+        self._process = subprocess.Popen(
+            child.command(MODULE, str(write), str(number), names, f"/proc/self/fd/{store}"),
+            env=child.environment(),
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=self._words,
+            stderr=self._words,
+            pass_fds=(write, store),
+        )
         os.close(write)
         self.answers = os.fdopen(read, encoding="utf-8")
 
@@ -261,7 +259,9 @@ class _Rank:
         except subprocess.TimeoutExpired:
             return "closed its pipe"
         how = f"crashed ({child.signal_name(-code)})" if code < 0 else f"ended with code {code}"
-        lines = [line.strip() for line in self._words.read_text(errors="replace").splitlines() if line.strip()]
+        self._words.seek(0)
+        printed = self._words.read().decode(errors="replace")
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
         return how + (f": {lines[-1][:LAST_WORDS]}" if lines else "")
 
     def end(self) -> None:
@@ -274,3 +274,4 @@ class _Rank:
             except BrokenPipeError:
                 pass
         self.answers.close()
+        self._words.close()
