@@ -5,6 +5,7 @@
     │   └── RunFileError    a run file is cut short, too new, or not one of ours
     ├── Unsupported         this backend cannot take this case (a fact of the library)
     ├── Unavailable         this backend, timer or tool cannot run on this machine
+    ├── Crashed             a process that a backend started for itself died
     ├── NothingToRun        nothing of what was asked for could run, exit code 3
     └── WorkerError         the measuring process broke its protocol (our own mistake)
 
@@ -42,6 +43,10 @@ class Unavailable(AttnbenchError):
     """A library, timer, device or tool is missing or broken on this machine."""
 
     exit_code = 3
+
+
+class Crashed(AttnbenchError):
+    """A process that a backend started for itself died."""
 
 
 class NothingToRun(AttnbenchError):

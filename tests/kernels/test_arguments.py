@@ -22,6 +22,8 @@ LONGER = {
     "hstu_bsa_hopper_attend": 40,
     "quantise": 39,
     "flash_hopper_forward": 36,
+    "flash_sparse_quant_hopper_forward": 33,
+    "flash_sparse_quant_forward": 31,
     "attend_part": 35,
     "flash_sparse_hopper_forward": 33,
     "flash_quant_hopper_forward": 33,

@@ -52,6 +52,8 @@ def test_a_shipped_suite_is_sound(name, device):
 
 def test_the_shipped_suites_are_those_the_documents_name():
     assert suite_names() == [
+        "attention-cp",
+        "compare-attention-cp",
         "compare-hstu-serving",
         "compare-hstu",
         "compare-sparse",

@@ -62,9 +62,9 @@ def run(
     from attnbench.store.runfile import new_id, now
     from attnbench.suites.load import load_suite
     from attnbench.suites.plan import Request, build
-    from attnbench.sweep.executor import DeviceExecutor
     from attnbench.sweep.run import execute
     from attnbench.sweep.settings import check_settings
+    from attnbench.sweep.teams import executors_on
 
     if gpus is not None and device != "auto":
         raise UsageError(refusal("attnbench.run", "device", device, "does not go with gpus", "one of the two"))
@@ -102,7 +102,7 @@ def run(
     check_layout(planned)
     if save is not None:
         check_writable(save)
-    executors = [DeviceExecutor(one, paths) for one in devices]
+    executors = executors_on("attnbench.run", planned, None if gpus is None else devices, paths)
     found = Result(
         execute(planned, path=None if save is None else Path(save), backend_files=paths, executors=executors, jobs=jobs)
     )

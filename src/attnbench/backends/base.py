@@ -145,6 +145,8 @@ class Launch:
     at_length: Callable[[], Any] | None = None
     "one of those alone, such as one generation, without warm-up and without what is worked out of it: for profilers"
     executed_flops: int | None = None
+    devices: int = 1
+    "that share the work of a call: shares of the peak are of all of them"
     counters: Mapping[str, float] = field(default_factory=dict)
     "for the record, by name: what one call serves and holds, such as requests, tokens, tokens found cached"
     capturable: bool = True

@@ -78,29 +78,26 @@ def executors_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[s
         Unavailable: a GPU is not there.
     """
     from attnbench.machine.device import Device
-    from attnbench.sweep.executor import DeviceExecutor
+    from attnbench.sweep.teams import executors_on, largest_team
 
     if on_cluster(args, who):
         if run.settings.lock_clocks:
             raise UsageError(
                 refusal(who, "--lock-clocks", run.settings.lock_clocks, "is for this machine", "without --engine ray")
             )
+        if (size := largest_team(run)) > 1:
+            raise UsageError(refusal(who, "--engine", "ray", f"gives each group one GPU, not {size}", "local"))
         from attnbench.sweep.ray_engine import ray_executors
 
         device = Device.parse(run.settings.device)
         return list(ray_executors(args.address, device, files, wait=not args.no_wait))
-    if args.gpus is None:
-        devices: Sequence[Device] = [Device.parse(run.settings.device)]
-    elif not Device.parse(run.settings.device).on_gpu:
+    devices: Sequence[Device] | None = None
+    if args.gpus is not None and not Device.parse(run.settings.device).on_gpu:
         wrong = f"is for GPUs, and this run was planned for {run.settings.device}"
         raise UsageError(refusal(who, "--gpus", args.gpus, wrong, "a run that was planned for GPUs"))
-    else:
+    if args.gpus is not None:
         devices = _gpus(args, who)
-    alone = len(devices) == 1
-    return [
-        DeviceExecutor(device, tuple(files), measured_before=alone and bool(run.environments), wait=not args.no_wait)
-        for device in devices
-    ]
+    return list(executors_on(who, run, devices, files, wait=not args.no_wait))
 
 
 def jobs_of(args: argparse.Namespace, who: str) -> int:

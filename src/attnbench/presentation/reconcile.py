@@ -223,6 +223,8 @@ def _ms(time: Time) -> float | None:
 
 
 def _calls(record: Record) -> float | None:
+    if "ranks" in record.counters:  # attention alone, beside an exchange that it hides
+        return None
     return record.counters.get("layers") if REQUESTS in record.counters else 1
 
 

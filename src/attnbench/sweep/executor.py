@@ -7,7 +7,7 @@ another machine take the same groups and hand back the same `Measured`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,14 +99,21 @@ class DeviceExecutor:
         files: paths of --backends files.
         measured_before: a worker of this run has been on this device.
         wait: for another run to let go of the GPU; False refuses.
+        beside: further devices that its groups are spread over (`Workload.devices`): held too.
     """
 
     def __init__(
-        self, device: Device, files: tuple[str, ...] = (), *, measured_before: bool = False, wait: bool = True
+        self,
+        device: Device,
+        files: tuple[str, ...] = (),
+        *,
+        measured_before: bool = False,
+        wait: bool = True,
+        beside: Sequence[Device] = (),
     ) -> None:
-        self.name, self.device = str(device), device
+        self.name, self.device, self.devices = str(device), device, (device, *beside)
         self.worker = DeviceWorker(device, files, self, measured_before=measured_before)
-        self._lock = GpuLock(device, wait=wait)
+        self._locks = sorted((GpuLock(one, wait=wait) for one in self.devices), key=GpuLock.order)
         self._known_failures = ConfirmedFailures()
         self._replicate = 0
         self._on_progress: OnProgress = lambda progress: None
@@ -114,12 +121,17 @@ class DeviceExecutor:
         "of the run's plan, while it is carried out"
 
     def order(self) -> str:
-        """Its GPU's UUID."""
-        return self._lock.order()
+        """Its first GPU's UUID."""
+        return self._locks[0].order()
 
     def open(self, on_progress: OnProgress) -> None:
-        """Take the lock of the GPU."""
-        self._lock.acquire(lambda text: on_progress(Progress(text)))
+        """Take the lock of each GPU, in an order that all processes have; of all or of none."""
+        try:
+            for lock in self._locks:
+                lock.acquire(lambda text: on_progress(Progress(text)))
+        except BaseException:
+            self._release()
+            raise
 
     def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
         """Measure a group here."""
@@ -146,7 +158,11 @@ class DeviceExecutor:
     def close(self) -> None:
         """End the worker, and let other runs have the GPU."""
         self.worker.close()
-        self._lock.release()
+        self._release()
+
+    def _release(self) -> None:
+        for lock in self._locks:
+            lock.release()
 
     # ── what the worker says (`sweep.device_worker.Listener`) ──────────────────────────────────────
 

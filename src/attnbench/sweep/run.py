@@ -25,6 +25,7 @@ from attnbench.suites.estimate import estimate
 from attnbench.sweep.ahead import CompiledAhead, default_jobs, groups_ahead
 from attnbench.sweep.executor import DeviceExecutor, Executor, ExecutorLost, Measured, Progress
 from attnbench.sweep.schedule import Finished, Lost, Message, in_order, run_groups
+from attnbench.sweep.teams import executors_on
 from attnbench.worker.process import ended_from_outside
 
 
@@ -77,7 +78,9 @@ def execute(
         execution = closing.enter_context(Execution(run, path, backend_files, on_event, executors))
         if run.settings.lock_clocks:
             for executor in execution.executors:
-                closing.enter_context(locked_clocks(run.settings.lock_clocks, Device.parse(executor.name)))
+                own = executor.devices if isinstance(executor, DeviceExecutor) else [Device.parse(executor.name)]
+                for device in own:
+                    closing.enter_context(locked_clocks(run.settings.lock_clocks, device))
         closing.enter_context(execution.compiled_ahead(default_jobs() if jobs is None else jobs))
         return execution.carry_out()
 
@@ -100,8 +103,7 @@ class Execution(AbstractContextManager["Execution"]):
         self.writer = Writer(path) if path else None
         if path:
             remove_drafts(path)
-        own = DeviceExecutor(Device.parse(run.settings.device), self.files, measured_before=bool(run.environments))
-        self._asked: Sequence[Executor] = executors or [own]
+        self._asked: Sequence[Executor] = executors or executors_on("attnbench", run, None, self.files)
         self.executors = self._asked
         "those that could be opened"
         self.total = sum(len(group.backends) for group in run.plan)

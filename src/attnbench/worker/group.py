@@ -36,7 +36,7 @@ from attnbench.worker.entry import (
     log_watched,
     notes_of,
 )
-from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of
+from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of, status_of
 from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.phases import carried_out_whole, timed_phases
 from attnbench.workloads.base import load_workload
@@ -204,7 +204,7 @@ class GroupRun(GroupEnds):
             status, reason = Status.SKIPPED, str(why)
         except Exception as error:  # the edge: see _probe
             phase = self.page.read().phase
-            status, reason = Status.OOM if out_of_memory(error) else Status.FAILED, reason_of(error, phase)
+            status, reason = status_of(error), reason_of(error, phase)
             if status is Status.FAILED:
                 raise_if_lost(self.device, entry.index, phase, reason)
         # Only here: the exception held the frames of the backend, and they its memory.
@@ -299,7 +299,7 @@ class GroupRun(GroupEnds):
                 activity = self.page.read()
                 reason, full = reason_of(error, activity.phase), out_of_memory(error)
                 raise_if_lost(self.device, activity.index, activity.phase, reason)
-                status = Status.INCORRECT if isinstance(error, Misleading) else Status.OOM if full else Status.FAILED
+                status = Status.INCORRECT if isinstance(error, Misleading) else status_of(error)
                 guilty = guilty_of(error, activity, left)
             if guilty is None and len(left) > 1:  # the harness, or one of them whom nothing names
                 return [], None, apart + [entry.again(by_itself=True) for entry in left if not entry.repeated]
@@ -381,6 +381,7 @@ class GroupRun(GroupEnds):
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             builder.executed_flops = executed_flops(builder.name, launch)
+            builder.devices = launch.devices
             builder.counters |= {**counters(builder.name, launch.counters), **whole}
             timing = group.timings[position]
             times = [timing, *(timings[position] for timings in group.by_timer.values())]

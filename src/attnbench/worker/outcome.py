@@ -15,7 +15,7 @@ from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import is_shipped
-from attnbench.errors import AttnbenchError, UsageError, refusal
+from attnbench.errors import AttnbenchError, Crashed, UsageError, refusal
 from attnbench.machine.advice import install_line
 from attnbench.machine.device import Device
 from attnbench.measure.sampling import Timing
@@ -66,6 +66,7 @@ class RecordBuilder:
         self.memory: Memory | None = None
         self.ceilings: Mapping[str, float | None] = {}
         self.executed_flops: int | None = None
+        self.devices = 1
         self.counters: dict[str, float | None] = {}
 
     def of(self, backend: Backend) -> None:
@@ -109,7 +110,7 @@ class RecordBuilder:
         """Correct and timed."""
         work, median_ms = self._work(), statistics.median(timing.samples_ms)
         short = power is not None and median_ms < 1e3 * _period_s(power)
-        share = percent_of_peak(work, median_ms, self.case.dtype, self.device)
+        share = percent_of_peak(work, self.devices * median_ms, self.case.dtype, self.device)
         if share is not None and share > 100.0:
             self.note(
                 f"{share:.0f} % of the {self.case.dtype} peak of the data sheet, which thus does not bound it "
@@ -217,6 +218,13 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
     )
+
+
+def status_of(error: BaseException) -> Status:
+    """Of a backend that raised."""
+    if isinstance(error, Crashed):
+        return Status.CRASHED
+    return Status.OOM if out_of_memory(error) else Status.FAILED
 
 
 def reason_of(error: BaseException, phase: str) -> str:

@@ -173,6 +173,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
         """
         return {"out": OutputKind.VALUE}
 
+    def devices(self, case: CaseT) -> int:
+        """Devices that one case is spread over: that of its worker, and those that follow it."""
+        return 1
+
     def result_dtype(self, case: CaseT) -> str:
         """Precision (`dtypes.DTYPES`) of a launch's values and gradients, and of the plain evaluation."""
         return DTYPES[case.dtype].results

@@ -1,0 +1,234 @@
+"""What the adapters for context-parallel attention share: a team of rank processes for each session.
+
+The forms themselves are in `parallel/forms`; an adapter names one and says what it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.backends.base import Backend, Check, InPlace, Launch, Machine, module_exists
+from attnbench.backends.our_triton import require_triton
+from attnbench.errors import AttnbenchError, Unavailable, Unsupported, refusal
+from attnbench.workloads.attention_cp.case import FUNCTIONS, CpCase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.parallel.problem import Problem
+    from attnbench.parallel.team import Session
+    from attnbench.workloads.attention.inputs import AttentionInputs
+    from attnbench.workloads.hstu.inputs import HstuInputs
+
+WHOLE_ROUNDS = 5
+"Rounds through a call and its phases, for what of the exchange was hidden."
+
+
+class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
+    """An adapter for the workload `attention-cp`; subclasses name a form."""
+
+    workload = "attention-cp"
+    variant = "softmax"
+    install = "part of torch"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    compiles = True
+    form: ClassVar[str]
+    functions: ClassVar[tuple[str, ...]] = FUNCTIONS
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
+    divides_heads: ClassVar[bool] = False
+    "the ranks share the heads"
+    one_sequence: ClassVar[bool] = False
+    "all sequences are equally long, and cut by 2 W"
+    one_head_group: ClassVar[bool] = False
+    "no GQA"
+    keeps_ranks: ClassVar[bool] = True
+    "its processes serve the next session too"
+    ours: ClassVar[bool] = True
+    "our kernels on a GPU"
+
+    def probe(self) -> None:
+        """Ask for Triton, or the library.
+
+        Raises:
+            Unavailable: it is not installed.
+        """
+        super().probe()
+        if self.ours:
+            require_triton(self)
+
+    def variant_of(self, case: CpCase) -> str:
+        """The function of the case."""
+        return case.function
+
+    def ranks(self, case: CpCase) -> int:
+        """Processes of a session."""
+        return case.world
+
+    def check(self, case: CpCase, machine: Machine) -> None:
+        """Refuse what the form does not take.
+
+        Raises:
+            Unsupported: naming the field, its value and what is accepted.
+            Unavailable: torch was built without the library that joins the ranks.
+        """
+        import torch.distributed as dist
+
+        checks: list[Check] = [
+            (case.function in self.functions, "function", case.function, "is not computed", ", ".join(self.functions)),
+            (case.dtype in self.dtypes, "dtype", case.dtype, "is not supported", ", ".join(self.dtypes)),
+        ]
+        if self.divides_heads:
+            for name in ("nheads", "nheads_kv"):
+                heads = getattr(case, name)
+                accepted = f"a multiple of world={case.world}"
+                checks.append((heads % case.world == 0, name, heads, "is not shared evenly by the ranks", accepted))
+        if self.one_sequence:
+            checks.append((case.lengths == "full", "lengths", case.lengths, "is not supported", "full"))
+            accepted = f"a multiple of {2 * case.world} (2 × world)"
+            checks.append((case.seqlen % (2 * case.world) == 0, "seqlen", case.seqlen, "is not cut evenly", accepted))
+        if self.one_head_group:
+            accepted = f"nheads={case.nheads}"
+            checks.append((case.nheads_kv == case.nheads, "nheads_kv", case.nheads_kv, "is not supported", accepted))
+        for fine, field, value, wrong, accepted in checks:
+            if not fine:
+                raise Unsupported(refusal(self.name, field, value, wrong, accepted))
+        there = dist.is_available() and (
+            dist.is_nccl_available() if machine.device == "cuda" else dist.is_gloo_available()
+        )
+        if not there:
+            name = "NCCL" if machine.device == "cuda" else "gloo"
+            raise Unavailable(refusal(self.name, "torch", name, "is not part of this build", f"a build with {name}"))
+
+    @contextmanager
+    def session(self, case: CpCase, inputs: AttentionInputs | HstuInputs) -> Iterator[Launch]:
+        """Processes of its own, joined, each with its rows."""
+        from attnbench.parallel.team import Session, devices_from, give_back, take_team
+
+        team = take_team(self.name, devices_from(inputs.q.device, self.ranks(case), self.name))
+        try:
+            with closing(Session(team, self.form, problem_of(case))) as session:
+                yield CpLaunch(self.name, case, session, inputs).launch()
+        except BaseException:
+            team.end()
+            raise
+        if self.keeps_ranks:
+            give_back(team)
+        else:
+            team.end()
+
+
+class OverFlashAttention(ContextParallel):
+    """A library of others over FlashAttention 2."""
+
+    ours, compiles = False, False
+    devices = ("cuda",)
+    functions, dtypes = ("softmax",), ("fp16", "bf16")
+    one_sequence = True
+
+    def probe(self) -> None:
+        """Ask for the library and for FlashAttention 2.
+
+        Raises:
+            Unavailable: one of them is not installed.
+        """
+        super().probe()
+        if not module_exists("flash_attn"):
+            raise Unavailable(f"{self.name}: module=flash_attn is not installed; {self.install}")
+
+
+class CpLaunch:
+    """A session of a team as a launch: a call is one of all ranks, its time the slowest rank's."""
+
+    def __init__(self, who: str, case: CpCase, session: Session, inputs: AttentionInputs | HstuInputs) -> None:
+        self.who, self.case, self.session = who, case, session
+        self.shape, self.device = inputs.q.shape, inputs.q.device
+        self.peak_tflops = session.team.peak_tflops(case.dtype)
+        self.load(inputs)
+
+    def launch(self) -> Launch:
+        """What the session hands over."""
+        ranks = len(self.session.team.devices)
+        phases = {name: InPlace(partial(self.call, name), self.last_ms) for name in self.session.phases}
+        return Launch(
+            forward=self.call,
+            outputs=self.outputs,
+            reload=self.load,
+            reported_ms=self.reported_ms,
+            phases=phases if ranks > 1 else {},
+            whole=self.overlap if "exchange" in phases and ranks > 1 else None,
+            counters={"ranks": ranks, "sent_mb": self.session.sent_bytes / 1e6},
+            devices=ranks,
+            capturable=False,
+            notes=(f"time of the slowest of {ranks} ranks from a barrier on", *self.session.notes),
+        )
+
+    def load(self, inputs: AttentionInputs | HstuInputs) -> None:
+        """Give the ranks their rows of new values."""
+        self.session.load({name: _packed(getattr(inputs, name)) for name in ("q", "k", "v")})
+
+    def call(self, phase: str | None = None) -> None:
+        """One call of all ranks, or of a phase; what this process gave its device is done before."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+        self.session.run(phase)
+
+    def outputs(self) -> Mapping[str, Tensor]:
+        """Rows of all ranks, put together."""
+        return {"out": self.session.out().to(self.device, copy=True).view(self.shape)}
+
+    def last_ms(self) -> float:
+        """Of the last call or phase."""
+        return self.session.last_ms
+
+    def reported_ms(self) -> float:
+        """Of the last call.
+
+        Raises:
+            AttnbenchError: no card is as fast as that: not all of the problem was computed.
+        """
+        from attnbench.workloads.attention_cp import WORKLOAD
+
+        ms, ranks = self.last_ms(), len(self.session.team.devices)
+        tflops = WORKLOAD.work(self.case).flops / ms / 1e9 / ranks
+        if self.peak_tflops is not None and tflops > self.peak_tflops:
+            wrong = f"TFLOP/s a GPU is above the card's peak of {self.peak_tflops:g}: not all of it was computed"
+            raise AttnbenchError(refusal(self.who, "time", f"{tflops:.0f}", wrong, "a time that the card can reach"))
+        return ms
+
+    def overlap(self) -> Mapping[str, float | None]:
+        """How much of the phases that are not attention went on beside it, from rounds of calls and phases in turn."""
+        names = (None, *self.session.phases)
+        rounds = [{name: self.session.run(name) for name in names} for _ in range(WHOLE_ROUNDS)]
+        ms = {name: median(one[name] for one in rounds) for name in names}
+        beside = sum(value for name, value in ms.items() if name not in (None, "attention"))
+        hidden = beside + ms["attention"] - ms[None]
+        return {"hidden_ms": hidden, "hidden_percent": 100 * hidden / beside if beside else None}
+
+
+def problem_of(case: CpCase) -> Problem:
+    """What the ranks are told."""
+    from attnbench.dtypes import DTYPES
+    from attnbench.parallel.problem import Problem
+
+    return Problem(
+        lengths=case.rows,
+        heads=case.nheads,
+        heads_kv=case.nheads_kv,
+        dim=case.headdim,
+        dtype=DTYPES[case.dtype].torch,
+        causal=case.causal,
+        scale=float(case.headdim**-0.5),
+        function=case.function,
+        divisor=case.seqlen,
+    )
+
+
+def _packed(x: Tensor) -> Tensor:
+    """[B, S, heads, D] as [B S, heads, D]; packed as it is."""
+    return x.flatten(0, 1) if x.dim() == 4 else x

@@ -1,0 +1,17 @@
+"""``cp-torch``: torch's own context parallelism of SDPA, cuDNN inside (`parallel/forms/torch_ring`)."""
+
+from __future__ import annotations
+
+from attnbench.backends.context_parallel import ContextParallel
+
+
+class CpTorch(ContextParallel):
+    """An experimental API of torch; in processes of its own, because its patch of SDPA outlives errors."""
+
+    name, form = "cp-torch", "torch-ring"
+    title = "torch context_parallel, cuDNN"
+    module, ours, compiles = "torch.distributed.tensor.experimental", False, False
+    devices = ("cuda",)
+    functions, dtypes = ("softmax",), ("fp16", "bf16")
+    one_sequence = one_head_group = True
+    keeps_ranks = False  # what it sets is of the whole process

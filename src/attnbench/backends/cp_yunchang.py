@@ -1,0 +1,15 @@
+"""``cp-yunchang``: USP of others, Ulysses and ring together (`parallel/forms/yunchang`)."""
+
+from __future__ import annotations
+
+from attnbench.backends.context_parallel import OverFlashAttention
+
+
+class CpYunchang(OverFlashAttention):
+    """All-to-all over as many ranks as divide the key heads, a ring over the rest."""
+
+    name, form = "cp-yunchang", "yunchang"
+    title = "USP (yunchang)"
+    install = "pip install --no-build-isolation yunchang flash-attn==2.8.3"
+    module = distribution = "yunchang"
+    keeps_ranks = False  # what it sets is of the whole process

@@ -1,0 +1,111 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Two outputs of the same queries over different keys, merged in place: what a ring of devices does at each step.
+
+    lse = log(exp lse₁ + exp lse₂)        out = out₁ exp(lse₁ - lse) + out₂ exp(lse₂ - lse)
+
+in fp32, each element read and written once.  A query that sees no key has lse -∞ on that side and takes the other's
+output, or 0 where both have none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from attnbench.kernels.shared.kept import launch
+from attnbench.kernels.shared.tiling import block_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS = 16
+"Rows of a program, of one head."
+
+
+@triton.jit(do_not_specialize=("rows",))
+@no_type_check
+def flash_merge(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    part_lse_ptr,
+    rows,
+    out_row,
+    lse_head,
+    part_row,
+    part_lse_head,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Merge a tile of rows of a head; heads lie DIM apart, `out_row` and `part_row` elements from row to row."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1)
+    dim = tl.arange(0, BLOCK_DIM)
+    there = row < rows
+    mask = there[:, None] & (dim < DIM)[None, :]
+    wide = row.to(tl.int64)
+    lse_at = lse_ptr + head.to(tl.int64) * lse_head + row
+    mine = tl.load(lse_at, mask=there, other=0.0)
+    its = tl.load(part_lse_ptr + head.to(tl.int64) * part_lse_head + row, mask=there, other=0.0)
+    most = tl.maximum(mine, its)
+    most = tl.where(most == float("-inf"), 0.0, most)  # no key on either side: weights of 0, and not NaN
+    a, b = tl.exp(mine - most), tl.exp(its - most)
+    total = a + b
+    sees = total > 0.0
+    safe = tl.where(sees, total, 1.0)
+    scale = tl.where(sees, 1.0 / safe, 0.0)
+    tl.store(lse_at, tl.where(sees, most + tl.log(safe), float("-inf")), mask=there)
+    out_at = out_ptr + wide[:, None] * out_row + head * DIM + dim[None, :]
+    part_at = part_ptr + wide[:, None] * part_row + head * DIM + dim[None, :]
+    out = tl.load(out_at, mask=mask, other=0.0).to(tl.float32) * (a * scale)[:, None]
+    out += tl.load(part_at, mask=mask, other=0.0).to(tl.float32) * (b * scale)[:, None]
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def merge_outputs(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Merge `part` into `out`, and its lse, in place, on the current device.
+
+    Args:
+        out: [T, H, D], heads one after another in a row, rows any distance apart.
+        lse: fp32 [H, T], its last stride 1; -∞ where a query has seen no key.
+        part: as `out`.
+        part_lse: as `lse`.
+
+    Raises:
+        ValueError: shapes or strides are others.
+    """
+    rows, heads, dim = out.shape
+    for name, x, shape, strides in (
+        ("out", out, (rows, heads, dim), (dim, 1)),
+        ("part", part, (rows, heads, dim), (dim, 1)),
+        ("lse", lse, (heads, rows), (1,)),
+        ("part_lse", part_lse, (heads, rows), (1,)),
+    ):
+        if tuple(x.shape) != shape or (x.numel() > 1 and x.stride()[1:] != strides):
+            accepted = f"shape {shape}, the last strides {strides}"
+            raise ValueError(f"merge_outputs: {name}={tuple(x.shape)}, strides {x.stride()} does not fit; {accepted}")
+    if lse.dtype != torch.float32 or part_lse.dtype != torch.float32:
+        raise ValueError(f"merge_outputs: lse.dtype={lse.dtype}, {part_lse.dtype} does not fit; torch.float32")
+    if not out.numel():
+        return
+    launch(
+        flash_merge,
+        (triton.cdiv(rows, ROWS), heads),
+        out,
+        lse,
+        part,
+        part_lse,
+        rows,
+        out.stride(0),
+        lse.stride(0),
+        part.stride(0),
+        part_lse.stride(0),
+        DIM=dim,
+        BLOCK_DIM=block_of(dim),
+        ROWS=ROWS,
+        num_warps=4,
+    )

@@ -1,0 +1,231 @@
+"""The forms on 2 and 4 processes joined by gloo, against the workloads' oracles on the whole tensors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from attnbench.errors import Crashed
+from attnbench.machine import child
+from attnbench.machine.device import CPU
+from attnbench.parallel.problem import HSTU, SOFTMAX, Problem
+from attnbench.parallel.team import Session, Team, give_back, take_team
+from attnbench.workloads.attention import WORKLOAD as ATTENTION
+from attnbench.workloads.base import Draw
+from attnbench.workloads.hstu import WORKLOAD as SILU
+from waiting import alive, gone
+
+LENGTHS = [(64,), (1,), (3,), (127,), (129,), (1000,), (0, 7, 0), (300, 41, 0, 1, 63), (50, 50, 50)]
+"Odd and empty ones, under 2 W rows, cut and dealt whole."
+FORMS = {"ulysses": (SOFTMAX, HSTU), "allgather": (SOFTMAX, HSTU), "ring": (SOFTMAX,)}
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def team(request):
+    one = Team("test", [CPU] * request.param)
+    yield one
+    one.end()
+
+
+def problem_of(lengths: tuple[int, ...], *, causal: bool, function: str = SOFTMAX, heads_kv: int = 4) -> Problem:
+    return Problem(
+        lengths=lengths,
+        heads=4 if function == HSTU else 8,
+        heads_kv=heads_kv,
+        dim=16,
+        dtype="float32",
+        causal=causal,
+        scale=0.25,
+        function=function,
+        divisor=max(lengths),
+    )
+
+
+def inputs_of(problem: Problem, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in problem.shapes().items() if name != "out"}
+
+
+def truth(problem: Problem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """In fp64, of the workloads' own oracles; softmax cases have no empty sequences, which have no rows here either."""
+    softmax = problem.function == SOFTMAX
+    lengths = [length for length in problem.lengths if length or not softmax]
+    shape = {
+        "batch": len(lengths),
+        "seqlen": max(lengths),
+        "nheads": problem.heads,
+        "causal": problem.causal,
+        "dtype": "fp32",
+        "lengths": ":".join(map(str, lengths)),
+    }
+    workload = ATTENTION if softmax else SILU
+    own = {"nheads_kv": problem.heads_kv, "headdim": problem.dim} if softmax else {"attn_dim": problem.dim}
+    case = workload.case({**shape, **own, **({} if softmax else {"alpha": problem.scale, "gates": False})})
+    inputs = replace(workload.inputs(case, seed=0, kind="zeros", device="cpu"), **tensors)
+    return workload.oracle(problem.function, case, inputs, dtype=torch.float64, draw=Draw())["out"]
+
+
+def computed(team: Team, form: str, problem: Problem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    session = Session(team, form, problem)
+    try:
+        session.load(tensors)
+        assert session.run() > 0
+        return session.out().clone()
+    finally:
+        session.close()
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return torch.allclose(found.double(), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("form", "function"), [(form, one) for form in FORMS for one in FORMS[form]])
+def test_every_form_gives_what_one_oracle_gives_on_the_whole(team, form, function, causal):
+    for lengths in LENGTHS:
+        problem = problem_of(lengths, causal=causal, function=function)
+        tensors = inputs_of(problem)
+        assert close(computed(team, form, problem, tensors), truth(problem, tensors)), lengths
+
+
+def test_the_one_device_that_all_are_compared_with_gives_the_same():
+    alone = Team("test", [CPU])
+    try:
+        for causal, function in product((False, True), (SOFTMAX, HSTU)):
+            problem = problem_of((63, 0, 129), causal=causal, function=function)
+            tensors = inputs_of(problem)
+            assert close(computed(alone, "one", problem, tensors), truth(problem, tensors))
+    finally:
+        alone.end()
+
+
+@pytest.mark.parametrize("form", ["allgather", "ring"])
+def test_few_key_heads_and_half_precision_go_along(team, form):
+    problem = replace(problem_of((200,), causal=True, heads_kv=1), dtype="bfloat16")
+    tensors = {name: x.bfloat16() for name, x in inputs_of(problem).items()}
+    wanted = truth(problem, {name: x.float() for name, x in tensors.items()})
+    assert (computed(team, form, problem, tensors).double() - wanted).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_new_values_give_new_results_and_phases_can_be_timed_apart(team, form):
+    problem = problem_of((100, 31), causal=True)
+    session = Session(team, form, problem)
+    try:
+        for seed in (1, 2):
+            tensors = inputs_of(problem, seed)
+            session.load(tensors)
+            session.run()
+            assert close(session.out(), truth(problem, tensors))
+        assert {"exchange", "attention"} <= set(session.phases)
+        assert all(session.run(phase) > 0 for phase in session.phases)
+        assert session.sent_bytes > 0
+    finally:
+        session.close()
+
+
+def test_results_are_spoiled_when_they_were_read_so_that_a_call_has_to_write_them_again(team):
+    problem = problem_of((64,), causal=True)
+    session = Session(team, "ring", problem)
+    try:
+        session.load(inputs_of(problem))
+        session.dirty = True  # nothing was computed since the inputs came
+        assert session.out().isnan().all()
+    finally:
+        session.close()
+
+
+def test_what_is_sent_is_what_is_seen_by_others(team):
+    """Of the zigzag ring under a mask: the first chunk to later ranks, both to earlier ones."""
+    world, rows, item = len(team.devices), 64, 4
+    problem = problem_of((8 * rows,), causal=True)
+    chunk = 8 * rows // (2 * world) * 2 * problem.heads_kv * problem.dim * item
+    sent = {}
+    for form in ("ring", "allgather"):
+        session = Session(team, form, problem)
+        sent[form] = session.sent_bytes
+        session.close()
+    assert sent["allgather"] == 2 * chunk * (world - 1)
+    assert sent["ring"] == 2 * chunk * (world - 1)  # of the last rank, which all earlier ones read
+
+
+def test_a_team_serves_the_next_session_of_its_owner_and_not_one_that_has_ended():
+    first = take_team("test", [CPU])
+    problem = problem_of((9,), causal=True)
+    session = Session(first, "one", problem)
+    session.close()
+    give_back(first)
+    again = take_team("test", [CPU])
+    assert again is first
+    tensors = inputs_of(problem)
+    assert close(computed(again, "ulysses", problem, tensors), truth(problem, tensors))
+    again.end()
+    give_back(again)
+    other = take_team("test", [CPU])
+    assert other is not first
+    other.end()
+
+
+def test_a_form_that_raises_ends_its_team_and_says_which_rank():
+    both = Team("test", [CPU] * 2)
+    problem = replace(problem_of((64,), causal=True), function=HSTU, heads_kv=8)
+    session = Session(both, "ring", problem)
+    session.load(inputs_of(problem))
+    with pytest.raises(RuntimeError, match=r"rank [01] of 2 on cpu: AssertionError"):
+        session.run()
+    assert both.ended
+    session.close()
+
+
+def test_a_rank_that_dies_ends_its_team_with_its_signal():
+    both = Team("test", [CPU] * 2)
+    problem = problem_of((64,), causal=True)
+    session = Session(both, "ring", problem)
+    session.load(inputs_of(problem))
+    os.kill(both._ranks[1]._process.pid, signal.SIGSEGV)
+    both._ranks[1]._process.wait(30)
+    with pytest.raises(Crashed, match=r"test: rank=1 of 2 on cpu crashed \(SIGSEGV\); all ranks to the end"):
+        session.run()
+    assert all(rank._process.poll() is not None for rank in both._ranks)
+    with pytest.raises(Crashed, match="have ended"):
+        session.run()
+    session.close()
+
+
+OWNER = """
+import os, signal, sys
+from attnbench.machine.device import CPU
+from attnbench.parallel.problem import Problem
+from attnbench.parallel.team import Session, Team
+
+team = Team("test", [CPU] * 2)
+problem = Problem(lengths=(64,), heads=2, heads_kv=2, dim=16, dtype="float32", causal=True, scale=0.25)
+session = Session(team, "ring", problem)
+ranks = [rank._process.pid for rank in team._ranks]
+os.kill(ranks[1], signal.SIGSTOP)
+print(*ranks, flush=True)
+session.run()
+"""
+
+
+def test_a_rank_that_hangs_keeps_the_others_waiting_until_the_owner_is_ended_and_then_all_end():
+    """As of a worker that `--timeout` ends."""
+    words = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=child.environment()) as owner:
+        assert owner.stdout is not None
+        waiting, hanging = map(int, owner.stdout.readline().split())
+        try:
+            assert alive(waiting)
+            assert owner.poll() is None
+            owner.kill()
+            assert gone(waiting)
+        finally:
+            os.kill(hanging, signal.SIGKILL)
+        assert gone(hanging)
