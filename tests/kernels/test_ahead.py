@@ -46,6 +46,7 @@ SESSIONS = {
     "quant": ("flash-quant", {"headdim": 64}),
     "quant, packed": ("flash-quant", {"headdim": 80, "lengths": "uniform", "batch": 3}),
     "sparse": ("flash-sparse", {"headdim": 64, "seqlen": 512}),
+    "sparse, 8 bit": ("flash-sparse-quant", {"headdim": 64, "seqlen": 512}),
     "sparse, predicted": ("flash-sparse[cdf0.98]", {"headdim": 64, "seqlen": 512}),
     "dense": ("hstu-triton", {"mode": "fwd-bwd", "batch": 2}),
     "dense, jagged": ("hstu-triton", {"mode": "fwd-bwd", "batch": 2, "lengths": "uniform", "num_targets": 5}),

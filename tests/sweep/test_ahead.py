@@ -263,7 +263,14 @@ def test_only_what_needs_no_card_is_compiled_ahead(monkeypatch):
 
 def test_shipped_backends_that_are_compiled_ahead():
     able = {name for name, backend in known_backends(()).items() if backend.ahead}
-    assert able == {"flash-triton", "flash-quant", "flash-sparse", "hstu-triton", "hstu-bsa-triton"}
+    assert able == {
+        "flash-triton",
+        "flash-quant",
+        "flash-sparse",
+        "flash-sparse-quant",
+        "hstu-triton",
+        "hstu-bsa-triton",
+    }
     assert Backend.ahead is False
 
 
