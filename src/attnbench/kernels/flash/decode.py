@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.config.decode import programs_of, tiles_of_job
 from attnbench.kernels.flash.config.forward import ForwardConfig
+from attnbench.kernels.flash.config.space import decode_fault
 from attnbench.kernels.flash.portable.decode import decode_attend, decode_combine
 from attnbench.kernels.flash.portable.forward import LOG2_E
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
@@ -30,7 +31,12 @@ def launch_decode(
         lse: fp32 `problem.lse_shape`; every row is written.
         problem: sequences, mask and scale; checked before.
         config: of the order decode.
+
+    Raises:
+        ValueError: the configuration has words that the order has not; the one line says which.
     """
+    if wrong := decode_fault(config):
+        raise ValueError(f"flash_attention: forward={config.short} {wrong}")
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
     if problem.batch * problem.max_seqlen_q * heads == 0 or q.numel() == 0:
         return
@@ -43,9 +49,7 @@ def launch_decode(
         programs = programs_of(config, tiles, processors(q))
         cut = programs > 1
     else:
-        count = tiles_of_job(
-            problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n
-        )
+        count = tiles_of_job(problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n)
         programs = programs_of(config, jobs * count, processors(q))
         cut = jobs % programs != 0
     parts = logs = None

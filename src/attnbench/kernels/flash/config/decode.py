@@ -41,7 +41,9 @@ def is_decode(seqlen_q: int, seqlen_k: int, repeats: int) -> bool:
 
 
 @cache
-def decode_config(capability: tuple[int, int], item_bytes: int, dim: int, rows: int) -> ForwardConfig:
+def decode_config(
+    capability: tuple[int, int], item_bytes: int, dim: int, rows: int, *, described: bool = False
+) -> ForwardConfig:
     """Tuned default of the order `decode`.
 
     Args:
@@ -49,9 +51,17 @@ def decode_config(capability: tuple[int, int], item_bytes: int, dim: int, rows: 
         item_bytes: of an element.
         dim: the larger of head and value dim.
         rows: queries of a sequence times query heads of a KV head; over MOST_ROWS they are several tiles.
+        described: tensor maps can describe the keys and values; else none that loads by them.
     """
-    asked = {"cards": capability[0], "item_bytes": item_bytes, "dim": dim, "rows": min(rows, MOST_ROWS)}
-    return TABLE.first(DECODE, ForwardConfig, **asked)
+    return TABLE.first(
+        DECODE,
+        ForwardConfig,
+        cards=capability[0],
+        item_bytes=item_bytes,
+        dim=dim,
+        rows=min(rows, MOST_ROWS),
+        also=lambda config: described or config.loads == "pointer",
+    )
 
 
 def tiles_of_job(queries: int, keys: int, left: int | None, right: int | None, block_n: int) -> int:

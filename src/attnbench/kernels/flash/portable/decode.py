@@ -27,18 +27,7 @@ from attnbench.kernels.flash.tiles import first_row, keys_of_rows, load_tile, se
 
 SCAN = tl.constexpr(256)
 "Packed sequences whose lengths are looked at together."
-COUNTS = (
-    "seqlen_q",
-    "seqlen_k",
-    "lse_batch",
-    "lse_head",
-    "left",
-    "right",
-    "batch",
-    "heads_kv",
-    "repeats",
-    "row_tiles",
-)
+COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "batch", "heads_kv", "repeats", "row_tiles")
 "Numbers of a call that no code is compiled anew for."
 
 
@@ -155,17 +144,7 @@ def sharer_of(index, programs, total):
 @triton.jit
 @no_type_check
 def store_result(
-    tensors,
-    where,
-    strides,
-    query,
-    head,
-    there,
-    acc,
-    whole,
-    log,
-    DIM_V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    tensors, where, strides, query, head, there, acc, whole, log, DIM_V: tl.constexpr, BLOCK_V: tl.constexpr
 ):
     """Output and lse of the rows that are `there`; `log` is the lse in base 2, -∞ where `whole` is not the sum but 1."""
     out_ptr, lse_ptr = tensors
@@ -341,9 +320,7 @@ def decode_combine(
     group = tl.program_id(0) - job * groups
     number = job // jobs
     job = job - number * jobs
-    before, total = tiles_before(
-        number, batch, jobs, lengths, (left, right), HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N
-    )
+    before, total = tiles_before(number, batch, jobs, lengths, (left, right), HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
     at_batch, query_start, _, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
     _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
     head_kv = job // row_tiles
@@ -365,7 +342,9 @@ def decode_combine(
             slots = (2 * program + (program == first).to(tl.int32))[:, None] * BLOCK_M + place[None, :]
             mask = (program <= last)[:, None] & there[None, :]
             logs = tl.load(part_lse_ptr + slots, mask=mask, other=float("-inf"))  # [PARTS, ROWS]
-            values = tl.load(part_ptr + slots[:, :, None] * BLOCK_V + dims[None, None, :], mask=mask[:, :, None], other=0.0)
+            values = tl.load(
+                part_ptr + slots[:, :, None] * BLOCK_V + dims[None, None, :], mask=mask[:, :, None], other=0.0
+            )
             new_max = tl.maximum(row_max, tl.max(logs, 0))
             pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
             weights = tl.math.exp2(logs - pivot[None, :])
