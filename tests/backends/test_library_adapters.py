@@ -528,6 +528,21 @@ def test_flash_attention_3_in_8_bits_of_zeros_is_zero(monkeypatch):
         assert not launch.outputs()["out"].any()
 
 
+@pytest.mark.parametrize(("selector", "said"), [("fa3-fwd", {}), ("fa3-fwd[split]", {"num_splits": 0})])
+def test_flash_attention_3_splits_keys_where_it_is_asked_to(monkeypatch, selector, said):
+    given = []
+
+    def flash_attn_func(q, k, v, softmax_scale, causal, **further):
+        given.append(further)
+        return dense(q, k, v, scale=softmax_scale, causal=causal, window=None)
+
+    install(monkeypatch, "fa3_fwd_interface", flash_attn_func=flash_attn_func)
+    case = case_of(mode="fwd", seqlen=1, seqlen_k=33, causal=True)
+    with resolve(selector, case).session(case, make_inputs(case, seed=6, kind="normal", device="cpu")) as launch:
+        launch.forward()
+    assert given == [said]
+
+
 def test_sage_has_a_budget_of_its_own():
     backend = all_backends()["sage1"]
     assert backend.budget(case_of(mode="fwd")).relative == 0.5

@@ -16,6 +16,7 @@ from attnbench.kernels.flash.config.space import (
     RULES,
     Shape,
     candidates,
+    decode_candidates,
     fault,
     nearest,
     registers,
@@ -24,6 +25,7 @@ from attnbench.kernels.flash.config.space import (
 )
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
+FEW = Shape(dim=128, dim_v=128, seqlen_q=1, seqlen_k=8192, repeats=4)
 VALUES = st.fixed_dictionaries(
     {
         name: st.sampled_from(tuple(column.spelled.accepted))
@@ -75,7 +77,7 @@ def _reads(text):
         (
             "m128n128w8s2-wibble",
             "has the word wibble; "
-            "one of tma, ahead, ws, pp, fused, mix, split, deep, lazy, few, ticket, persistent, rN, lN",
+            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, few, ticket, persistent, rN, lN, xN",
         ),
         ("m128n128w8s2-tma-tma", "says loads twice; each once"),
         ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
@@ -133,6 +135,12 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
         ("mask", "m128n64w8s2-tma-fused", replace(LONG, packed=True)),
         ("tma", "m128n64w8s2-tma", replace(LONG, dim=60)),
         ("tma", "m128n64w8s2-tma", replace(LONG, capability=(8, 0))),
+        ("decode", "m16n64w4s4-tma-decode", FEW),
+        ("decode", "m16n64w4s4-decode-fused", FEW),
+        ("decode", "m16n64w4s4-decode-l8", FEW),
+        ("decode", "m256n64w4s4-decode", FEW),
+        ("decode", "m64n64w4s2-x3", FEW),
+        ("shared-memory", "m16n64w4s4-decode-x3", FEW),
         ("length", "m128n64w8s2", replace(LONG, seqlen_q=33)),
         ("length", "m192n64w12s2-tma-pp", replace(LONG, seqlen_q=127)),
         ("length", "m128n128w8s2-tma-pp", replace(LONG, seqlen_k=33)),
@@ -153,7 +161,8 @@ def test_no_rule_goes_untested_and_most_bite_in_the_enumeration():
         replace(LONG, capability=(8, 0)),
         replace(LONG, seqlen_q=33),
     ]
-    bitten = {found[0] for shape in shapes for config in candidates() if (found := fault(config, shape))}
+    every = [*candidates(), *decode_candidates(4)]
+    bitten = {found[0] for shape in shapes for config in every if (found := fault(config, shape))}
     assert bitten == set(RULES)
 
 
@@ -166,7 +175,7 @@ def test_the_space_is_large_enough_to_search_and_holds_each_once():
         *product(HOPPER, WORDS["grid"], WARPGROUPS)
     }
     for name, words in WORDS.items():
-        assert {getattr(config, name) for config in found} == set(words) - {"ahead"}
+        assert {getattr(config, name) for config in found} == set(words) - {"ahead", "decode"}
     assert {config.order for config in space(replace(LONG, capability=(8, 0)))} == {"plain", "ahead"}
     for dim in (32, 64, 256):
         assert len(space(replace(LONG, dim=dim, dim_v=dim))) >= 100

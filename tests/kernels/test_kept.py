@@ -67,6 +67,11 @@ def packed_given() -> dict[str, Any]:
     return {"q": rows(64, 4, 64), "k": rows(96, 4, 64), "v": rows(96, 4, 64), "forward": "m64n64w4s2"} | numbers
 
 
+def decode_given() -> dict[str, Any]:
+    """Of few queries, which is told by their number alone."""
+    return {"q": rows(2, 2, 4, 64), "k": rows(2, 600, 2, 64), "v": rows(2, 600, 2, 64)}
+
+
 def dense_given() -> dict[str, Any]:
     given = {"q": rows(64, 4, 64), "k": rows(64, 4, 64), "v": rows(64, 4, 64), "offsets": ints(0, 30, 64)}
     hopper = ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws", silu="tanh")
@@ -103,6 +108,7 @@ def append_given() -> dict[str, Any]:
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "flash": (flash_attention, flash_given),
     "packed": (flash_attention, packed_given),
+    "decode": (flash_attention, decode_given),
     "dense": (hstu_attention, dense_given),
     "bsa": (hstu_bsa_attention, bsa_given),
     "paged": (hstu_paged_attention, paged_given),
@@ -133,6 +139,18 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"q": rows(64, 4, 64, offset=1)},
         {"k": rows(96, 4, 64, offset=4)},
         {"causal": True},
+    ],
+    "decode": [
+        {"q": rows(2, 3, 4, 64)},
+        {"q": rows(2, 70, 4, 64)},
+        {"k": rows(2, 601, 2, 64), "v": rows(2, 601, 2, 64)},
+        {"k": rows(2, 500, 2, 64), "v": rows(2, 500, 2, 64)},
+        {"k": rows(2, 600, 4, 64), "v": rows(2, 600, 4, 64)},
+        {"k": rows(2, 600, 2, 64, offset=1)},
+        {"causal": True},
+        {"window": (70, 3)},
+        {"forward": "m16n64w4s3-decode-x3"},
+        {"forward": "m64n64w4s3-tma-decode"},
     ],
     "dense": [
         {"max_seqlen": 40},
@@ -355,7 +373,7 @@ def test_one_tensor_given_twice_is_two_arguments_later():
         assert warm == launches_of(card, flash_attention, given)
 
 
-@pytest.mark.parametrize("name", ["flash", "dense", "bsa"])
+@pytest.mark.parametrize("name", ["flash", "decode", "dense", "bsa"])
 def test_a_backward_is_kept_too(name):
     function, make = CALLS[name]
 
@@ -395,7 +413,7 @@ def python_calls(function: Callable[..., Any], **given: Any) -> list[str]:
     return counted
 
 
-@pytest.mark.parametrize(("name", "most"), [("flash", 30), ("dense", 30), ("paged", 45), ("bsa", 60)])
+@pytest.mark.parametrize(("name", "most"), [("flash", 30), ("decode", 30), ("dense", 30), ("paged", 45), ("bsa", 60)])
 def test_a_warm_call_makes_few_calls_of_python(name, most):
     function, make = CALLS[name]
     with on_no_card() as card:

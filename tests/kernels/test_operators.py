@@ -91,6 +91,7 @@ def samples(family: str) -> dict[str, tuple[Any, ...]]:
         return {
             "dense": (*dense, None, None, None, None, True, [5, 0], None, False, None, None),
             "packed": (q, k, v, offsets, None, 27, None, False, None, 0.3, True, "m16n16w4s1", None),
+            "decode": (q, k, v, offsets, None, 27, None, True, None, None, False, "m16n16w4s1-decode", None),
         }
     if family == "dense":
         return {"targets": (q, k, v, offsets, None, targets, 27, None, None, None, True, 0, None, False)}

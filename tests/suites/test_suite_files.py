@@ -59,6 +59,7 @@ def test_the_shipped_suites_are_those_the_documents_name():
         "compare-sparse",
         "compare-video",
         "compare",
+        "decode",
         "flash-sweep",
         "flash",
         "hstu-bsa-long",

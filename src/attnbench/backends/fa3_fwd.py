@@ -1,11 +1,12 @@
 """``fa3-fwd``: the wheel fa3-fwd, FlashAttention 3 built for inference.
 
-Its build leaves out fp16, windows and the backward (its own ``fa3_fwd_config`` says so).
+``fa3-fwd[split]`` lets the library split keys among programs where queries are few (``num_splits=0``, its own choice; by
+default it does not).  Its build leaves out fp16, windows and the backward (its own ``fa3_fwd_config`` says so).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import Machine
 from attnbench.backends.dense import Limits
@@ -26,6 +27,7 @@ class Fa3Fwd(FlashBackend):
     modules = ("fa3_fwd_interface",)
     module = modules[0]
     distribution = "fa3-fwd"
+    further: ClassVar = {"split": {"num_splits": 0}}
     limits = Limits(
         dtypes=("bf16",),
         headdim_multiple=8,

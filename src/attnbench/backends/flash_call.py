@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import Launch, module_exists
+from attnbench.backends.base import Config, Launch, module_exists
 from attnbench.backends.dense import DenseBackend
 from attnbench.backends.differentiable import Attention, differentiable
 from attnbench.backends.mask import Mask
@@ -34,6 +34,8 @@ class FlashBackend(DenseBackend):
     "modules that hold the two functions, the first found is used"
     unbounded: ClassVar[int | None] = -1
     "how the package spells a window without an end"
+    further: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    "configurations by name, and the arguments that each is"
 
     def probe(self) -> None:
         """Ask for the package without importing it.
@@ -43,6 +45,10 @@ class FlashBackend(DenseBackend):
         """
         if not any(map(module_exists, self.modules)):
             raise Unavailable(f"{self.name}: module={self.modules[0]} is not installed; {self.install}")
+
+    def configs(self, case: AttentionCase) -> Iterable[Config]:
+        """What the package lets a caller choose."""
+        return tuple(map(Config, self.further))
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
         """As of `Backend`."""
@@ -59,6 +65,8 @@ class FlashBackend(DenseBackend):
         mask = Mask.of(case)
         function = module.flash_attn_varlen_func if case.packed else module.flash_attn_func
         arguments: dict[str, Any] = {"softmax_scale": case.scale, "causal": mask.causal}
+        if self.config:
+            arguments |= self.further[self.config.short]
         if case.packed:
             arguments |= {
                 name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")

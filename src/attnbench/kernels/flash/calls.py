@@ -13,12 +13,13 @@ from torch import Tensor
 
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
 from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward, parse_backward
+from attnbench.kernels.flash.config.decode import decode_config, is_decode
 from attnbench.kernels.flash.config.defaults import forward_config
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
-from attnbench.kernels.flash.config.space import Shape, ahead_fault, hopper_fault, nearest
+from attnbench.kernels.flash.config.space import Shape, ahead_fault, decode_fault, hopper_fault, nearest
 from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
-from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of
+from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of, takes_tma
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
@@ -30,7 +31,16 @@ _Config = TypeVar("_Config", ForwardConfig, BackwardConfig)
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
-    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
+    """Tuned default for these tensors on their card: of few queries `decode`; of the Hopper path where it takes them."""
+    repeats = q.shape[-2] // k.shape[-2]
+    if is_decode(problem.max_seqlen_q, problem.max_seqlen_k, repeats):
+        return decode_config(
+            _capability(q),
+            q.element_size(),
+            max(q.shape[-1], v.shape[-1]),
+            problem.max_seqlen_q * repeats,
+            described=not problem.packed and takes_tma(k) and takes_tma(v),
+        )
     # Its products are of 32 columns at least, and keys' and values' as wide.
     blocks = block_of(q.shape[-1]), block_of(v.shape[-1])
     return forward_config(
@@ -79,7 +89,7 @@ def _forward_of(given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tens
         capability=capability_of(q) or (9, 0),
     )
     config = _read("forward", parse, given, lambda text: nearest(text, shape)) or default_forward(q, k, v, problem)
-    wrong = ahead_fault(config, capability_of(q))
+    wrong = ahead_fault(config, capability_of(q)) or decode_fault(config)
     if config.order in HOPPER:
         wrong = hopper_fault(config, shape)
     if wrong:

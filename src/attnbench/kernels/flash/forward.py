@@ -1,11 +1,12 @@
-"""Launch the flash forward that a configuration names: portable, or for Hopper."""
+"""Launch the flash forward that a configuration names: portable, for few queries, or for Hopper."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
+from attnbench.kernels.flash.config.forward import DECODE, HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import ahead_fault
+from attnbench.kernels.flash.decode import launch_decode
 from attnbench.kernels.flash.portable.arguments import ForwardMeta, ForwardStrides
 from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
@@ -17,7 +18,7 @@ from attnbench.kernels.shared.tiling import group_of
 def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
 ) -> None:
-    """Compute `out` and `lse`; nothing is allocated, nothing waits for the device.
+    """Compute `out` and `lse`; nothing waits for the device, or is allocated but what the order's launcher says.
 
     Args:
         q: [B, Sq, H, D] or packed [Tq, H, D]; last dim contiguous, as all of them.
@@ -38,6 +39,9 @@ def launch_forward(
         from attnbench.kernels.flash.hopper.forward import launch_hopper_forward
 
         launch_hopper_forward(q, k, v, out, lse, problem, config)
+        return
+    if config.order == DECODE:
+        launch_decode(q, k, v, out, lse, problem, config)
         return
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads

@@ -285,6 +285,7 @@ class Defaults:
             "item_bytes": lambda said, asked: bool(said == asked),
             "dim": lambda said, asked: bool(asked <= said),
             "seqlen": lambda said, asked: bool(asked <= said),
+            "rows": lambda said, asked: bool(asked <= said),
             "page_size": lambda said, asked: bool(asked >= said),
             "block_q": lambda said, asked: bool(said == asked),
             "block_k": lambda said, asked: bool(said == asked),

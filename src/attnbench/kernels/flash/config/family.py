@@ -15,6 +15,7 @@ from attnbench.kernels.flash.config.backward import (
     nearest_backward,
     why_not,
 )
+from attnbench.kernels.flash.config.decode import decode_config
 from attnbench.kernels.flash.config.defaults import forward_config
 from attnbench.kernels.flash.config.forward import ForwardConfig
 from attnbench.kernels.flash.config.space import Shape, fault, nearest, space
@@ -43,6 +44,14 @@ class _Forward(Part[Shape]):
         self.read(text, shape)
 
     def tuned(self, shape: Shape) -> str:
+        if shape.decodes:
+            return decode_config(
+                shape.capability,
+                shape.item_bytes,
+                max(shape.dim, shape.dim_v),
+                shape.seqlen_q * shape.repeats,
+                described=not shape.packed and not _odd(shape),
+            ).short
         hopper = shape.described and shape.block(shape.dim) == shape.block(shape.dim_v) >= 32
         config = forward_config(
             shape.capability,
@@ -53,8 +62,7 @@ class _Forward(Part[Shape]):
             hopper=hopper,
         )
         # Rows that are no multiple of 16 bytes are loaded by pointers.
-        odd = any(dim * shape.item_bytes % 16 for dim in (shape.dim, shape.dim_v))
-        return replace(config, loads="pointer").short if odd else config.short
+        return replace(config, loads="pointer").short if _odd(shape) else config.short
 
     def nearest(self, text: str, shape: Shape) -> str:
         return nearest(text, shape)
@@ -97,6 +105,11 @@ FAMILY = Family((_Forward(), _Backward()))
 
 def _facts(shape: Shape) -> tuple[tuple[int, int], int, int, int]:
     return shape.capability, shape.item_bytes, shape.dim, shape.dim_v
+
+
+def _odd(shape: Shape) -> bool:
+    """Whether rows are no multiple of the 16 bytes that tensor maps read."""
+    return any(dim * shape.item_bytes % 16 for dim in (shape.dim, shape.dim_v))
 
 
 def _values(config: BackwardConfig) -> Values:

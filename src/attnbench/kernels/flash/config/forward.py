@@ -16,6 +16,8 @@ from attnbench.kernels.shared.configs import LaunchConfig, Spelled
 
 HOPPER = ("ws", "pp")
 "Orders of the kernel in hopper.forward, whose warps have jobs of their own."
+DECODE = "decode"
+"Order of the kernels in portable.decode, for few queries."
 WARPGROUPS = {8: 240, 12: 160, 16: 112}
 "Its warps beside the loader, and how many registers each thread of them has."
 
@@ -35,10 +37,10 @@ class ForwardConfig(LaunchConfig):
     "tiles of keys and values in flight"
     loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
     "pointer, or tma: tiles by the tensor memory accelerator (sm_90 and later, and only of tensors aligned for it)"
-    order: Annotated[str, Spelled("-{}", ("plain", "ahead", "ws", "pp"), far=3)] = "plain"
+    order: Annotated[str, Spelled("-{}", ("plain", "ahead", "ws", "pp", DECODE), far=3)] = "plain"
     """ahead: the scores of a tile come before the product with the last one's values, and its softmax runs beside that
     (not on sm_90); ws: so too, while a warp of its own loads for warpgroups of 64 rows each; pp: these take turns
-    (ping-pong)"""
+    (ping-pong); decode: the queries of all heads that share keys are a tile, and keys are shared out among programs"""
     mask: Annotated[str, Spelled("-{}", ("apart", "fused"))] = "apart"
     "apart: masked tiles in a loop of their own; fused: in the one loop (of packed tensors by TMA always apart)"
     exp: Annotated[str, Spelled("-{}", ("unit", "mix"))] = "unit"
@@ -58,6 +60,8 @@ class ForwardConfig(LaunchConfig):
     "most of a thread, to have more programs on an SM; None: the compiler's choice"
     section_mib: Annotated[int, Spelled("-l{}", range(1, 1000))] = 24
     "programs next to one another share this much of the L2"
+    sharers: Annotated[int, Spelled("-x{}", range(1, 9))] = 2
+    "programs an SM among which keys are shared out (decode)"
 
     def __post_init__(self) -> None:
         LaunchConfig.__post_init__(self)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from attnbench.kernels.flash.config.forward import HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
+from attnbench.kernels.flash.config.decode import is_decode
+from attnbench.kernels.flash.config.forward import DECODE, HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
 from attnbench.kernels.shared.configs import nearest as closest
 
 
@@ -27,6 +28,13 @@ class Shape:
     right: bool = True
     "the mask ends to the right, as causal does"
     capability: tuple[int, int] = (9, 0)
+    repeats: int = 1
+    "query heads of a KV head"
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the order `decode` is its default."""
+        return is_decode(self.seqlen_q, self.seqlen_k, self.repeats)
 
     @property
     def described(self) -> bool:
@@ -54,6 +62,11 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     if config.order in HOPPER:
         apart = config.queries == "shared" and out_columns(config, shape) < block_v
         return _keys_and_queries(config, shape, query_tiles(config, shape)) + apart * _half_output(config, shape)
+    if config.order == DECODE:
+        # Products of single warps read a tile into registers before the next but `stages` comes, and the weights again.
+        warps = config.block_m < 64 or shape.capability < (9, 0)
+        rows -= warps * config.block_n * (block_d + block_v)
+        return (rows + config.block_m * (block_d + warps * config.block_n)) * shape.item_bytes
     if shape.capability < (9, 0):
         return max(rows, config.block_m * block_d) * shape.item_bytes
     rows += config.block_m * block_d
@@ -171,6 +184,33 @@ def ahead_fault(config: ForwardConfig, capability: tuple[int, int] | None) -> st
     )
 
 
+def decode_fault(config: ForwardConfig) -> str | None:
+    """What a configuration of the order `decode` has that it cannot have, or another order of `decode`.
+
+    Products of single warps read keys by loads into registers, and those that Triton 3.6 makes may still be behind when
+    a tensor map's next tile is told to come: their tiles are copied by threads, which wait.
+    """
+    if config.order != DECODE:
+        return None if config.sharers == 2 else "has x…, which only the order decode has; without"
+    plain = ForwardConfig(
+        block_m=config.block_m,
+        block_n=config.block_n,
+        warps=config.warps,
+        stages=config.stages,
+        loads=config.loads,
+        order=DECODE,
+        registers=config.registers,
+        sharers=config.sharers,
+    )
+    if config != plain:
+        return f"has words that are not of the order decode; {plain.short}"
+    if config.block_m > 128:
+        return f"has the order decode, whose tiles are of up to 128 rows, not {config.block_m}; m16, m32, m64 or m128"
+    if config.loads == "tma" and config.block_m < 64:
+        return f"has the order decode, which loads by tma for products of warpgroups alone, not m{config.block_m}; m64"
+    return None
+
+
 def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
     have, limit = registers(config, shape), _limit(config)
     return f"takes about {have} registers a thread, and has {limit}" if have > limit else None
@@ -178,11 +218,13 @@ def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
 
 def _too_much_shared_memory(config: ForwardConfig, shape: Shape) -> str | None:
     have, room = shared_bytes(config, shape), shape.shared_bytes
+    if config.order == DECODE and config.sharers > 1:
+        have, room = config.sharers * (have + 1024), room + 1024
     return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}" if have > room else None
 
 
 def _warps_without_rows(config: ForwardConfig, shape: Shape) -> str | None:
-    if shape.item_bytes > 2:
+    if shape.item_bytes > 2 or config.order == DECODE:  # whose warps divide the keys
         return None
     least = (16 if shape.capability >= (9, 0) else 8) * config.warps
     return None if config.block_m >= least else f"has too few rows for {config.warps} warps; at least m{least}"
@@ -190,7 +232,7 @@ def _warps_without_rows(config: ForwardConfig, shape: Shape) -> str | None:
 
 def _narrow_tiles(config: ForwardConfig, shape: Shape) -> str | None:
     narrow = config.block_n < 64 and config.block_n < shape.seqlen_k
-    if shape.item_bytes > 2 or not narrow or max(shape.dim, shape.dim_v) > 128:
+    if shape.item_bytes > 2 or not narrow or config.order == DECODE or max(shape.dim, shape.dim_v) > 128:
         return None
     return f"has tiles of {config.block_n} keys, too little work for a wait; at least n64 up to 128 dims"
 
@@ -242,6 +284,7 @@ def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | 
 RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
     "warpgroups": hopper_fault,
     "ahead": lambda config, shape: ahead_fault(config, shape.capability),
+    "decode": lambda config, _shape: decode_fault(config),
     "registers": _too_many_registers,
     "shared-memory": _too_much_shared_memory,
     "warps": _warps_without_rows,
@@ -294,9 +337,20 @@ def candidates() -> Iterator[ForwardConfig]:
             yield replace(config, rescale="lazy", exp="mix")
 
 
+def decode_candidates(rows: int) -> Iterator[ForwardConfig]:
+    """Everything the enumeration looks at for so many rows of a tile, where queries are few."""
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    for block_n, warps, stages, sharers in product((16, 32, 64, 128), (4, 8), (2, 3, 4, 5, 6), (1, 2, 3, 4)):
+        for loads in WORDS["loads"]:
+            yield ForwardConfig(
+                block_m=block_m, block_n=block_n, warps=warps, stages=stages, loads=loads, order=DECODE, sharers=sharers
+            )
+
+
 def space(shape: Shape) -> list[ForwardConfig]:
-    """Every valid configuration of the enumeration for a shape, in one order."""
-    return [config for config in candidates() if fault(config, shape) is None]
+    """Every valid configuration of the enumeration for a shape, in one order; of few queries first those of `decode`."""
+    decode = decode_candidates(shape.seqlen_q * shape.repeats) if shape.decodes else ()
+    return [config for config in (*decode, *candidates()) if fault(config, shape) is None]
 
 
 def nearest(text: str, shape: Shape) -> str:

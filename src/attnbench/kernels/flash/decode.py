@@ -1,0 +1,116 @@
+"""Launch the kernels for few queries: shares of the keys, and what they make of them combined."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnbench.kernels.flash.config.decode import programs_of, tiles_of_job
+from attnbench.kernels.flash.config.forward import ForwardConfig
+from attnbench.kernels.flash.config.space import decode_fault
+from attnbench.kernels.flash.portable.decode import decode_attend, decode_combine
+from attnbench.kernels.flash.portable.forward import LOG2_E
+from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
+from attnbench.kernels.shared.card import processors
+from attnbench.kernels.shared.kept import empty, launch
+
+ROWS, PARTS = 4, 16
+"Rows of a program that combines, and partial results that it reads at a time."
+
+
+def launch_decode(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
+) -> None:
+    """Compute `out` and `lse`; waits for nothing, and allocates nothing but the partial results of cut keys.
+
+    Args:
+        q: [B, Sq, H, D] or packed [Tq, H, D]; last dim contiguous, as all of them.
+        k: [B, Sk, G, D] or packed.
+        v: [B, Sk, G, Dv] or packed.
+        out: [B, Sq, H, Dv] or packed; every row is written.
+        lse: fp32 `problem.lse_shape`; every row is written.
+        problem: sequences, mask and scale; checked before.
+        config: of the order decode.
+
+    Raises:
+        ValueError: the configuration has words that the order has not; the one line says which.
+    """
+    if wrong := decode_fault(config):
+        raise ValueError(f"flash_attention: forward={config.short} {wrong}")
+    (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
+    if problem.batch * problem.max_seqlen_q * heads == 0 or q.numel() == 0:
+        return
+    blocks, repeats = blocks_of(dim, dim_v), heads // heads_kv
+    rows = problem.max_seqlen_q * repeats
+    row_tiles = -(-rows // config.block_m)
+    jobs = problem.batch * heads_kv * row_tiles
+    if problem.packed:  # whose lengths the host does not know: at most a tile more a sequence than all keys together
+        tiles = (k.shape[0] // config.block_n + problem.batch) * heads_kv * row_tiles
+        programs = programs_of(config, tiles, processors(q))
+        cut = programs > 1
+    else:
+        count = tiles_of_job(problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n)
+        programs = programs_of(config, jobs * count, processors(q))
+        cut = jobs % programs != 0
+    parts = logs = None
+    if cut:
+        parts = empty((2 * programs, config.block_m, blocks["BLOCK_V"]), q, torch.float32)
+        logs = empty((2 * programs, config.block_m), q, torch.float32)
+    tma = config.loads == "tma" and not problem.packed and takes_tma(k) and takes_tma(v)
+    described = [
+        descriptor(x, config.block_n, blocks[columns]) if tma else None
+        for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
+    ]
+    reach = problem.reach()
+    counts = problem.batch, heads_kv, repeats, row_tiles
+    flags = problem.flags() | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    launch(
+        decode_attend,
+        (programs,),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        parts,
+        logs,
+        *described,
+        *problem.lengths(),
+        *map(strides_of, (q, k, v, out)),
+        lse.stride(0),
+        lse.stride(1),
+        problem.scale * LOG2_E,
+        *reach,
+        *counts,
+        **blocks,
+        **flags,
+        TMA=tma,
+        PRECISION="ieee",
+        CUT=cut,
+        **config.options(),
+    )
+    if not cut:
+        return
+    groups = -(-min(rows, config.block_m) // ROWS)
+    launch(
+        decode_combine,
+        (jobs * groups,),
+        out,
+        lse,
+        parts,
+        logs,
+        *problem.lengths(),
+        strides_of(out),
+        lse.stride(0),
+        lse.stride(1),
+        *reach,
+        *counts,
+        groups,
+        programs,
+        DIM_V=dim_v,
+        BLOCK_V=blocks["BLOCK_V"],
+        **flags,
+        ROWS=ROWS,
+        PARTS=PARTS,
+        num_warps=4,
+    )

@@ -1,0 +1,360 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""Softmax attention forward of few queries on many keys: keys are shared out among programs, partial results combined.
+
+A job is the queries of all heads that share a KV head, of one sequence: row r of its tile is query r / R of head r % R,
+with R heads to the KV head (more than BLOCK_M rows are several jobs).  The jobs' tiles of keys, one job after another,
+are a list, and program p of P has tiles [p T / P, (p + 1) T / P) of it (Ivanov et al. 2023 call that stream-K,
+arXiv:2301.03598).  Where a share ends the keys of a job are cut, and its results are combined from partial ones
+(Dao et al. 2023, "Flash-Decoding"):
+
+    for each part:  O_p, l_p = log2 sum of its weights       l = log2 Σ 2^l_p       O = Σ 2^(l_p - l) O_p
+
+A program's share begins within a job at most once, and ends so at most once: it has room for two partial results,
+[2 P, BLOCK_M, BLOCK_V] fp32 and [2 P, BLOCK_M] of the logarithms, the first for a job that another has begun, the
+second for one that another goes on with.  Which they are follows from the numbers above, so nothing is counted by
+atomics and every sum has one order.  A sequence that sees no key has a tile all the same: its rows are written too.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.flash.portable.forward import LN_2, fold
+from attnbench.kernels.flash.tiles import first_row, keys_of_rows, load_tile, sees, sequence
+
+SCAN = tl.constexpr(256)
+"Packed sequences whose lengths are looked at together."
+COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "batch", "heads_kv", "repeats", "row_tiles")
+"Numbers of a call that no code is compiled anew for."
+
+
+@triton.jit
+@no_type_check
+def tiles_seen(queries, keys, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_N: tl.constexpr):
+    """First tile of keys that some query of a sequence sees, and how many: at least one, without queries none."""
+    low, _, _, high = keys_of_rows(0, queries - 1, keys, keys - queries, left, right, HAS_LEFT, HAS_RIGHT)
+    begin = low // BLOCK_N
+    count = tl.maximum((high + BLOCK_N - 1) // BLOCK_N - begin, 1)
+    return begin, tl.where(queries > 0, count, 0)
+
+
+@triton.jit
+@no_type_check
+def tiles_listed(
+    first, batch, jobs, lengths, reach, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Tiles that packed sequences from `first` on have in the list; none past the last sequence."""
+    cu_q_ptr, cu_k_ptr, _, _ = lengths
+    left, right = reach
+    at = first + tl.arange(0, SCAN)
+    there = at < batch
+    queries = tl.load(cu_q_ptr + at + 1, mask=there, other=0) - tl.load(cu_q_ptr + at, mask=there, other=0)
+    keys = tl.load(cu_k_ptr + at + 1, mask=there, other=0) - tl.load(cu_k_ptr + at, mask=there, other=0)
+    _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+    return count * jobs
+
+
+@triton.jit
+@no_type_check
+def tiles_before(
+    number,
+    batch,
+    jobs,
+    lengths,
+    reach,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Tiles in the list of sequences before this one, and of all."""
+    if PACKED:
+        before = number * 0
+        total = number * 0
+        for first in range(0, batch, SCAN):
+            tiles = tiles_listed(first, batch, jobs, lengths, reach, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+            before += tl.sum(tl.where(first + tl.arange(0, SCAN) < number, tiles, 0))
+            total += tl.sum(tiles)
+    else:
+        _, _, queries, keys = lengths
+        left, right = reach
+        _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+        before = number * count * jobs
+        total = batch * count * jobs
+    return before, total
+
+
+@triton.jit
+@no_type_check
+def sequence_at(
+    index,
+    batch,
+    jobs,
+    lengths,
+    reach,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Sequence of the index-th tile in the list, and tiles of those before it."""
+    if PACKED:
+        number = index * 0
+        before = index * 0
+        passed = index * 0
+        for first in range(0, batch, SCAN):
+            tiles = tiles_listed(first, batch, jobs, lengths, reach, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+            ends = passed + tl.cumsum(tiles, 0)
+            over = ends <= index
+            number += tl.sum(over.to(tl.int32))
+            before = tl.maximum(before, tl.max(tl.where(over, ends, 0)))
+            passed += tl.sum(tiles)
+    else:
+        _, _, queries, keys = lengths
+        left, right = reach
+        _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+        number = index // (count * jobs)
+        before = number * count * jobs
+    return number, before
+
+
+@triton.jit
+@no_type_check
+def share_of(program, programs, total):
+    """Tiles [first, end) of the list that a program has: as many as any other, or one more."""
+    each = total // programs
+    longer = total - each * programs
+    first = program * each + tl.minimum(program, longer)
+    return first, first + each + (program < longer).to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def sharer_of(index, programs, total):
+    """The program whose share has the index-th tile."""
+    each = total // programs
+    longer = total - each * programs
+    ends = longer * (each + 1)
+    return tl.where(index < ends, index // (each + 1), longer + (index - ends) // tl.maximum(each, 1))
+
+
+@triton.jit
+@no_type_check
+def store_result(
+    tensors, where, strides, query, head, there, acc, whole, log, DIM_V: tl.constexpr, BLOCK_V: tl.constexpr
+):
+    """Output and lse of the rows that are `there`; `log` is the lse in base 2, -∞ where `whole` is not the sum but 1."""
+    out_ptr, lse_ptr = tensors
+    at_batch, query_start = where
+    out_strides, lse_strides = strides
+    _, out_row, out_head = out_strides
+    _, _, lse_head = lse_strides
+    dims = tl.arange(0, BLOCK_V)
+    at = query.to(tl.int64) * out_row + head.to(tl.int64) * out_head
+    tl.store(
+        first_row(out_ptr, at_batch, query_start, 0, out_strides) + at[:, None] + dims[None, :],
+        (acc * (1.0 / whole)[:, None]).to(out_ptr.dtype.element_ty),
+        mask=there[:, None] & (dims < DIM_V)[None, :],
+    )
+    at = query + head.to(tl.int64) * lse_head
+    tl.store(first_row(lse_ptr, at_batch, query_start, 0, lse_strides) + at, log * LN_2, mask=there)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def decode_attend(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    part_lse_ptr,
+    k_desc,
+    v_desc,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    q_strides,
+    k_strides,
+    v_strides,
+    out_strides,
+    lse_batch,
+    lse_head,
+    scale,
+    left,
+    right,
+    batch,
+    heads_kv,
+    repeats,
+    row_tiles,
+    DIM: tl.constexpr,
+    DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CUT: tl.constexpr,
+):
+    """A program's share of the list, job after job; CUT: some share may begin or end within a job."""
+    lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
+    reach = left, right
+    _, q_row, q_head = q_strides
+    _, k_row, _ = k_strides
+    _, v_row, _ = v_strides
+    jobs = heads_kv * row_tiles
+    program = tl.program_id(0)
+    _, total = tiles_before(program * 0, batch, jobs, lengths, reach, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
+    index, stop = share_of(program, tl.num_programs(0), total)
+    while index < stop:
+        number, before = sequence_at(index, batch, jobs, lengths, reach, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
+        at_batch, query_start, key_start, queries, keys = sequence(
+            cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED
+        )
+        begin, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+        job = (index - before) // count
+        start = index - before - job * count
+        end = tl.minimum(count, start + stop - index)
+        head_kv = job // row_tiles
+        rows = (job - head_kv * row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+        query = rows // repeats
+        head = head_kv * repeats + rows - query * repeats
+        there = query < queries
+        dims = tl.arange(0, BLOCK_D)
+        q_base = first_row(q_ptr, at_batch, query_start, 0, q_strides)
+        q_at = query.to(tl.int64) * q_row + head.to(tl.int64) * q_head
+        q = tl.load(q_base + q_at[:, None] + dims[None, :], mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
+        k_base = first_row(k_ptr, at_batch, key_start, head_kv, k_strides)
+        v_base = first_row(v_ptr, at_batch, key_start, head_kv, v_strides)
+        acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        for tile in tl.range(begin + start, begin + end):
+            at = tile * BLOCK_N
+            k = load_tile(
+                k_base, k_desc, at_batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False, TMA
+            )
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+            # Of every tile, whether it hides a key or not: a few instructions, beside the wait for the next tile.
+            see = sees(
+                query[:, None],
+                tl.arange(0, BLOCK_N)[None, :],
+                keys - at,
+                keys - queries - at,
+                left,
+                right,
+                HAS_LEFT,
+                HAS_RIGHT,
+            )
+            scores = tl.where(see, scores, float("-inf"))
+            weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
+            v = load_tile(
+                v_base, v_desc, at_batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False, TMA
+            )
+            acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+
+        empty = row_sum == 0.0  # which NaN is not
+        whole = tl.where(empty, 1.0, row_sum)
+        log = tl.where(empty, float("-inf"), row_max * scale + tl.math.log2(whole))
+        results = out_ptr, lse_ptr
+        strides = out_strides, (lse_batch, 1, lse_head)
+        where = at_batch, query_start
+        if CUT:
+            if (start > 0) | (end < count):
+                slots = (2 * program + (start == 0).to(tl.int32)) * BLOCK_M + tl.arange(0, BLOCK_M)
+                places = part_ptr + slots[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+                tl.store(places, acc * (1.0 / whole)[:, None], mask=there[:, None])
+                tl.store(part_lse_ptr + slots, log, mask=there)
+            else:
+                store_result(results, where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
+        else:
+            store_result(results, where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
+        index += end - start
+
+
+@triton.jit(do_not_specialize=(*COUNTS, "groups", "programs"))
+@no_type_check
+def decode_combine(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    part_lse_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    seqlen_q,
+    seqlen_k,
+    out_strides,
+    lse_batch,
+    lse_head,
+    left,
+    right,
+    batch,
+    heads_kv,
+    repeats,
+    row_tiles,
+    groups,
+    programs,
+    DIM_V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """ROWS rows of a job whose keys were cut, PARTS partial results at a time; the others are there already."""
+    lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
+    jobs = heads_kv * row_tiles
+    job = tl.program_id(0) // groups
+    group = tl.program_id(0) - job * groups
+    number = job // jobs
+    job = job - number * jobs
+    before, total = tiles_before(number, batch, jobs, lengths, (left, right), HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
+    at_batch, query_start, _, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+    head_kv = job // row_tiles
+    place = group * ROWS + tl.arange(0, ROWS)  # in the job's tile
+    rows = (job - head_kv * row_tiles) * BLOCK_M + place
+    query = rows // repeats
+    head = head_kv * repeats + rows - query * repeats
+    there = (query < queries) & (place < BLOCK_M)
+    begin = before + job * count
+    first = sharer_of(begin, programs, total)
+    last = sharer_of(tl.maximum(begin + count - 1, begin), programs, total)
+    if first < last:
+        dims = tl.arange(0, BLOCK_V)
+        acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
+        row_max = tl.full([ROWS], float("-inf"), tl.float32)
+        row_sum = tl.zeros([ROWS], tl.float32)
+        for part in range(first, last + 1, PARTS):
+            program = part + tl.arange(0, PARTS)
+            slots = (2 * program + (program == first).to(tl.int32))[:, None] * BLOCK_M + place[None, :]
+            mask = (program <= last)[:, None] & there[None, :]
+            logs = tl.load(part_lse_ptr + slots, mask=mask, other=float("-inf"))  # [PARTS, ROWS]
+            values = tl.load(
+                part_ptr + slots[:, :, None] * BLOCK_V + dims[None, None, :], mask=mask[:, :, None], other=0.0
+            )
+            new_max = tl.maximum(row_max, tl.max(logs, 0))
+            pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weights = tl.math.exp2(logs - pivot[None, :])
+            factor = tl.math.exp2(row_max - pivot)
+            acc = acc * factor[:, None] + tl.sum(values * weights[:, :, None], 0)
+            row_sum = row_sum * factor + tl.sum(weights, 0)
+            row_max = new_max
+        empty = row_sum == 0.0
+        whole = tl.where(empty, 1.0, row_sum)
+        log = tl.where(empty, float("-inf"), row_max + tl.math.log2(whole))
+        strides = out_strides, (lse_batch, 1, lse_head)
+        where = at_batch, query_start
+        store_result((out_ptr, lse_ptr), where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
