@@ -312,7 +312,9 @@ def test_a_run_that_a_history_could_not_take_is_kept_and_warned_of(monkeypatch: 
 
 
 def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files, executors: (run, backend_files))
+    monkeypatch.setattr(
+        "attnbench.sweep.run.execute", lambda run, path, backend_files, executors, jobs: (run, backend_files)
+    )
     suite = tmp_path / "own.toml"
     suite.write_text(
         'name = "own"\ntitle = "one"\nworkload = "attention"\nbackends = ["sdpa"]\naxes = { seqlen = [64] }\n'
@@ -332,7 +334,7 @@ def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pyt
 
 def test_a_run_on_a_gpu_is_planned_with_the_suites_section_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: Device("cuda"))
-    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files, executors: run)
+    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files, executors, jobs: run)
     planned = attnbench.run("quick").run
     assert planned.settings.device == "cuda:0"
     assert {group.case["dtype"] for group in planned.plan} == {"bf16"}

@@ -364,7 +364,9 @@ def test_lists_answer_in_json(attnbench, no_torch):
     assert missing["version"] is None
     assert not any("{" in f"{row['install']}{row['reason']}" for row in rows)
     assert missing["reason"]
-    assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:5] == [
+    assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:7] == [
+        "attention-cp",
+        "compare-attention-cp",
         "compare-hstu-serving",
         "compare-hstu",
         "compare-sparse",
@@ -373,6 +375,7 @@ def test_lists_answer_in_json(attnbench, no_torch):
     ]
     assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == [
         "attention",
+        "attention-cp",
         "hstu",
         "hstu-serving",
         "sparse",

@@ -112,7 +112,11 @@ MISTAKES = [
     ("run --baseline spda", 2, r"backends: name=spda is not known; .*did you mean sdpa\?"),
     ("run flash-sweep --seqlen 600", 2, r"suite flash-sweep: seqlen=600 has no batch size .*; one of 512, .*--batch"),
     ("run gpt2-small --seqlen 7", 2, r"suite gpt2-small: seqlen=7 selects none of its cases; one of 1024; .*"),
-    ("run ./no.toml", 2, r"suite no\.toml: path=no\.toml is not there; a TOML file; shipped suites: compare-.*"),
+    (
+        "run ./no.toml",
+        2,
+        r"suite no\.toml: path=no\.toml is not there; a TOML file; shipped suites: attention-cp, compare-.*",
+    ),
     ("run ./typo.toml", 2, r"suite typo\.toml: titel='t' is not a key; one of name, title, .*; did you mean title\?"),
     ("run ./deep.toml", 2, r"suite deep\.toml: path=deep\.toml is nested too deeply; a TOML file of a few levels"),
     ("run ./dotted.toml", 2, r"suite dotted\.toml: a=\{.{1,60} is not a key; one of name, .*"),

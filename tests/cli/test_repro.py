@@ -232,7 +232,10 @@ def test_a_shape_says_whose_it_is(attnbench, words, case, command):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("compare --workload hstx", "attnbench compare: --workload=hstx is not known; one of attention, hstu"),
+        (
+            "compare --workload hstx",
+            "attnbench compare: --workload=hstx is not known; one of attention, attention-cp, hstu",
+        ),
         ("compare --workload attention --attn-dim 8", "attnbench compare: axis=attn_dim is not known; one of batch, "),
         ("compare --headdim 8 --attn-dim 8", "attnbench compare: axis=attn_dim is not known; one of batch, "),
         ("check quick --workload hstu", "attnbench check: --workload=hstu does not go with a suite; one of the two"),

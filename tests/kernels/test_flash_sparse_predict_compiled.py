@@ -61,8 +61,13 @@ def test_a_second_call_repeats_the_launches_of_the_first_on_its_own_tensors(monk
             assert blocks.shape == problem.map_shape
             assert made.items.shape == (20, 3)
             assert card.through_triton == 5
-            names = {x.data_ptr(): name for name, x in (("q", q), ("k", k))}
-            names |= {x.data_ptr(): f"made {index}" for index, x in enumerate(card.held)}
+            # Tensors by the order in which they are first given: workspaces of the second call share an allocation.
+            names: dict[int, str] = {x.data_ptr(): name for name, x in (("q", q), ("k", k))}
+            for (_, *specialised), _, arguments in card.launched:
+                for kind, value in zip(specialised, arguments, strict=True):
+                    if isinstance(kind, tuple) and isinstance(kind[0], torch.dtype):
+                        names.setdefault(value, f"made {len(names)}")
+            assert len(names) > 5
             seen.append(
                 [(*what, [names.get(value, value) for value in arguments]) for *what, arguments in card.launched]
             )

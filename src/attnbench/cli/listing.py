@@ -108,9 +108,13 @@ def _backend_table(rows: Rows) -> Rows:
 
 
 def _config_table(rows: Rows) -> Rows:
-    """A column a field where all have the same plain ones; else each names its own in one column."""
+    """A column a field that differs, where all have the same plain ones; else each names its own in one column."""
     marked = any("default" in row for row in rows)
     nested = any(isinstance(value, dict) for row in rows for value in row.values())
+    if len(rows) > 1 and not nested:  # --json has those that all share
+        first = rows[0]
+        shared = {name for name in first if all(name in row and row[name] == first[name] for row in rows)} - {"default"}
+        rows = [{name: value for name, value in row.items() if name not in shared} for row in rows]
     found = []
     for row in rows:
         fields = {name: value for name, value in row.items() if name not in ("name", "default")}
