@@ -11,7 +11,7 @@ from attnbench.backends.registry import all_backends, resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
 from attnbench.errors import Unsupported, UsageError
-from attnbench.kernels.flash.quant.config import RULES, TABLE, QuantConfig, Shape, default_config, fault, nearest, space
+from attnbench.kernels.flash.quant.config import FORWARD, RULES, TABLE, QuantConfig, Shape, default_config, fault, space
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 
@@ -62,7 +62,7 @@ def test_a_rule_says_what_is_wrong_and_what_would_do(short, shape, name, said):
     assert found is not None
     assert found[0] == name
     assert said in found[1]
-    assert QuantConfig.parse(nearest(short, shape)) in space(shape)
+    assert QuantConfig.parse(FORWARD.nearest(short, shape)) in space(shape)
 
 
 def test_every_rule_is_tried_here():

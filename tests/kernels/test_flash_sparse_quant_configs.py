@@ -17,13 +17,13 @@ from attnbench.check.reference import References
 from attnbench.errors import Unsupported, UsageError
 from attnbench.kernels.flash.sparse_quant.config import (
     FAMILY,
+    FORWARD,
     RULES,
     TABLE,
     Shape,
     SparseQuantConfig,
     default_config,
     fault,
-    nearest,
     space,
 )
 from attnbench.workloads.sparse import WORKLOAD
@@ -78,7 +78,7 @@ def test_a_rule_says_what_is_wrong_and_what_would_do(short, shape, name, said):
     assert found is not None
     assert found[0] == name
     assert said in found[1]
-    assert SparseQuantConfig.parse(nearest(short, shape)) in space(shape)
+    assert SparseQuantConfig.parse(FORWARD.nearest(short, shape)) in space(shape)
 
 
 def test_every_rule_is_tried_here():

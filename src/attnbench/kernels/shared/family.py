@@ -8,16 +8,17 @@ A family has a `Part` for each kernel that is configured apart: the forward (``m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from attnbench.kernels.shared.configs import NoDefaultError, nearest
+from attnbench.kernels.shared.configs import LaunchConfig, NoDefaultError, nearest
 
 Values = Mapping[str, Any]
 """What a launch is told: fields by name, or by kernel and name."""
 _Shape = TypeVar("_Shape")
+_Config = TypeVar("_Config", bound=LaunchConfig)
 _SIDES = {"fwd": ("both", "forward"), "bwd": ("both", "backward"), "fwd-bwd": ("both", "backward")}
 """Whose parts are listed and tuned, by mode: in a mode with a backward the forward is as it is by default."""
 
@@ -79,6 +80,74 @@ class Part(ABC, Generic[_Shape]):
     def nearest(self, text: str, shape: _Shape) -> str:
         """The valid short form most like a text; empty where there is none."""
         return nearest(text, self.space(shape))
+
+
+@dataclass(frozen=True)
+class Forward(Part[_Shape], Generic[_Shape, _Config]):
+    """The forward of a family whose configurations are a table's fields and whose rules say which of them a shape has."""
+
+    side, hint = "forward", "m…"
+
+    config: type[_Config]
+    valid: Callable[[_Shape], Sequence[_Config]]
+    "every configuration that is listed and tuned for a shape, in one order"
+    fault: Callable[[_Config, _Shape], tuple[str, str] | None]
+    "the rule by which a shape has not a configuration, and its words; None of a valid one"
+    usual: Callable[[_Shape], _Config]
+    "the tuned default"
+
+    def begins(self, text: str) -> bool:
+        """As of `Part`."""
+        return text.startswith(("m", "block_m"))
+
+    def space(self, shape: _Shape) -> Mapping[str, Values]:
+        """As of `Part`."""
+        return {config.short: config.values for config in self.valid(shape)}
+
+    def read(self, text: str, shape: _Shape) -> Values:
+        """As of `Part`; the default is read whatever a rule says."""
+        config = self.config.parse(text)
+        if (found := self.fault(config, shape)) and text != self.default(shape):
+            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+        return config.values
+
+    def check(self, text: str, shape: _Shape) -> None:
+        """As of `Part`."""
+        self.read(text, shape)
+
+    def tuned(self, shape: _Shape) -> str:
+        """As of `Part`."""
+        return self.usual(shape).short
+
+    def nearest(self, text: str, shape: _Shape) -> str:
+        """The valid short form most like a text, or like what it says if it can be read; empty where there is none."""
+        there = self.valid(shape)
+        try:
+            wanted = self.config.parse(text, spelled=False)
+        except ValueError:
+            return nearest(text, [one.short for one in there])
+        if self.fault(wanted, shape) is None:
+            return wanted.short
+        return min(there, key=wanted.distance).short if there else ""
+
+    def given(self, who: str, given: _Config | str, shape: _Shape) -> _Config:
+        """The configuration that a call gives, itself or its name.
+
+        Raises:
+            ValueError: it cannot be read or used; the line, begun by `who`, says why, and which valid one is nearest.
+        """
+        if not isinstance(given, str | self.config):
+            accepted = f"a {self.config.__name__}, its name or None"
+            raise ValueError(f"{who}: config={given!r} is no configuration; {accepted}")
+        text = given if isinstance(given, str) else given.short
+        try:
+            config = self.config.parse(given) if isinstance(given, str) else given
+            if found := self.fault(config, shape):
+                raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+        except ValueError as why:
+            near = self.nearest(text, shape)
+            raise ValueError(f"{who}: config={text} {why}; the nearest valid one is {near}") from None
+        return config
 
 
 @dataclass(frozen=True)

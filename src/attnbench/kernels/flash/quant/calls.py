@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem, lse_shape
-from attnbench.kernels.flash.quant.config import QuantConfig, Shape, default_config, fault, nearest
+from attnbench.kernels.flash.quant.config import FORWARD, QuantConfig, Shape, default_config
 from attnbench.kernels.flash.quant.forward import launch_quant
 from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
 from attnbench.kernels.flash.quant.prepare import allocate, launch_quantise, launch_smooth
@@ -25,18 +25,7 @@ def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
     if given is None:
         return default_config(Shape(dim=q.shape[-1], capability=capability or (0, 0)))
     # A name is judged as for an H200 where there is no card.
-    shape = Shape(dim=q.shape[-1], capability=capability or (9, 0))
-    if not isinstance(given, str | QuantConfig):
-        raise wrong("config", repr(given), "is no configuration", "a QuantConfig, its name or None")
-    text = given if isinstance(given, str) else given.short
-    try:
-        config = QuantConfig.parse(given) if isinstance(given, str) else given
-        found = fault(config, shape)
-        if found:
-            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
-    except ValueError as why:
-        raise ValueError(f"{WHO}: config={text} {why}; the nearest valid one is {nearest(text, shape)}") from None
-    return config
+    return FORWARD.given(WHO, given, Shape(dim=q.shape[-1], capability=capability or (9, 0)))
 
 
 def check_device(q: Tensor) -> None:

@@ -7,15 +7,14 @@ without torch and Triton.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled
-from attnbench.kernels.shared.configs import nearest as closest
-from attnbench.kernels.shared.family import Family, Part, Values
+from attnbench.kernels.shared.family import Family, Forward
 
 TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
 SHARED_BYTES = 227 * 1024
@@ -140,16 +139,6 @@ def space(shape: Shape) -> list[QuantConfig]:
     return [config for config in there if fault(config, shape) is None]
 
 
-def nearest(text: str, shape: Shape) -> str:
-    """The valid short form most like a text, or like what it says if it can be read; empty where there is none."""
-    there = space(shape)
-    try:
-        wanted = QuantConfig.parse(text, spelled=False)
-    except ValueError:
-        return closest(text, [one.short for one in there])
-    return min(there, key=wanted.distance).short if there else ""
-
-
 def default_config(shape: Shape) -> QuantConfig:
     """Tuned default; capability (0, 0) is the interpreter."""
     return TABLE.first(
@@ -161,29 +150,5 @@ def default_config(shape: Shape) -> QuantConfig:
     )
 
 
-class _Forward(Part[Shape]):
-    side, hint = "forward", "m…"
-
-    def begins(self, text: str) -> bool:
-        return text.startswith(("m", "block_m"))
-
-    def space(self, shape: Shape) -> Mapping[str, Values]:
-        return {config.short: config.values for config in space(shape)}
-
-    def read(self, text: str, shape: Shape) -> Mapping[str, Any]:
-        config = QuantConfig.parse(text)
-        if (found := fault(config, shape)) and text != self.default(shape):
-            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
-        return config.values
-
-    def check(self, text: str, shape: Shape) -> None:
-        self.read(text, shape)
-
-    def tuned(self, shape: Shape) -> str:
-        return default_config(shape).short
-
-    def nearest(self, text: str, shape: Shape) -> str:
-        return nearest(text, shape)
-
-
-FAMILY = Family((_Forward(),))
+FORWARD = Forward(QuantConfig, space, fault, default_config)
+FAMILY = Family((FORWARD,))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.sparse.config import Shape, SparseConfig, default_config, fault, nearest
+from attnbench.kernels.flash.sparse.config import FORWARD, Shape, SparseConfig, default_config
 from attnbench.kernels.flash.sparse.forward import launch_sparse
 from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
 from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
@@ -44,25 +46,8 @@ def config_for(
     shape = _shape(q, problem)
     if given is None:
         return default_config(shape, described=_described(q, k, v))
-    if not isinstance(given, str | SparseConfig):
-        raise wrong("config", repr(given), "is no configuration", "a SparseConfig, its name or None")
-    text = given if isinstance(given, str) else given.short
     # A name is judged as for an H200 where there is no card.
-    valid = Shape(
-        dim=shape.dim,
-        block_q=shape.block_q,
-        block_k=shape.block_k,
-        item_bytes=shape.item_bytes,
-        capability=shape.capability if shape.capability != (0, 0) else (9, 0),
-    )
-    try:
-        config = SparseConfig.parse(given) if isinstance(given, str) else given
-        found = fault(config, valid)
-        if found:
-            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
-    except ValueError as why:
-        raise ValueError(f"{WHO}: config={text} {why}; the nearest valid one is {nearest(text, valid)}") from None
-    return config
+    return FORWARD.given(WHO, given, replace(shape, capability=capability_of(q) or (9, 0)))
 
 
 def _shape(q: Tensor, problem: SparseProblem) -> Shape:

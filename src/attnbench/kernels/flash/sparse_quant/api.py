@@ -18,7 +18,7 @@ from torch import Tensor
 from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_quantise, launch_smooth
 from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
 from attnbench.kernels.flash.sparse.problem import SparseProblem
-from attnbench.kernels.flash.sparse_quant.config import Shape, SparseQuantConfig, default_config, fault, nearest
+from attnbench.kernels.flash.sparse_quant.config import FORWARD, Shape, SparseQuantConfig, default_config
 from attnbench.kernels.flash.sparse_quant.forward import launch_sparse_quant
 from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_quant_forward
 from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of, said_here, wrong
@@ -50,18 +50,7 @@ def config_for(given: SparseQuantConfig | str | None, q: Tensor, problem: Sparse
     if given is None:
         return default_config(Shape(dim=dim, block_q=block_q, block_k=block_k, capability=capability or (0, 0)))
     # A name is judged as for an H200 where there is no card.
-    shape = Shape(dim=dim, block_q=block_q, block_k=block_k, capability=capability or (9, 0))
-    if not isinstance(given, str | SparseQuantConfig):
-        raise wrong("config", repr(given), "is no configuration", "a SparseQuantConfig, its name or None")
-    text = given if isinstance(given, str) else given.short
-    try:
-        config = SparseQuantConfig.parse(given) if isinstance(given, str) else given
-        found = fault(config, shape)
-        if found:
-            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
-    except ValueError as why:
-        raise ValueError(f"{WHO}: config={text} {why}; the nearest valid one is {nearest(text, shape)}") from None
-    return config
+    return FORWARD.given(WHO, given, Shape(dim=dim, block_q=block_q, block_k=block_k, capability=capability or (9, 0)))
 
 
 def listed(
