@@ -79,7 +79,7 @@ def test_hstu_functions_are_hstu_attention():
 
 
 def test_transformers_is_fed_by_our_kernels():
-    transformers = pytest.importorskip("transformers", minversion="5.20")
+    transformers = pytest.importorskip("transformers", minversion="5.23")
     from attnbench.kernels.compat.transformers import NAME, register
 
     register()
