@@ -25,7 +25,7 @@ from torch import Tensor
 from attnbench.errors import UsageError, refusal
 from attnbench.models.hstu_ranking.attention import CAPTURED, PADDED, AttentionMaker
 from attnbench.models.hstu_ranking.config import WHO
-from attnbench.models.hstu_ranking.model import USUAL_PAGE, HstuRanking
+from attnbench.models.hstu_ranking.model import USUAL_PAGE, HstuRanking, Prepared
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.staging import Sizes, Staging
 from attnbench.models.paged_cache import CacheStep, PagedCache
@@ -38,6 +38,8 @@ Lengths = tuple[tuple[int, ...], ...]
 class _Bucket:
     staging: Staging
     graph: Any = None
+    reads: Prepared | None = None
+    "what the graph was made of: it reads tensors that nothing else may keep alive"
     out: Tensor | None = None
     steps: int = 0
     "that were in it"
@@ -155,7 +157,7 @@ class StepGraphs:
         def run() -> None:
             bucket.out = self.model.run(prepared)
 
-        bucket.graph = capture(run, self._memory)
+        bucket.graph, bucket.reads = capture(run, self._memory), prepared
         self.captured += 1
 
 
