@@ -927,6 +927,7 @@ SUITES = (
     "timers",
     "replicates",
     "hstu-meta",
+    "decode",
 )
 """Runs of whole suites on a card, and of what else a run can be asked for."""
 LOADS = (

@@ -98,6 +98,8 @@ class Compiled:
     "registers of it, loaded from shared memory, that a warp may wait for where an mbarrier is told or a tile copied"
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
+    before_wait: Mapping[str, int] = field(default_factory=dict)
+    "accesses to global memory before the wait for the end of the kernel before (dependent launch); none without one"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
     """the innermost loops that multiply: `sass` of each, and `beside`, what of it stands where warpgroup products
     (sm_90) have been issued and not yet waited for: it runs beside them"""
@@ -380,6 +382,7 @@ def _compile(job: Job) -> Compiled:
         unset=unset(text) if job.capability == 90 else {},
         overwritten=overwritten(text) if job.capability == 90 else {},
         unread=unread(text) if job.capability == 90 else {},
+        before_wait=_before_wait(name for _, name, _ in code),
         loops=_loops(code),
         shared=compiled.metadata.shared,
         warps=_warps(compiled.asm["ptx"], job.num_warps),
@@ -470,6 +473,8 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
         "ATOM",
         "ATOMG",
         "REDG",
+        "ACQBULK",
+        "PREEXIT",
         "WARPSYNC",
         "WARPGROUP.DEPBAR",
         "BAR",
@@ -477,6 +482,14 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
     }
     found = Counter(names)
     return {name: found[name] for name in sorted(wanted & set(found))} | {"all": found.total()}
+
+
+def _before_wait(names: Iterable[str]) -> dict[str, int]:
+    before = list(names)
+    end = before.index("ACQBULK") if "ACQBULK" in before else 0
+    return dict(
+        Counter(name for name in before[:end] if name in ("LDG", "STG", "RED", "REDG", "ATOM", "ATOMG", "LDGSTS"))
+    )
 
 
 def _loops(code: Code) -> list[dict[str, dict[str, int]]]:

@@ -246,6 +246,16 @@ def test_programs_fill_the_card_and_have_two_tiles_at_least():
     assert programs_of(replace(config, sharers=3), 1 << 20, 132) == 396
 
 
+@pytest.mark.parametrize(
+    ("jobs", "programs"),
+    [(8, 128), (32, 128), (128, 128), (256, 128), (512, 128), (24, 132), (40, 132), (132, 132), (131, 131), (1, 132)],
+)
+def test_shares_end_with_jobs_where_few_programs_less_make_that_so(jobs, programs):
+    config = parse("m16n64w4s4-decode-x1")
+    assert programs_of(config, jobs * 1024, 132, jobs) == programs
+    assert programs_of(config, jobs * 1024, 132) == 132
+
+
 def test_every_share_is_as_long_as_any_other_or_a_tile_longer(kernels, monkeypatch):
     """What the host launches: programs, and room for two partial results of each, none where nothing is cut."""
     launched = []

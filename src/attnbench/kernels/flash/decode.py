@@ -11,11 +11,11 @@ from attnbench.kernels.flash.config.space import decode_fault
 from attnbench.kernels.flash.portable.decode import decode_attend, decode_combine
 from attnbench.kernels.flash.portable.forward import LOG2_E
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
-from attnbench.kernels.shared.card import processors
+from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.kept import empty, launch
 
-ROWS, PARTS = 4, 16
-"Rows of a program that combines, and partial results that it reads at a time."
+COLUMNS, PARTS = 32, 32
+"Of a program that combines, which is one warp and waits for no other, and partial results that it reads at a time."
 
 
 def launch_decode(
@@ -50,8 +50,11 @@ def launch_decode(
         cut = programs > 1
     else:
         count = tiles_of_job(problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n)
-        programs = programs_of(config, jobs * count, processors(q))
+        programs = programs_of(config, jobs * count, processors(q), jobs)
         cut = jobs % programs != 0
+    capability = capability_of(q) or (0, 0)
+    # Launched while the first kernel runs, the second has its start and its sizes behind it when that ends.
+    dependent = cut and capability >= (9, 0)
     parts = logs = None
     if cut:
         parts = empty((2 * programs, config.block_m, blocks["BLOCK_V"]), q, torch.float32)
@@ -87,14 +90,16 @@ def launch_decode(
         TMA=tma,
         PRECISION="ieee",
         CUT=cut,
+        DEPENDENT=dependent,
+        EARLY=config.stages - 1 if capability > (0, 0) else 0,  # by inline assembly
         **config.options(),
     )
     if not cut:
         return
-    groups = -(-min(rows, config.block_m) // ROWS)
+    columns = min(COLUMNS, blocks["BLOCK_V"])
     launch(
         decode_combine,
-        (jobs * groups,),
+        (problem.batch * problem.max_seqlen_q, heads, blocks["BLOCK_V"] // columns),
         out,
         lse,
         parts,
@@ -105,12 +110,14 @@ def launch_decode(
         lse.stride(1),
         *reach,
         *counts,
-        groups,
+        problem.max_seqlen_q,
         programs,
         DIM_V=dim_v,
         BLOCK_V=blocks["BLOCK_V"],
         **flags,
-        ROWS=ROWS,
+        COLUMNS=columns,
         PARTS=PARTS,
-        num_warps=4,
+        DEPENDENT=dependent,
+        num_warps=1,
+        **({"launch_pdl": True} if dependent else {}),
     )

@@ -21,6 +21,7 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.flash.portable.forward import LN_2, fold
 from attnbench.kernels.flash.tiles import first_row, keys_of_rows, load_tile, sees, sequence
@@ -123,22 +124,28 @@ def sequence_at(
 
 @triton.jit
 @no_type_check
+def sharers_of(programs, total):
+    """Programs that have a share: no more than tiles."""
+    return tl.maximum(tl.minimum(programs, total), 1)
+
+
+@triton.jit
+@no_type_check
 def share_of(program, programs, total):
-    """Tiles [first, end) of the list that a program has: as many as any other, or one more."""
-    each = total // programs
-    longer = total - each * programs
-    first = program * each + tl.minimum(program, longer)
-    return first, first + each + (program < longer).to(tl.int32)
+    """Tiles [first, end) of the list that a program has: as many as any other, or one more; none past the sharers."""
+    sharers = sharers_of(programs, total)
+    each = total // sharers
+    rest = total - each * sharers
+    first = program * each + program * rest // sharers
+    end = (program + 1) * each + (program + 1) * rest // sharers
+    return first, tl.minimum(end, total)
 
 
 @triton.jit
 @no_type_check
 def sharer_of(index, programs, total):
-    """The program whose share has the index-th tile."""
-    each = total // programs
-    longer = total - each * programs
-    ends = longer * (each + 1)
-    return tl.where(index < ends, index // (each + 1), longer + (index - ends) // tl.maximum(each, 1))
+    """The program whose share has the index-th tile: the last one that begins at it or before."""
+    return (((index.to(tl.int64) + 1) * sharers_of(programs, total) - 1) // tl.maximum(total, 1)).to(tl.int32)
 
 
 @triton.jit
@@ -161,6 +168,18 @@ def store_result(
     )
     at = query + head.to(tl.int64) * lse_head
     tl.store(first_row(lse_ptr, at_batch, query_start, 0, lse_strides) + at, log * LN_2, mask=there)
+
+
+@triton.jit
+@no_type_check
+def ask_for(base, first, stop, stride, DIM: tl.constexpr, ROWS: tl.constexpr):
+    """Have ROWS rows from `first` on, but none from `stop` on, brought to the L2; waits for nothing."""
+    LINE: tl.constexpr = 1024 // base.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(DIM, LINE))
+    rows = tl.minimum(first + tl.arange(0, ROWS), stop - 1).to(tl.int64)
+    columns = tl.minimum(tl.arange(0, LINES) * LINE, DIM - 1)
+    at = base + rows[:, None] * stride + columns[None, :]
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -204,8 +223,16 @@ def decode_attend(
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
     CUT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """A program's share of the list, job after job; CUT: some share may begin or end within a job."""
+    """A program's share of the list, job after job; CUT: some share may begin or end within a job.
+
+    EARLY: tiles of a job that are asked for before its queries, which would have to be there before the first of them.
+    DEPENDENT: `decode_combine` may be launched once all programs are, and waits for their end by itself.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
     lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
     reach = left, right
     _, q_row, q_head = q_strides
@@ -225,6 +252,13 @@ def decode_attend(
         start = index - before - job * count
         end = tl.minimum(count, start + stop - index)
         head_kv = job // row_tiles
+        k_base = first_row(k_ptr, at_batch, key_start, head_kv, k_strides)
+        v_base = first_row(v_ptr, at_batch, key_start, head_kv, v_strides)
+        if keys > 0:
+            seen = tl.minimum((begin + end) * BLOCK_N, keys)
+            for tile in tl.static_range(EARLY):
+                ask_for(k_base, (begin + start + tile) * BLOCK_N, seen, k_row, DIM, BLOCK_N)
+                ask_for(v_base, (begin + start + tile) * BLOCK_N, seen, v_row, DIM_V, BLOCK_N)
         rows = (job - head_kv * row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
         query = rows // repeats
         head = head_kv * repeats + rows - query * repeats
@@ -233,8 +267,6 @@ def decode_attend(
         q_base = first_row(q_ptr, at_batch, query_start, 0, q_strides)
         q_at = query.to(tl.int64) * q_row + head.to(tl.int64) * q_head
         q = tl.load(q_base + q_at[:, None] + dims[None, :], mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
-        k_base = first_row(k_ptr, at_batch, key_start, head_kv, k_strides)
-        v_base = first_row(v_ptr, at_batch, key_start, head_kv, v_strides)
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -281,7 +313,7 @@ def decode_attend(
         index += end - start
 
 
-@triton.jit(do_not_specialize=(*COUNTS, "groups", "programs"))
+@triton.jit(do_not_specialize=(*COUNTS, "most", "programs"))
 @no_type_check
 def decode_combine(
     out_ptr,
@@ -301,7 +333,7 @@ def decode_combine(
     heads_kv,
     repeats,
     row_tiles,
-    groups,
+    most,
     programs,
     DIM_V: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -310,51 +342,61 @@ def decode_combine(
     PACKED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """ROWS rows of a job whose keys were cut, PARTS partial results at a time; the others are there already."""
+    """COLUMNS of a head of a query, of `most` a sequence: PARTS partial results at a time, of a job that was cut.
+
+    DEPENDENT: launched while `decode_attend` runs.  What is before the wait reads nothing that it writes.
+    """
     lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
+    _, out_row, out_head = out_strides
+    number = tl.program_id(0) // most
+    query = tl.program_id(0) - number * most
+    head = tl.program_id(1)
+    dims = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    head_kv = head // repeats
+    row = query * repeats + head - head_kv * repeats
+    job = head_kv * row_tiles + row // BLOCK_M
+    place = row % BLOCK_M
     jobs = heads_kv * row_tiles
-    job = tl.program_id(0) // groups
-    group = tl.program_id(0) - job * groups
-    number = job // jobs
-    job = job - number * jobs
     before, total = tiles_before(number, batch, jobs, lengths, (left, right), HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
     at_batch, query_start, _, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
     _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-    head_kv = job // row_tiles
-    place = group * ROWS + tl.arange(0, ROWS)  # in the job's tile
-    rows = (job - head_kv * row_tiles) * BLOCK_M + place
-    query = rows // repeats
-    head = head_kv * repeats + rows - query * repeats
-    there = (query < queries) & (place < BLOCK_M)
     begin = before + job * count
     first = sharer_of(begin, programs, total)
-    last = sharer_of(tl.maximum(begin + count - 1, begin), programs, total)
-    if first < last:
-        dims = tl.arange(0, BLOCK_V)
-        acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
-        row_max = tl.full([ROWS], float("-inf"), tl.float32)
-        row_sum = tl.zeros([ROWS], tl.float32)
-        for part in range(first, last + 1, PARTS):
-            program = part + tl.arange(0, PARTS)
-            slots = (2 * program + (program == first).to(tl.int32))[:, None] * BLOCK_M + place[None, :]
-            mask = (program <= last)[:, None] & there[None, :]
-            logs = tl.load(part_lse_ptr + slots, mask=mask, other=float("-inf"))  # [PARTS, ROWS]
-            values = tl.load(
-                part_ptr + slots[:, :, None] * BLOCK_V + dims[None, None, :], mask=mask[:, :, None], other=0.0
-            )
-            new_max = tl.maximum(row_max, tl.max(logs, 0))
-            pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
-            weights = tl.math.exp2(logs - pivot[None, :])
-            factor = tl.math.exp2(row_max - pivot)
-            acc = acc * factor[:, None] + tl.sum(values * weights[:, :, None], 0)
-            row_sum = row_sum * factor + tl.sum(weights, 0)
-            row_max = new_max
-        empty = row_sum == 0.0
-        whole = tl.where(empty, 1.0, row_sum)
-        log = tl.where(empty, float("-inf"), row_max + tl.math.log2(whole))
-        strides = out_strides, (lse_batch, 1, lse_head)
-        where = at_batch, query_start
-        store_result((out_ptr, lse_ptr), where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
+    last = sharer_of(begin + tl.maximum(count, 1) - 1, programs, total)
+    there = (query < queries) & (first < last)
+    columns = tl.where(there, DIM_V, 0)
+    if DEPENDENT:
+        gdc_wait()
+    acc = tl.zeros([COLUMNS], tl.float32)
+    row_max = float("-inf")
+    row_sum = 0.0
+    for part in range(first, tl.where(there, last + 1, first), PARTS):
+        program = part + tl.arange(0, PARTS)
+        slots = (2 * program + (program == first).to(tl.int32)) * BLOCK_M + place
+        logs = tl.load(part_lse_ptr + slots, mask=program <= last, other=float("-inf"))
+        values = tl.load(
+            part_ptr + slots[:, None] * BLOCK_V + dims[None, :], mask=(program <= last)[:, None], other=0.0
+        )
+        new_max = tl.maximum(row_max, tl.max(logs, 0))
+        pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.math.exp2(logs - pivot)
+        factor = tl.math.exp2(row_max - pivot)
+        acc = acc * factor + tl.sum(values * weights[:, None], 0)
+        row_sum = row_sum * factor + tl.sum(weights, 0)
+        row_max = new_max
+    empty = row_sum == 0.0
+    whole = tl.where(empty, 1.0, row_sum)
+    log = tl.where(empty, float("-inf"), row_max + tl.math.log2(whole))
+    at = query.to(tl.int64) * out_row + head.to(tl.int64) * out_head
+    tl.store(
+        first_row(out_ptr, at_batch, query_start, 0, out_strides) + at + dims,
+        (acc * (1.0 / whole)).to(out_ptr.dtype.element_ty),
+        mask=dims < columns,
+    )
+    at = query + head.to(tl.int64) * lse_head
+    lse = first_row(lse_ptr, at_batch, query_start, 0, (lse_batch, 1, lse_head)) + at
+    tl.store(lse + dims * 0, log * LN_2, mask=(dims == 0) & (dims < columns))  # by the first program of the head
