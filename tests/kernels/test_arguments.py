@@ -24,7 +24,7 @@ LONGER = {
     "flash_hopper_forward": 36,
     "flash_sparse_quant_hopper_forward": 33,
     "flash_sparse_quant_forward": 31,
-    "decode_attend": 40,
+    "decode_attend": 39,
     "attend_part": 35,
     "flash_sparse_hopper_forward": 33,
     "flash_quant_hopper_forward": 33,

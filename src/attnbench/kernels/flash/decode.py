@@ -52,9 +52,8 @@ def launch_decode(
         count = tiles_of_job(problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n)
         programs = programs_of(config, jobs * count, processors(q), jobs)
         cut = jobs % programs != 0
-    capability = capability_of(q) or (0, 0)
     # Launched while the first kernel runs, the second has its start and its sizes behind it when that ends.
-    dependent = cut and capability >= (9, 0)
+    dependent = cut and (capability_of(q) or (0, 0)) >= (9, 0)
     parts = logs = None
     if cut:
         parts = empty((2 * programs, config.block_m, blocks["BLOCK_V"]), q, torch.float32)
@@ -91,7 +90,6 @@ def launch_decode(
         PRECISION="ieee",
         CUT=cut,
         DEPENDENT=dependent,
-        EARLY=config.stages - 1 if capability > (0, 0) else 0,  # by inline assembly
         **config.options(),
     )
     if not cut:

@@ -170,18 +170,6 @@ def store_result(
     tl.store(first_row(lse_ptr, at_batch, query_start, 0, lse_strides) + at, log * LN_2, mask=there)
 
 
-@triton.jit
-@no_type_check
-def ask_for(base, first, stop, stride, DIM: tl.constexpr, ROWS: tl.constexpr):
-    """Have ROWS rows from `first` on, but none from `stop` on, brought to the L2; waits for nothing."""
-    LINE: tl.constexpr = 1024 // base.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(DIM, LINE))
-    rows = tl.minimum(first + tl.arange(0, ROWS), stop - 1).to(tl.int64)
-    columns = tl.minimum(tl.arange(0, LINES) * LINE, DIM - 1)
-    at = base + rows[:, None] * stride + columns[None, :]
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
-
-
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def decode_attend(
@@ -224,11 +212,9 @@ def decode_attend(
     PRECISION: tl.constexpr,
     CUT: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """A program's share of the list, job after job; CUT: some share may begin or end within a job.
 
-    EARLY: tiles of a job that are asked for before its queries, which would have to be there before the first of them.
     DEPENDENT: `decode_combine` may be launched once all programs are, and waits for their end by itself.
     """
     if DEPENDENT:
@@ -252,13 +238,6 @@ def decode_attend(
         start = index - before - job * count
         end = tl.minimum(count, start + stop - index)
         head_kv = job // row_tiles
-        k_base = first_row(k_ptr, at_batch, key_start, head_kv, k_strides)
-        v_base = first_row(v_ptr, at_batch, key_start, head_kv, v_strides)
-        if keys > 0:
-            seen = tl.minimum((begin + end) * BLOCK_N, keys)
-            for tile in tl.static_range(EARLY):
-                ask_for(k_base, (begin + start + tile) * BLOCK_N, seen, k_row, DIM, BLOCK_N)
-                ask_for(v_base, (begin + start + tile) * BLOCK_N, seen, v_row, DIM_V, BLOCK_N)
         rows = (job - head_kv * row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
         query = rows // repeats
         head = head_kv * repeats + rows - query * repeats
@@ -267,6 +246,8 @@ def decode_attend(
         q_base = first_row(q_ptr, at_batch, query_start, 0, q_strides)
         q_at = query.to(tl.int64) * q_row + head.to(tl.int64) * q_head
         q = tl.load(q_base + q_at[:, None] + dims[None, :], mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
+        k_base = first_row(k_ptr, at_batch, key_start, head_kv, k_strides)
+        v_base = first_row(v_ptr, at_batch, key_start, head_kv, v_strides)
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
