@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnbench.kernels.flash.config.decode import programs_of, tiles_of_job
+from attnbench.kernels.flash.config.decode import lead_of, programs_of, tiles_of_job
 from attnbench.kernels.flash.config.forward import ForwardConfig
 from attnbench.kernels.flash.config.space import decode_fault
 from attnbench.kernels.flash.portable.decode import decode_attend, decode_combine
@@ -14,8 +14,10 @@ from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, stri
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.kept import empty, launch
 
-COLUMNS, PARTS = 32, 32
-"Of a program that combines, which is one warp and waits for no other, and partial results that it reads at a time."
+COLUMNS, MANY = (32, 128), 16
+"Of a program that combines, which is one warp: the first while an SM has no more than so many programs."
+NUMBERS = 1024
+"Of partial results that it has in flight."
 
 
 def launch_decode(
@@ -52,6 +54,8 @@ def launch_decode(
         count = tiles_of_job(problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n)
         programs = programs_of(config, jobs * count, processors(q), jobs)
         cut = jobs % programs != 0
+    even = not problem.packed and (jobs % programs == 0 or programs % jobs == 0)
+    lead = 0 if even else lead_of(config, (dim + dim_v) * k.element_size())
     # Launched while the first kernel runs, the second has its start and its sizes behind it when that ends.
     dependent = cut and (capability_of(q) or (0, 0)) >= (9, 0)
     parts = logs = None
@@ -64,7 +68,7 @@ def launch_decode(
         for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
     ]
     reach = problem.reach()
-    counts = problem.batch, heads_kv, repeats, row_tiles
+    counts = problem.batch, heads_kv, repeats, row_tiles, lead
     flags = problem.flags() | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     launch(
         decode_attend,
@@ -94,7 +98,8 @@ def launch_decode(
     )
     if not cut:
         return
-    columns = min(COLUMNS, blocks["BLOCK_V"])
+    narrow = problem.batch * problem.max_seqlen_q * heads * blocks["BLOCK_V"] <= MANY * processors(q) * COLUMNS[0]
+    columns = min(COLUMNS[0] if narrow else COLUMNS[1], blocks["BLOCK_V"])
     launch(
         decode_combine,
         (problem.batch * problem.max_seqlen_q, heads, blocks["BLOCK_V"] // columns),
@@ -114,7 +119,7 @@ def launch_decode(
         BLOCK_V=blocks["BLOCK_V"],
         **flags,
         COLUMNS=columns,
-        PARTS=PARTS,
+        PARTS=NUMBERS // columns,
         DEPENDENT=dependent,
         num_warps=1,
         **({"launch_pdl": True} if dependent else {}),

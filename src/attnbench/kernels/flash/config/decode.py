@@ -19,7 +19,16 @@ from functools import cache
 from attnbench.kernels.flash.config.defaults import TABLE
 from attnbench.kernels.flash.config.forward import DECODE, ForwardConfig
 
-__all__ = ["LEAST_KEYS", "MOST_QUERIES", "MOST_ROWS", "decode_config", "is_decode", "programs_of", "tiles_of_job"]
+__all__ = [
+    "LEAST_KEYS",
+    "MOST_QUERIES",
+    "MOST_ROWS",
+    "decode_config",
+    "is_decode",
+    "lead_of",
+    "programs_of",
+    "tiles_of_job",
+]
 
 MOST_QUERIES = 16
 MOST_ROWS = 64
@@ -27,6 +36,8 @@ MOST_ROWS = 64
 LEAST_KEYS = 512
 LEAST_TILES = 2
 "Of a program: a tile more is read beside the first, a program more is a partial result more."
+START_BYTES = 96 * 1024
+"What an SM would read between a program's last tile of one job and its first of the next: some 3 us of an H200."
 FEWER = 1 / 16
 "Of the programs, which may stay away for even shares: so many fewer read memory as fast, or nearly."
 
@@ -90,3 +101,13 @@ def programs_of(config: ForwardConfig, tiles: int, processors: int, jobs: int = 
     most = max(1, min(processors * config.sharers, tiles // LEAST_TILES))
     even = most // jobs * jobs or next(programs for programs in range(most, 0, -1) if jobs % programs == 0)
     return even if most - even <= most * FEWER else most
+
+
+def lead_of(config: ForwardConfig, row_bytes: int) -> int:
+    """Blanks in the list before the tiles of a job: its start, in tiles of a program.
+
+    Args:
+        config: of the order `decode`.
+        row_bytes: of a key and its value.
+    """
+    return -(-START_BYTES // (config.sharers * config.block_n * row_bytes))
