@@ -140,6 +140,7 @@ class Gathered(Reference):
         from attnbench.kernels.hstu.dense.api import hstu_attention
 
         given, longest = self.sequences, max(map(sum, zip(*self._lengths, strict=True)), default=0)
+        rows = max(map(sum, zip(given.new, given.targets, strict=True)), default=0)
         keys, values = self.gathered(pool, k, v)
         return hstu_attention(
             q,
@@ -148,7 +149,7 @@ class Gathered(Reference):
             self._offsets,
             longest,
             offsets_q=given.table.offsets,
-            max_seqlen_q=given.table.max_new,
+            max_seqlen_q=rows,
             num_targets=given.table.num_targets,
             alpha=given.alpha,
             scaling_seqlen=given.scaling_seqlen,
