@@ -33,8 +33,8 @@ def drawn_requests(config: ModelConfig, drawn: np.random.Generator, batch: int, 
     return found
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_steps_of_new_lengths_call_kept_kernels(cached):
+@pytest.mark.parametrize(("attention", "cached"), [("gathered", False), ("paged", False), ("paged", True)])
+def test_steps_of_new_lengths_call_kept_kernels(attention, cached):
     config = config_of("small") if cached else BACK
     model, drawn = HstuRanking(config, dtype=torch.bfloat16), np.random.default_rng(0)
     model.operations = FUSED
@@ -47,8 +47,8 @@ def test_steps_of_new_lengths_call_kept_kernels(cached):
             rows.add(sum(len(one.items) for one in requests))
             if cache is not None:  # half of each history first
                 halves = [replace(one, items=one.items[:150], actions=one.actions[:150]) for one in requests]
-                model(halves, cache=cache, attention="paged")
-            model(requests, cache=cache, attention="paged")
+                model(halves, cache=cache, attention=attention)
+            model(requests, cache=cache, attention=attention)
             passed.append(card.through_triton - before)
             card.held.clear()
     assert len(rows) > 8
