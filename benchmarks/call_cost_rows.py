@@ -46,4 +46,5 @@ def rows(data: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[tuple[s
         met = "reached" if median <= NEW_SHAPE_US else "**missed**"
         yield f"`{name}`, a new shape", f"{median:.0f} µs", "", "", f"{NEW_SHAPE_US:g} µs at most", met
     for name, found in data.get("new_rows", {}).items():  # measured since calls are kept whatever their rows
-        yield f"`{name}`, another number of rows", f"{statistics.median(found['times_us']):.0f} µs", "", "", "", ""
+        tenths = f"{found['low_us']:.0f} to {found['high_us']:.0f}"
+        yield f"`{name}`, another number of rows", f"{found['median_us']:.0f} µs", tenths, "", "", ""
