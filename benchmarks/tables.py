@@ -912,6 +912,18 @@ def video_targets(say: Say, path: Path, *_: Path) -> str:
     return "\n".join([table, "", *sorted(ends)])
 
 
+def video_steps(say: Say, path: Path) -> str:
+    """Steps and generations of a run, as the terminal shows them."""
+    from attnbench.presentation.video import video
+    from attnbench.record import to_dict
+
+    run = _run(path)
+    steps = video("", run.records, run.records[0].backend)[0]
+    rows = [[line.cells.get(column.key, "") for column in steps.columns] for line in steps.lines]
+    table = markdown([say(column.title) for column in steps.columns], rows)
+    return "\n".join([table, "", where(to_dict(run.environments[0]), say)])
+
+
 def video_kernels(say: Say, path: Path) -> str:
     """Seed 003's table of whole generations, a column a capture."""
     from attnbench.profile import seed_003, sources
@@ -976,7 +988,9 @@ TABLES = {
     "tuner-h200": Table(("tuner-h200.json",), tuner_card),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
-    "serving-h200": Table(("hstu-serving-8-h200.json", "serving-h200.json"), serving_sweep),
+    "serving-h200": Table(("hstu-serving-h200.json",), serving_sweep),
+    "serving-steps-h200": Table(("hstu-serving-steps-h200.json",), serving_steps),
+    "serving-host-hits-h200": Table(("hstu-serving-host-hits-h200.json",), serving_host_hits),
     "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
@@ -992,6 +1006,8 @@ TABLES = {
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "video-kernels-h200": Table(("video-captures-h200.json",), video_kernels),
     "video-targets-h200": Table(VIDEO, video_targets),
+    "video-compiled-h200": Table(("video-compiled-h200.json",), video_steps),
+    "video-eager-h200": Table(("video-eager-h200.json",), video_steps),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),
 }
 
