@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import escape
 
 from attnbench.formats.layouts.base import imported_time
 from attnbench.presentation.matrix import summary
 from attnbench.presentation.serving_run import doublings, grids, works
 from attnbench.record import Error, PlannedGroup, Record, Run, Status
+from attnbench.report.html.assemble import assemble
 from attnbench.store.derive import derive
 
 RIGHT = Error(max_abs=1e-6, rel_l1=1e-6, rmse=1e-7, cosine=1.0, budget=1e-5, ok=True)
@@ -101,3 +103,12 @@ def test_the_last_sentence_says_what_does_not_work():
     ]
     run = derive(run_of([eager, wrong]))
     assert summary(run).results[-1].startswith("does not work here: serving-paged, 1 of 2 rows")
+
+
+def test_the_page_has_what_the_terminal_says_last():
+    run = derive(run_of(SWEEP))
+    page = assemble([run])
+    (block,) = grids(run)
+    assert block.title in page
+    assert "128 candidates" in page
+    assert all(escape(words) in page for words in summary(run).results)
