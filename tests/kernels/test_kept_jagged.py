@@ -28,6 +28,7 @@ Given = dict[str, Any]
 HOPPER = ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws", silu="tanh")
 PORTABLE = ForwardConfig(block_m=64, block_n=64, warps=4, stages=2, order="ahead", loads="tma")
 ATOMIC = ColumnConfig(block_m=32, block_n=64, warps=4, stages=2, atomic=True, loads="tma")
+WARPS = ColumnConfig(block_m=64, block_n=128, warps=8, stages=2, atomic=True, order="ws", split=False)
 COLUMNS = ColumnConfig(block_m=32, block_n=64, warps=4, stages=2, loads="tma")
 ROWS = RowConfig(block_m=64, block_n=64, warps=4, stages=2, loads="tma")
 
@@ -83,6 +84,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "backward-atomic": (
         gradients,
         lambda count: dense_given(count, backward=BackwardConfig(columns=ATOMIC, rows=None)),
+    ),
+    "backward-hopper": (
+        gradients,
+        lambda count: dense_given(count, forward=HOPPER, backward=BackwardConfig(columns=WARPS, rows=None)),
     ),
     "backward-two": (
         gradients,
