@@ -748,6 +748,16 @@ def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock:
     )
 
 
+def call_cost_rows_only(say: Say, path: Path) -> str:
+    """Host time of kept calls, of shapes never seen and of numbers of rows never seen, all of one process."""
+    import call_cost_rows
+
+    data = json.loads(path.read_text("utf-8"))
+    found = [line[:3] for line in call_cost_rows.rows(data, data)]
+    words = ("call", "median", "tenth to ninetieth percentile")
+    return "\n".join([markdown([say(word) for word in words], found), "", where(data["environment"], say)])
+
+
 def call_cost(say: Say, path: Path, earlier: Path) -> str:
     """Host time of a warm eager call, now and before calls were kept."""
     import call_cost_rows
@@ -947,6 +957,7 @@ LOADS = (
     "load-dlrm-v3-server-h200.json",
     "load-dlrm-v3-848-h200.json",
     "load-bench-h200.json",
+    "load-bench-graph-h200.json",
 )
 TABLES = {
     "backends": Table((), backends),
@@ -989,6 +1000,7 @@ TABLES = {
     "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
+    "call-cost-rows-h200": Table(("call-cost-rows-h200.json",), call_cost_rows_only),
     "call-cost-h200": Table(("call-cost-h200.json", "call-cost-before-h200.json"), call_cost),
     **{f"suite-{name}-h200": Table((f"suite-{name}-h200.json",), suite) for name in SUITES},
     "history": Table(("history.json",), history),
