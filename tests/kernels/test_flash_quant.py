@@ -124,7 +124,9 @@ def test_groups_and_their_order_change_no_bit(kernels, monkeypatch, name):
         launches = (kernels.launch_smooth, kernels.launch_quantise) if cut and not order else (kernels.launch_prepare,)
         for launch in launches:
             launch(inputs.q, inputs.k, inputs.v, made, problem)
-        assert made.counter.item() == 0
+            assert made.counter.item() == 0
+            if launch is kernels.launch_smooth:
+                made.arrived.fill_(-7)  # the second alone waits for nobody
         found.append([x.view(torch.uint8) for x in tensors])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 

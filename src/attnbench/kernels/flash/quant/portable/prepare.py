@@ -37,6 +37,8 @@ LEAST = tl.constexpr(2.0**-60)
 "Rows and channels whose largest value is smaller count as zeros, so that a product of two scales is a normal number."
 ROUND = tl.constexpr(12582912.0)
 "1.5 · 2²³: a sum with it has the nearest whole number in its last bits."
+NEVER = tl.constexpr(-(2**31))
+"Fewer than any counter says."
 COUNTS = ("first", "ahead", "group", "chunk", "heads", "heads_kv", "pairs", "seqlen_q", "seqlen_k", "rows_q", "rows_k")
 "Numbers of a call that no code is compiled anew for."
 
@@ -73,9 +75,9 @@ def key_of(place):
 
 @triton.jit
 @no_type_check
-def wait_for(counter_ptr, count):
-    """Until so many stretches are there and put together, which the program then sees."""
-    while tl.atomic_add(counter_ptr, 0, sem="acquire") <= count:
+def wait_for(counter_ptr, ready):
+    """Until so many have arrived; what they wrote is seen afterwards by the whole program."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire") < ready:
         pass
     tl.debug_barrier()
 
@@ -148,7 +150,7 @@ def quantise_k(
     scale_ptr,
     mean_ptr,
     counter_ptr,
-    count,
+    ready,
     first,
     part,
     keys,
@@ -166,7 +168,7 @@ def quantise_k(
     there = first + at < keys
     k_at = base + tl.cast(first, tl.int64) * stride + (at[:, None] * stride + columns[None, :])
     k = tl.load(k_at, mask=there[:, None] & (columns < DIM)[None, :], other=0.0, eviction_policy="evict_first")
-    wait_for(counter_ptr, count)
+    wait_for(counter_ptr, ready)
     k = tl.where(there[:, None], k.to(tl.float32) - tl.load(mean_ptr + columns)[None, :], 0.0)
     sizes = tl.max(size_of(k), 1).reshape([TILE // 8, SCALES, 2])
     scale, inverse = scale_of(tl.max(tl.max(sizes, 2), 0), INT8)
@@ -178,7 +180,7 @@ def quantise_k(
 @triton.jit
 @no_type_check
 def quantise_v(
-    base, v8_ptr, most_ptr, counter_ptr, count, first, part, keys, stride, DIM: tl.constexpr, REPEATS: tl.constexpr
+    base, v8_ptr, most_ptr, counter_ptr, ready, first, part, keys, stride, DIM: tl.constexpr, REPEATS: tl.constexpr
 ):
     """WIDTH channels of a tile of values from `first`, transposed; of consecutive places one thread holds a few."""
     BEHIND: tl.constexpr = TILE // REPEATS
@@ -187,7 +189,7 @@ def quantise_v(
     v_at = base + tl.cast(first, tl.int64) * stride + (keys_at * stride + columns[None, None, :])
     there = (first + keys_at < keys) & (columns < DIM)[None, None, :]
     v = tl.load(v_at, mask=there, other=0.0, eviction_policy="evict_first")
-    wait_for(counter_ptr, count)
+    wait_for(counter_ptr, ready)
     most = tl.load(most_ptr + columns).to(tl.int32, bitcast=True)
     _, inverse = scale_of(most, E4M3)
     v8 = (v.to(tl.float32) * inverse[None, None, :]).to(tl.float8e4nv).permute(2, 1, 0).reshape([WIDTH, TILE])
@@ -203,7 +205,7 @@ def quantise_q(
     shift_ptr,
     mean_ptr,
     counter_ptr,
-    count,
+    ready,
     first,
     queries,
     stride,
@@ -220,7 +222,7 @@ def quantise_q(
     scale, inverse = scale_of(tl.max(size_of(q), 1), INT8)
     tl.store(scale_ptr + at, scale * softmax_scale, mask=at < end)
     store_rows(q8_ptr, first, end, COLUMNS, whole(q * inverse[:, None]), COLUMNS, ROWS, COLUMNS)
-    wait_for(counter_ptr, count)
+    wait_for(counter_ptr, ready)
     mean = tl.load(mean_ptr + tl.arange(0, COLUMNS))
     tl.store(shift_ptr + at, tl.sum(q * mean[None, :], 1) * softmax_scale, mask=at < end)
 
@@ -302,6 +304,8 @@ def quantise(
         head = pair - batch_of * heads_kv
         batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, batch_of, PACKED)
         count = stretches(keys, chunk)
+        # A launch without statistics waits for none, whatever stands in the counters.
+        ready = tl.where(first == 0, count + 1, NEVER)
         k_base = rows_from(k_ptr, batch, k_start, head, k_batch, k_row, k_head)
         v_base = rows_from(v_ptr, batch, k_start, head, v_batch, v_row, v_head)
         k_arrived, v_arrived = arrived_ptr + pair, arrived_ptr + pairs + pair
@@ -327,10 +331,10 @@ def quantise(
             if begin < keys:
                 if index % 2 == 0:
                     k8, k_scale = k8_ptr + place * COLUMNS, k_scale_ptr + place // TILE * 4
-                    quantise_k(k_base, k8, k_scale, k_found, k_arrived, count, begin, part, keys, k_row, DIM, COLUMNS)
+                    quantise_k(k_base, k8, k_scale, k_found, k_arrived, ready, begin, part, keys, k_row, DIM, COLUMNS)
                 else:
                     v8 = v8_ptr + place * COLUMNS
-                    quantise_v(v_base, v8, v_found, v_arrived, count, begin, part, keys, v_row, DIM, REPEATS)
+                    quantise_v(v_base, v8, v_found, v_arrived, ready, begin, part, keys, v_row, DIM, REPEATS)
         else:
             index -= 2 * of_k_or_v
             reader = head * repeats + index % repeats
@@ -340,5 +344,5 @@ def quantise(
                 place = tl.cast(reader, tl.int64) * rows_q + padded_start(batch_of, q_start, queries, PACKED, Q_PAD)
                 q8, q_scale, q_shift = q8_ptr + place * COLUMNS, q_scale_ptr + place, q_shift_ptr + place
                 quantise_q(
-                    q_base, q8, q_scale, q_shift, k_found, k_arrived, count, begin, queries, q_row, scale, DIM, COLUMNS
+                    q_base, q8, q_scale, q_shift, k_found, k_arrived, ready, begin, queries, q_row, scale, DIM, COLUMNS
                 )
