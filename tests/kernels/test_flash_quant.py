@@ -93,7 +93,7 @@ def test_what_is_quantised(kernels, dim):
 ORDERS = {
     "apart": (False, {}),
     "packed-apart": (True, {}),
-    "packed-ahead": (True, {"AHEAD": 2}),
+    "packed-ahead": (True, {"AHEAD": 1}),
     "packed-far-ahead": (True, {"AHEAD": 9}),
 }
 """Whether sequences are packed, and how `prepare` orders its programs, in groups of three heads."""

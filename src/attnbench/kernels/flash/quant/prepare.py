@@ -18,7 +18,7 @@ LEAST_CHUNK, MOST_CHUNKS = 256, 64
 "Of the statistics: rows of a program at least, and into how many stretches a head's rows are cut at most."
 GROUP_MIB = 8
 "Heads whose K and V are this large together are read twice before others: the second time from the L2."
-AHEAD = 1
+AHEAD = 2
 "Groups by which the statistics are ahead of what waits for them."
 
 

@@ -92,12 +92,15 @@ def stretches(keys, chunk):
 @triton.jit
 @no_type_check
 def statistic_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, OF_K: tl.constexpr):
-    """Of each channel the sum of a stretch of rows, or as bits the largest size.  Rows that one thread holds come first."""
-    STRIPE: tl.constexpr = 2048 // COLUMNS
-    found = tl.zeros([STRIPE, COLUMNS], tl.float32 if OF_K else tl.int32)
-    for first in range(start, end, TILE):
-        x = load_rows(base, first, end, stride, DIM, TILE, COLUMNS, False).to(tl.float32)
-        x = x.reshape([TILE // STRIPE, STRIPE, COLUMNS])
+    """Of each channel the sum of a stretch of rows, or as bits the largest size.
+
+    Eight rows at a time are one thread's, whose layout is that of no other load here: else Triton would exchange them.
+    """
+    ROWS: tl.constexpr = 2 * NUMBERS // COLUMNS
+    found = tl.zeros([ROWS // 8, COLUMNS], tl.float32 if OF_K else tl.int32)
+    for first in range(start, end, ROWS):
+        x = load_rows(base, first, end, stride, DIM, ROWS, COLUMNS, False).to(tl.float32)
+        x = x.reshape([8, ROWS // 8, COLUMNS])
         if OF_K:
             found += tl.sum(x, 0)
         else:
