@@ -623,6 +623,20 @@ def flash_sparse_forms(say: Say, path: Path) -> str:
     )
 
 
+def flash_quant(words: str, rows: str) -> Callable[..., str]:
+    """Our attention in 8 bits, dense or block-sparse, by the names of `quant_tables` for its head and its rows."""
+
+    def render(say: Say, path: Path) -> str:
+        import quant_tables
+
+        data = json.loads(path.read_text("utf-8"))
+        head = [say(word) for word in getattr(quant_tables, words)]
+        table = markdown(head, getattr(quant_tables, rows)(data))
+        return "\n".join([table, "", f"{where(data['environment'], say)} {quant_tables.clock(data)}."])
+
+    return render
+
+
 def hstu_kernels(mode: str) -> Callable[..., str]:
     """Our dense HSTU attention beside NVIDIA's, in one mode."""
 
@@ -973,6 +987,12 @@ TABLES = {
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
     "flash-sparse-h200": Table(("flash-sparse-h200.json",), flash_sparse),
     "flash-sparse-forms-h200": Table(("flash-sparse-h200.json",), flash_sparse_forms),
+    "flash-quant-h200": Table(("flash-quant-h200.json",), flash_quant("SPEED", "speed_rows")),
+    "flash-quant-forms-h200": Table(("flash-quant-forms-h200.json",), flash_quant("FORMS", "form_rows")),
+    "flash-sparse-quant-h200": Table(("flash-sparse-quant-h200.json",), flash_quant("SPARSE", "sparse_rows")),
+    "flash-sparse-quant-forms-h200": Table(
+        ("flash-sparse-quant-forms-h200.json",), flash_quant("SPARSE_FORMS", "sparse_form_rows")
+    ),
     "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
     "flash-ncu-h200": Table(("flash-ncu-h200.json",), flash_counters),
     "hstu-jagged-h200": Table(("hstu-jagged-h200.json",), hstu_uneven),

@@ -20,7 +20,7 @@ LONGER = {
     "hstu_bsa_grad_keys": 27,
     "hstu_bsa_ticket": 27,
     "hstu_bsa_hopper_attend": 40,
-    "quantise": 39,
+    "quantise": 41,
     "flash_hopper_forward": 36,
     "flash_sparse_quant_hopper_forward": 33,
     "flash_sparse_quant_forward": 31,
