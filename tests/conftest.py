@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,15 @@ NEEDS_GPU = "needs a CUDA GPU"
 NEEDS_HOPPER = "needs an sm_90"
 SKIPS = tomllib.loads(Path(__file__).with_name("skips.toml").read_text(encoding="utf-8"))["reasons"]
 _skipped: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def search_path_of_its_own() -> Iterator[None]:
+    """What a test leaves on the search path, each process that later tests start would look through."""
+    before = [*sys.path]
+    yield
+    after, sys.path[:] = [*sys.path], before
+    assert after == before
 
 
 def pytest_configure() -> None:
@@ -89,3 +100,4 @@ def _unlisted(config: pytest.Config) -> dict[str, str]:
     if not os.environ.get("CI") or hasattr(config, "workerinput"):
         return {}
     return {test: reason for test, reason in _skipped.items() if reason not in SKIPS}
+
