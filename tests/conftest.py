@@ -100,4 +100,3 @@ def _unlisted(config: pytest.Config) -> dict[str, str]:
     if not os.environ.get("CI") or hasattr(config, "workerinput"):
         return {}
     return {test: reason for test, reason in _skipped.items() if reason not in SKIPS}
-
