@@ -87,6 +87,23 @@ def _known(numpy_type: Any) -> Any:
     return found
 
 
+def _made_before(make: Any) -> Any:
+    """The constructor of a tile's type, which checks shapes anew for each operation: one of each is copied."""
+    made: dict[Any, dict[str, Any]] = {}
+
+    def copied(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *shape
+        if not all(type(extent) is int for extent in shape):
+            make(self, element_ty, shape)
+        elif key in made:
+            vars(self).update(made[key], element_ty=element_ty)
+        else:
+            make(self, element_ty, shape)
+            made[key] = dict(vars(self))
+
+    return copied
+
+
 @contextmanager
 def interpreted(*names: str) -> Iterator[list[ModuleType]]:
     """Modules of kernels, imported anew to be interpreted; a plain import meets them too while this is open.
@@ -105,6 +122,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
         patch.setattr(interpreter, "_get_np_dtype", _known(interpreter._get_np_dtype))
+        patch.setattr(tl.block_type, "__init__", _made_before(tl.block_type.__init__))
         for library in (tl, tl.standard, tl.random):
             for name, value in list(vars(library).items()):
                 if isinstance(value, JITFunction):
