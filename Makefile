@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: setup run check test card lint types fix clean
+.PHONY: setup run check test kernels card lint types fix clean
 
 setup: .venv/.ready
 
@@ -36,6 +36,11 @@ types: setup
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint types .venv/triton-3.6/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Before a release: all that the tests list is compiled, by the oldest Triton and for other cards than sm_90 too.
+kernels: export PYTHONDONTWRITEBYTECODE =
+kernels: .venv/triton-3.6/.ready
+	ATTNBENCH_EVERY_KERNEL=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels -k compiled
 
 # Before a release, on a machine with a GPU: what CI skips, every command of the docs that measures among it.
 card: export PYTHONDONTWRITEBYTECODE =

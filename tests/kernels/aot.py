@@ -59,6 +59,8 @@ from .registers import overwritten, unread, unset
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = ROOT / ".venv" / "triton-3.6"
 NO_OLDEST = "Triton 3.6 is not there; `make test` installs it"
+EVERY = bool(os.environ.get("ATTNBENCH_EVERY_KERNEL"))
+"""Whether tests compile all that they list, as `make kernels` does, or what is to hold at every change."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,11 @@ def _spell(value: Any, *, unseen: bool) -> Any:
         tile = f"{dtype}[{','.join(map(str, value.block_shape))}]"
         return f"tensordesc<{tile},{value.layout!r}>" if hasattr(value, "layout") else f"tensordesc<{tile}>"
     return f"*{dtype}" + ":16" * (value.data_ptr() % 16 == 0)
+
+
+def listed(held: Mapping[str, Sequence[Any]], more: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """What each Triton compiles: what is `held` at every change, and `more` where all is compiled."""
+    return {version: [*cells, *(more.get(version, ()) if EVERY else ())] for version, cells in held.items()}
 
 
 def tritons() -> dict[str, Path | None]:
