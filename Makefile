@@ -31,11 +31,12 @@ types: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/triton-3.6 triton==3.6.0
 	touch $@
 
-# A process that has run its half takes from the other's: the longest tests stand close together. Some hundred processes
-# import the package, and pytest rewrites every test: bytecode is kept, whatever the environment says.
+# A process that has run its share takes from the others': the longest tests stand close together. Three for two cores, as
+# a third of the time of tests of workers, browsers and rank processes is waiting. Some hundred processes import the
+# package, and pytest rewrites every test: bytecode is kept, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint types .venv/triton-3.6/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Before a release: all that the tests list is compiled, by the oldest Triton and for other cards than sm_90 too.
 kernels: export PYTHONDONTWRITEBYTECODE =
