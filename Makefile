@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: setup run check test card lint types fix clean
+.PHONY: setup run check test kernels card lint types fix clean
 
 setup: .venv/.ready
 
@@ -31,11 +31,17 @@ types: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/triton-3.6 triton==3.6.0
 	touch $@
 
-# A process that has run its half takes from the other's: the longest tests stand close together. Some hundred processes
-# import the package, and pytest rewrites every test: bytecode is kept, whatever the environment says.
+# A process that has run its share takes from the others': the longest tests stand close together. Three for two cores, as
+# a third of the time of tests of workers, browsers and rank processes is waiting. Some hundred processes import the
+# package, and pytest rewrites every test: bytecode is kept, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint types .venv/triton-3.6/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# Before a release: all that the tests list is compiled, by the oldest Triton and for other cards than sm_90 too.
+kernels: export PYTHONDONTWRITEBYTECODE =
+kernels: .venv/triton-3.6/.ready
+	ATTNBENCH_EVERY_KERNEL=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels -k compiled
 
 # Before a release, on a machine with a GPU: what CI skips, every command of the docs that measures among it.
 card: export PYTHONDONTWRITEBYTECODE =

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,19 @@ NEEDS_GPU = "needs a CUDA GPU"
 NEEDS_HOPPER = "needs an sm_90"
 SKIPS = tomllib.loads(Path(__file__).with_name("skips.toml").read_text(encoding="utf-8"))["reasons"]
 _skipped: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def search_path_of_its_own() -> Iterator[None]:
+    """What a test leaves on the search path, each process that later tests start would look through.
+
+    Not what a library adds of its own, as setuptools does where it is imported.
+    """
+    before = [*sys.path]
+    yield
+    if left := [path for path in sys.path if path not in before and not path.startswith(sys.prefix)]:
+        sys.path[:] = before
+    assert not left
 
 
 def pytest_configure() -> None:

@@ -54,6 +54,27 @@ def test_tests_of_one_kind_of_card_say_first_that_there_is_none(tmp_path: Path) 
     assert "needs a CUDA GPU" in done.stdout
 
 
+def test_who_leaves_a_folder_on_the_search_path_fails(tmp_path: Path) -> None:
+    """Each Python that a later test starts would look there first, as once for a simulated card."""
+    for name in ("conftest.py", "skips.toml"):
+        (tmp_path / name).write_bytes((HERE / name).read_bytes())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: x\n")
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n"
+        "def test_one(monkeypatch): monkeypatch.syspath_prepend('/some/folder')\n"
+        "def test_two(): sys.path.insert(0, '/some/folder')\n"
+        "def test_three(): assert '/some/folder' not in sys.path\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
+        text=True,
+        capture_output=True,
+        cwd=tmp_path,
+    )
+    assert "ERROR test_it.py::test_two - AssertionError: assert not ['/some/folder']" in done.stdout
+    assert "3 passed, 1 error" in done.stdout
+
+
 def test_ci_runs_the_users_command() -> None:
     lines = (HERE.parent / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert lines[-1] == "make test"

@@ -64,7 +64,7 @@ def backends(tmp_path, monkeypatch):
     folder.mkdir()
     for name, body in STRANGERS.items():
         (folder / f"{name}.py").write_text(body)
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.syspath_prepend(str(folder))
 
     def refuse(self):
         raise Unavailable(f"{self.name}: torch=2.5 is too old; {self.install}")

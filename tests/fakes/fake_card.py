@@ -132,5 +132,5 @@ def use_fake_pynvml(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setattr(sys, "path", [str(site), *sys.path])  # children get this process's search path
+    monkeypatch.syspath_prepend(str(site))  # children get this process's search path
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -30,25 +30,38 @@ import hashlib
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections import Counter, namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .machine_code import (
+    TENSOR_CORE,
+    WARPGROUP,
+    before_wait,
+    counts,
+    disassembled,
+    early_arrivals,
+    handovers,
+    instructions_of,
+    loops,
+    machine_code,
+    registers_of,
+    warps,
+)
+from .registers import overwritten, unread, unset
+
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = ROOT / ".venv" / "triton-3.6"
 NO_OLDEST = "Triton 3.6 is not there; `make test` installs it"
-TENSOR_CORE = ("HGMMA", "HMMA", "UTCHMMA", "IGMMA", "QGMMA", "UTCQMMA")
-"""SASS of a matrix product: warpgroup (sm_90), warp (sm_80), tensor memory (sm_100), and the 8-bit ones."""
-WARPGROUP = ("HGMMA", "IGMMA", "QGMMA")
-"""Those of a warpgroup: of 16 bits, of int8 and of 8-bit floats."""
+EVERY = bool(os.environ.get("ATTNBENCH_EVERY_KERNEL"))
+"""Whether tests compile all that they list, as `make kernels` does, or what is to hold at every change."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +240,11 @@ def _spell(value: Any, *, unseen: bool) -> Any:
     return f"*{dtype}" + ":16" * (value.data_ptr() % 16 == 0)
 
 
+def listed(held: Mapping[str, Sequence[Any]], more: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """What each Triton compiles: what is `held` at every change, and `more` where all is compiled."""
+    return {version: [*cells, *(more.get(version, ()) if EVERY else ())] for version, cells in held.items()}
+
+
 def tritons() -> dict[str, Path | None]:
     """The Tritons that are here: the pinned one (None: as installed), and the oldest supported where it is."""
     return {"pinned": None} | ({"3.6": OLDEST} if (OLDEST / ".ready").is_file() else {})
@@ -279,10 +297,11 @@ class _Compiler:
     """A process of one Triton that compiles whatever comes, until the tests end: to start one takes seconds."""
 
     def __init__(self, folder: Path | None) -> None:
-        paths = [str(folder)] * (folder is not None) + [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        ours = [str(ROOT / "src"), str(ROOT / "tests")]
+        paths = [str(folder)] * (folder is not None) + [*ours, os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TRITON_DEFAULT_FP_FUSION": "1"}
         environment.pop("TRITON_INTERPRET", None)
-        command = [sys.executable, "-c", f"import runpy; runpy.run_path({str(Path(__file__))!r}, run_name='__main__')"]
+        command = [sys.executable, "-P", "-m", "kernels.aot"]
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in close)
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
@@ -321,10 +340,9 @@ def _close() -> None:
 # ── in the other process ───────────────────────────────────────────────────────────────────────────
 
 
-def _compile(job: Job) -> Compiled:
-    sys.path.append(str(Path(__file__).parent))
+def _compile(job: Job) -> Any:
+    """What Triton makes of it."""
     import triton
-    from registers import overwritten, unread, unset
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -355,173 +373,56 @@ def _compile(job: Job) -> Compiled:
         signature[arg] = place(path, _tuple(spelled), _tuple(job.constants.get(arg)))
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, divisible)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages, **job.options}
-    compiled = triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
-    registers, text = _inspect(compiled.asm["cubin"])
-    if path := os.environ.get("ATTNBENCH_KERNEL_CODE"):
-        fields = {
-            "kernel": name,
-            "label": job.label,
-            "capability": job.capability,
-            "triton": triton.__version__,
-            "sass": hashlib.sha256(text.encode()).hexdigest()[:16],
-        }
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(fields) + "\n")
-    found = re.findall(
-        r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)([^;]*);", text, re.MULTILINE
-    )
-    code = [(int(at, 16), name, rest) for at, name, rest in found]
-    sass = _counts(name for _, name, _ in code)
+    return triton.compile(source, target=GPUTarget("cuda", job.capability, 32), options=options)
+
+
+def _figures(jobs: Sequence[Job]) -> dict[str, Compiled]:
+    """Compile them, and look at what came of each, by its label."""
+    made = [_compile(job) for job in jobs]
+    codes = [machine_code(compiled.asm["cubin"]) for compiled in made]
+    found = {}
+    for capability in sorted({job.capability for job in jobs}):
+        places = [place for place, job in enumerate(jobs) if job.capability == capability]
+        for place, text in zip(places, disassembled([codes[place] for place in places], capability), strict=True):
+            found[jobs[place].label] = _looked_at(jobs[place], made[place], text)
+            _note(jobs[place], codes[place])
+    return found
+
+
+def _looked_at(job: Job, compiled: Any, text: str) -> Compiled:
+    ptx, code = compiled.asm["ptx"], instructions_of(text)
+    sass = counts(name for _, name, _ in code)
     return Compiled(
-        registers=registers,
+        registers=registers_of(compiled.asm["cubin"]),
         spills=sass.pop("LDL", 0) + sass.pop("STL", 0),
         waits=sass.pop("WARPGROUP.DEPBAR", 0),
-        early=early_arrivals(compiled.asm["ptx"]),
-        handovers=handovers(compiled.asm["ptx"]),
+        early=early_arrivals(ptx),
+        handovers=handovers(ptx),
         sass=sass,
         unset=unset(text) if job.capability == 90 else {},
         overwritten=overwritten(text) if job.capability == 90 else {},
         unread=unread(text) if job.capability == 90 else {},
-        before_wait=_before_wait(name for _, name, _ in code),
-        loops=_loops(code),
+        before_wait=before_wait(name for _, name, _ in code),
+        loops=loops(code),
         shared=compiled.metadata.shared,
-        warps=_warps(compiled.asm["ptx"], job.num_warps),
+        warps=warps(ptx, job.num_warps),
     )
 
 
-def early_arrivals(ptx: str) -> int:
-    """Arrivals at mbarriers before which the warps do not meet, or touch shared memory once more; not those of TMA."""
-    early, met = 0, False
-    for line in ptx.splitlines():
-        if "mbarrier.arrive" in line and "expect_tx" not in line:
-            early += not met
-        elif re.search(r"\bbar\.sync\b", line):
-            met = True
-        elif re.match(r"\$L__BB|.*(shared|matrix|wgmma|cp\.async|cp\.reduce)", line):
-            met = False
-    return early
+def _note(job: Job, code: bytes) -> None:
+    """A line for benchmarks/kernel_code.py."""
+    if path := os.environ.get("ATTNBENCH_KERNEL_CODE"):
+        import triton
 
-
-def handovers(ptx: str) -> dict[str, int]:
-    """Acquires and releases at gpu scope, and those without a barrier between them and what they order."""
-    found = {"acquire": 0, "release": 0, "open": 0}
-    met = acquired = False
-    for line in ptx.splitlines():
-        touches = re.search(r"\b(ld|st|atom|red|cp\.async)\.\S*\bglobal\b", line)
-        order = re.search(r"\bgpu\.(acquire|release)\b", line)
-        if re.search(r"\bbar\.sync\b", line):
-            met, acquired = True, False
-        elif touches or line.startswith("$L__BB"):
-            found["open"] += acquired
-            met, acquired = met and order is not None, order is not None and order[1] == "acquire"
-        if order:
-            found[order[1]] += 1
-            found["open"] += order[1] == "release" and not met
-    return found
-
-
-def _warps(ptx: str, plain: int) -> int:
-    """Warps of a program as the PTX demands them: a specialised loop brings its own."""
-    demanded = re.search(r"\.reqntid (\d+)", ptx)
-    return int(demanded[1]) // 32 if demanded else plain
-
-
-Code = list[tuple[int, str, str]]
-"Address, instruction and operands."
-
-
-def _inspect(cubin: bytes) -> tuple[int, str]:
-    """Registers and SASS, by the tools in Triton's own wheel."""
-    import triton
-
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        said, code = (
-            subprocess.run([tools / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True).stdout
-            for flag in ("-res-usage", "-sass")
-        )
-    return max(map(int, re.findall(r"REG:(\d+)", said))), code
-
-
-def _counts(names: Iterable[str]) -> dict[str, int]:
-    wanted = {
-        *TENSOR_CORE,
-        "LDL",
-        "STL",
-        "MUFU",
-        "LDGSTS",
-        "UTMALDG",
-        "UTMAREDG",
-        "FMUL",
-        "FFMA",
-        "FADD",
-        "FSEL",
-        "HFMA2",
-        "F2FP",
-        "I2FP",
-        "PRMT",
-        "SEL",
-        "FMNMX",
-        "SHFL",
-        "MOV",
-        "ISETP",
-        "LDS",
-        "STS",
-        "RED",
-        "ATOM",
-        "ATOMG",
-        "REDG",
-        "ACQBULK",
-        "PREEXIT",
-        "WARPSYNC",
-        "WARPGROUP.DEPBAR",
-        "BAR",
-        "SYNCS",
-    }
-    found = Counter(names)
-    return {name: found[name] for name in sorted(wanted & set(found))} | {"all": found.total()}
-
-
-def _before_wait(names: Iterable[str]) -> dict[str, int]:
-    before = list(names)
-    end = before.index("ACQBULK") if "ACQBULK" in before else 0
-    return dict(
-        Counter(name for name in before[:end] if name in ("LDG", "STG", "RED", "REDG", "ATOM", "ATOMG", "LDGSTS"))
-    )
-
-
-def _loops(code: Code) -> list[dict[str, dict[str, int]]]:
-    places = {at: place for place, (at, _, _) in enumerate(code)}
-    spans = []
-    for place, (at, name, rest) in enumerate(code):
-        target = re.search(r"0x([0-9a-f]+)\s*$", rest) if name == "BRA" else None
-        begin = int(target[1], 16) if target else at
-        if begin < at and begin in places:
-            inside = {name for _, name, _ in code[places[begin] : place]}
-            # What waits in a loop jumps back from behind the kernel's end: that is no loop around it.
-            if inside & {*TENSOR_CORE} and not inside & {"EXIT", "USETMAXREG"}:
-                spans.append((places[begin], place + 1))
-    inner = [
-        one for one in spans if not any(one != other and one[0] <= other[0] and other[1] <= one[1] for other in spans)
-    ]
-    return [
-        {"sass": _counts(name for _, name, _ in code[begin:end]), "beside": _counts(_beside(code[begin:end]))}
-        for begin, end in inner
-    ]
-
-
-def _beside(code: Code) -> Iterator[str]:
-    in_flight = False
-    for turn in range(2):  # the first shows what is in flight when a turn of the loop begins
-        for _, name, rest in code:
-            if name in WARPGROUP:
-                in_flight = True
-            elif name == "WARPGROUP.DEPBAR":
-                in_flight = not rest.rstrip().endswith("0x0")
-            elif in_flight and turn:
-                yield name
+        fields = {
+            "kernel": job.kernel.split(":")[1],
+            "label": job.label,
+            "capability": job.capability,
+            "triton": triton.__version__,
+            "sass": hashlib.sha256(code).hexdigest()[:16],
+        }
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
 
 
 def _serve() -> None:
@@ -535,7 +436,8 @@ def _serve() -> None:
             asked = json.loads(line)
             sys.path[:0] = [path for path in asked["paths"] if path not in sys.path]
             try:
-                answer = {"found": {fields["label"]: asdict(_compile(Job(**fields))) for fields in asked["jobs"]}}
+                found = _figures([Job(**fields) for fields in asked["jobs"]])
+                answer = {"found": {label: asdict(one) for label, one in found.items()}}
             except Exception:
                 answer = {"wrong": traceback.format_exc()}
             print(json.dumps(answer), file=answers, flush=True)

@@ -74,6 +74,36 @@ def _rounded(convert: Any) -> Any:
     return converted
 
 
+def _known(numpy_type: Any) -> Any:
+    """The interpreter's NumPy type of a type, whose table of all types it writes anew for each operation."""
+    known: dict[str, Any] = {}
+
+    def found(of: Any) -> Any:
+        scalar = of.scalar
+        if scalar.name not in known:
+            known[scalar.name] = numpy_type(scalar)
+        return known[scalar.name]
+
+    return found
+
+
+def _made_before(make: Any) -> Any:
+    """The constructor of a tile's type, which checks shapes anew for each operation: one of each is copied."""
+    made: dict[Any, dict[str, Any]] = {}
+
+    def copied(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *shape
+        if not all(type(extent) is int for extent in shape):
+            make(self, element_ty, shape)
+        elif key in made:
+            vars(self).update(made[key], element_ty=element_ty)
+        else:
+            make(self, element_ty, shape)
+            made[key] = dict(vars(self))
+
+    return copied
+
+
 @contextmanager
 def interpreted(*names: str) -> Iterator[list[ModuleType]]:
     """Modules of kernels, imported anew to be interpreted; a plain import meets them too while this is open.
@@ -91,6 +121,8 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
     with _in_the_interpreters_language(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
+        patch.setattr(interpreter, "_get_np_dtype", _known(interpreter._get_np_dtype))
+        patch.setattr(tl.block_type, "__init__", _made_before(tl.block_type.__init__))
         for library in (tl, tl.standard, tl.random):
             for name, value in list(vars(library).items()):
                 if isinstance(value, JITFunction):

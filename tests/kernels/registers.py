@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;]*);", re.MULTILINE)
@@ -133,8 +134,9 @@ class Instruction:
         return 2 if ".64" in self.name or (written and ".WIDE" in self.name) else 1
 
 
+@lru_cache(maxsize=1)  # of one kernel everything is asked in turn
 def instructions(sass: str) -> list[Instruction]:
-    """The lines of one kernel, as cuobjdump prints them."""
+    """The lines of one kernel, as nvdisasm and cuobjdump print them."""
     found = []
     for at, guard, name, rest in _LINE.findall(sass):
         operands = tuple(part.strip() for part in re.split(r",(?![^\[]*\])", rest))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .aot import NO_OLDEST, Job, compile_with, early_arrivals, recorded, tritons
+from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
+from .machine_code import early_arrivals
 
 SOURCE = """
 import triton

@@ -16,6 +16,8 @@ pytest.importorskip("triton")
 
 from .interpreter import interpreted
 
+QUICKLY = {"aot_inductor.compile_wrapper_opt_level": "O0", "aot_inductor.precompile_headers": False}
+"""Of C++ that is compiled once and run twice."""
 FAMILIES = "flash", "flash.sparse", "flash.quant", "hstu.dense", "hstu.bsa", "hstu.paged"
 
 
@@ -54,7 +56,9 @@ def test_a_package_holds_every_forward(tmp_path):
         fixed = torch.utils._pytree.tree_map(lambda x: None, given[1:])
         length = torch.export.Dim("length", min=65, max=128)
         exported = torch.export.export(layers, given, dynamic_shapes=({0: length}, *fixed))
-        path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "layers.pt2"))
+        path = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(tmp_path / "layers.pt2"), inductor_configs=QUICKLY
+        )
         package = torch._inductor.aoti_load_package(path)
         assert all(map(torch.equal, package(*inputs(70)), layers(*inputs(70))))
     code = f"import torch; torch._inductor.aoti_load_package({path!r})"

@@ -16,7 +16,7 @@ from attnbench.kernels.flash.config.space import Shape, fault, shared_bytes
 from attnbench.kernels.flash.hopper import forward as flash_hopper_forward
 from attnbench.kernels.flash.problem import lse_shape, problem_of
 
-from .aot import NO_OLDEST, Job, compile_with, recorded, tritons
+from .aot import NO_OLDEST, Job, compile_with, listed, recorded, tritons
 
 BATCH, HEADS, SEQLEN = 4, 16, 4096
 CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
@@ -28,19 +28,23 @@ CELLS = {
         ("m256n64w16s2-tma-pp-few", 64, WINDOW, False),
     ],
     "3.6": [
-        ("m192n128w12s2-tma-ws-deep-lazy-ticket-l16", 64, FULL, False),
         ("m192n128w12s3-tma-ws-persistent", 64, CAUSAL, False),
         ("m192n128w12s3-tma-pp-ticket", 64, CAUSAL, False),
         ("m192n128w12s3-tma-ws-ticket-l16", 64, CAUSAL, True),
-        ("m128n128w8s2-tma-ws-ticket-l16", 128, CAUSAL, True),
         ("m128n128w8s2-tma-ws-deep-lazy-ticket-l16", 128, FULL, False),
+    ],
+}
+MORE = {
+    "3.6": [
+        ("m192n128w12s2-tma-ws-deep-lazy-ticket-l16", 64, FULL, False),
+        ("m128n128w8s2-tma-ws-ticket-l16", 128, CAUSAL, True),
         ("m128n64w8s2-tma-ws-split-ticket-l16", 256, FULL, False),
         ("m256n64w16s2-tma-ws-mix-ticket", 64, FULL, True),
         ("m128n64w8s2-tma-pp", 256, WINDOW, False),
-    ],
+    ]
 }
-"""Short form, dim, mask, packed.  Every default by Triton 3.6, the quicker one; by 3.9 one of each dim, and the other
-order.  What is no default adds what no default has: a window, `few`, `mix`, a program a tile.
+"""Short form, dim, mask, packed.  By 3.9 a default of each dim and the other order, by 3.6, the quicker one, the other
+defaults, and with `MORE` all.  What is no default adds what no default has: a window, `few`, `mix`, a program a tile.
 
 Triton 3.9 copies what products read from registers before each: with queries of 256 dims that are split it fetches up
 to six spilled numbers in the loop; forms that are no default more."""
@@ -96,7 +100,7 @@ def faults(short: str, dim: int, one, version: str = "3.6") -> list[str]:
 def test_products_run_beside_the_softmax_and_no_loop_spills(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
-    made = [(job_of(*cell), cell[0], cell[1]) for cell in CELLS[version]]
+    made = [(job_of(*cell), cell[0], cell[1]) for cell in listed(CELLS, MORE)[version]]
     found = compile_with({version: tritons()[version]}, [job for job, _, _ in made])[version]
     assert not {
         job.label: wrong for job, short, dim in made if (wrong := faults(short, dim, found[job.label], version))
@@ -119,13 +123,15 @@ def test_nothing_is_compiled_anew_for_another_batch_head_length_or_window():
     assert numbers == {name for name in params if params[name].do_not_specialize}
 
 
-def test_every_default_and_every_order_is_compiled():
+def test_every_default_is_compiled_by_a_triton_and_by_the_oldest_among_more():
     held = {(cell[0], cell[1]) for cells in CELLS.values() for cell in cells}
     shipped = {(row["config"], row["dim"]) for row in TABLE.rows("forward") if parse(row["config"]).order in HOPPER}
     assert shipped
     assert shipped <= held
-    for cells in CELLS.values():
+    assert shipped <= {(cell[0], cell[1]) for cell in CELLS["3.6"] + MORE["3.6"]}
+    for version, cells in CELLS.items():
         assert {parse(cell[0]).order for cell in cells} == set(HOPPER)
+        cells = cells + MORE.get(version, [])
         assert {cell[1] for cell in cells} == {
             row["dim"] for row in TABLE.rows("forward") if parse(row["config"]).order in HOPPER
         }
@@ -133,6 +139,6 @@ def test_every_default_and_every_order_is_compiled():
 
 
 def test_every_value_of_every_field_is_compiled():
-    forms = [parse(cell[0]) for cells in CELLS.values() for cell in cells]
+    forms = [parse(cell[0]) for cells in (*CELLS.values(), *MORE.values()) for cell in cells]
     for name in ("exp", "queries", "rings", "rescale", "grid"):
         assert {getattr(config, name) for config in forms} == {*WORDS[name]}, name

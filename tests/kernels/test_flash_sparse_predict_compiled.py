@@ -15,7 +15,7 @@ from attnbench.kernels.flash.sparse.problem import sparse_problem_of
 from attnbench.kernels.shared.kept import Kept
 from attnbench.workloads.sparse import WORKLOAD
 
-from .aot import compile_with, recorded, tritons
+from .aot import EVERY, compile_with, recorded, tritons
 from .launches import on_no_card
 
 
@@ -37,7 +37,10 @@ def jobs_to_hold():
 def test_it_compiles_for_hopper_without_spills():
     jobs = jobs_to_hold()
     assert len(jobs) == 9
-    for found in compile_with(tritons(), jobs).values():
+    # What a Triton breaks is seen at one shape of each kernel and at the longest rows.
+    few = jobs if EVERY else [*jobs[3:6], jobs[-1]]
+    for version, folder in tritons().items():
+        found = compile_with({version: folder}, jobs if version == "pinned" else few)[version]
         assert not [label for label, code in found.items() if code.spills]
         assert all(code.tensor_core for label, code in found.items() if label.startswith("multiply_means"))
 

@@ -14,7 +14,7 @@ from attnbench.kernels.hstu.bsa import backward as hstu_bsa_backward
 from attnbench.kernels.hstu.bsa import forward as hstu_bsa_forward
 from attnbench.kernels.hstu.bsa import plan as hstu_bsa_plan
 
-from .aot import NO_OLDEST, compile_with, recorded, tritons
+from .aot import NO_OLDEST, compile_with, listed, recorded, tritons
 
 PRODUCTS = {
     "hstu_bsa_select",
@@ -50,15 +50,23 @@ CHOSEN = {
         (90, "128"): EVERY,
         (90, "rich"): {"select_shared", "ticket", "grad_rows"},
         (90, "256"): {"select", "ticket", "grad_means", "grad_keys"},
-        (80, "128"): {"select", "grad_keys"},
-        (100, "128"): {"select", "ticket", "grad_keys"},
+        (80, "128"): {"grad_keys"},
+        (100, "128"): {"ticket"},
     },
     "3.6": {
         (90, "128"): EVERY,
-        (90, "plain"): {"grad_means", "grad_keys", "grad_rows"},
+        (90, "plain"): {"grad_keys"},
         (90, "rich"): {"select_shared"},
-        (90, "64"): {"select", "grad_rows"},
-        (90, "fp32"): {"select", "ticket", "grad_keys"},
+        (90, "64"): {"grad_rows"},
+        (90, "fp32"): {"select"},
+    },
+}
+MORE = {
+    "pinned": {(80, "128"): {"select"}, (100, "128"): {"select", "grad_keys"}},
+    "3.6": {
+        (90, "plain"): {"grad_means", "grad_rows"},
+        (90, "64"): {"select"},
+        (90, "fp32"): {"ticket", "grad_keys"},
         (80, "128"): {"ticket"},
     },
 }
@@ -164,8 +172,9 @@ def faults(job, one):
 def test_defaults_compile_without_spills_and_on_tensor_cores(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
-    jobs = [job for (card, name), chosen in CHOSEN[version].items() for job in jobs_of(name, card, chosen)]
-    assert len(jobs) == sum(map(len, CHOSEN[version].values()))
+    places = listed(*({of: chosen.items() for of, chosen in all_of.items()} for all_of in (CHOSEN, MORE)))[version]
+    jobs = [job for (card, name), chosen in places for job in jobs_of(name, card, chosen)]
+    assert len(jobs) == sum(len(chosen) for _, chosen in places)
     found = compile_with({version: tritons()[version]}, jobs)[version]
     assert not {job.label: wrong for job in jobs if (wrong := faults(job, found[job.label]))}
 

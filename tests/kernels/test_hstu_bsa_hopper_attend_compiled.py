@@ -15,7 +15,7 @@ from attnbench.kernels.hstu.bsa.hopper.attend_config import attend_shapes, defau
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, forward_shapes, saved_shapes
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 
-from .aot import NO_OLDEST, compile_with, recorded, tritons
+from .aot import EVERY, NO_OLDEST, compile_with, recorded, tritons
 
 SEQLEN, BATCH = 4096, 8
 PROBLEM = BsaProblem(
@@ -51,7 +51,7 @@ NARROW = replace(
     has_targets=True,
     has_cache=True,
 )
-SHAPES = {"pinned": {"wide": PROBLEM}, "3.6": {"wide": PROBLEM, "narrow": NARROW}}
+SHAPES = {"pinned": {"wide": PROBLEM}, "3.6": {"narrow": NARROW} | ({"wide": PROBLEM} if EVERY else {})}
 "By the Triton that compiles them: what is no default by the quicker one alone."
 
 

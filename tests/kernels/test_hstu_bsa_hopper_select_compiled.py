@@ -15,13 +15,14 @@ from attnbench.kernels.hstu.bsa.hopper.select_config import default_select
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, saved_shapes
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 
-from .aot import NO_OLDEST, compile_with, recorded, tritons
+from .aot import EVERY, NO_OLDEST, compile_with, recorded, tritons
 
 BATCH, SEQLEN = 2, 8192
 D128, D64 = {}, {"attn_dim": 64, "linear_dim": 64, "heads": 8}
 SHAPES = {
     "pinned": {"d128": D128},
-    "3.6": {"d64": D64, "every-option": {"local_window": 128, "gates": 3, "has_cache": True, "linear_dim": 64}},
+    "3.6": {"every-option": {"local_window": 128, "gates": 3, "has_cache": True, "linear_dim": 64}}
+    | ({"d64": D64} if EVERY else {}),
 }
 "By the Triton that compiles them; each takes seconds.  128 dims by both, with every option by the one alone."
 

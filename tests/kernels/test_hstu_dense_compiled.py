@@ -16,7 +16,7 @@ from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
 from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
 from attnbench.kernels.hstu.dense.configs import TABLE, ColumnConfig, ForwardConfig, RowConfig
 
-from .aot import NO_OLDEST, compile_with, recorded, tritons
+from .aot import EVERY, NO_OLDEST, compile_with, recorded, tritons
 
 KERNELS = ("hstu_dense_backward_columns", "hstu_dense_backward_rows", "hstu_dense_backward_round")
 ATOMS = ("RED", "REDG", "ATOM", "ATOMG", "UTMAREDG")
@@ -91,10 +91,11 @@ def jobs_of(kernel, row, capability, *, every_mask=False):
 
 
 def jobs_to_hold(kernel, *, oldest):
-    """Every default of a kernel by the pinned Triton, by the oldest those of sm_90.
+    """Every default of a kernel on sm_90 by the pinned Triton; by the oldest, and on other cards, one of each kernel.
 
     A default's shape presses on registers and shared memory with either; what one Triton alone breaks (a product that
-    is not the tensor cores', a wait too many) it breaks at every shape of a card.
+    is not the tensor cores', a wait too many) it breaks at every shape of a card.  So the largest of a card stands for
+    the others, which `make kernels` compiles too.
     """
     jobs = []
     # Off sm_90 the sums in columns are compiled with their atomics, which take more, where the configuration is one.
@@ -105,7 +106,11 @@ def jobs_to_hold(kernel, *, oldest):
         # fp32 over 128 dims spills: three TF32 products for one are more than the registers hold.
         if row["item_bytes"] == 4 and (row["dim"] > 128 or oldest):
             continue
+        largest = row["item_bytes"] == 2 and row["dim"] == (128 if oldest else 256)
+        in_fp32 = kernel == "forward" and row["item_bytes"] == 4 and row["dim"] == 64
         for card in row.get("cards", [8]):
+            if not (EVERY or largest or in_fp32 or (card == 9 and not oldest)):
+                continue
             if card == 9 or (card and not oldest):
                 jobs += jobs_of(kernel, row, card * 10)
         if row.get("cards") == [9] and row["dim"] == 128 and kernel != "atomic" and not oldest:

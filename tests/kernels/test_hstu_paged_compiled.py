@@ -16,7 +16,7 @@ from attnbench.kernels.hstu.paged import forward, portable
 from attnbench.kernels.hstu.paged.configs import TABLE, PagedConfig, default_config
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
 
-from .aot import NO_OLDEST, compile_with, recorded, tritons
+from .aot import EVERY, NO_OLDEST, compile_with, recorded, tritons
 
 KERNELS = ("hstu_paged_forward", "hstu_sum_parts", "hstu_paged_append")
 BATCH, HEADS, NEW, PAGES = 4, 4, 384, 1000
@@ -57,7 +57,8 @@ def jobs_of(row, capability, page_size, *, targets=True):
 
 
 def jobs_to_hold(*, oldest):
-    """Every default with every page it is for; the oldest Triton is spared fp32 and small heads."""
+    """Every default with every page it is for; the oldest Triton is spared fp32 and small heads, and but for
+    `make kernels` so are other cards than sm_90."""
     jobs = []
     for row in TABLE.rows("forward"):
         single = row["item_bytes"] == 4
@@ -65,6 +66,8 @@ def jobs_to_hold(*, oldest):
         spared = (single or row["dim"] < 256) if oldest else (single and row["dim"] > 128)
         cards = [] if spared else row.get("cards", [8])
         for card in cards if cards != [0] else []:
+            if card != 9 and not EVERY and (single or row["dim"] < 256):
+                continue
             for page_size in PAGE_SIZES:
                 wanted = default_config((card, 0), row["item_bytes"], row["dim"], page_size).short == row["config"]
                 # A page of twice the tile is read as one of the tile's size is.

@@ -30,7 +30,7 @@ def libraries(tmp_path, monkeypatch):
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(body)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 

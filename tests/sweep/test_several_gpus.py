@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 
 import pytest
@@ -24,7 +23,7 @@ SETTINGS = {"device": "cuda:0", "baseline": "reference", "warmup": 0, "iteration
 @pytest.fixture
 def cards(nvml, monkeypatch, tmp_path):
     """UUIDs of the two."""
-    monkeypatch.setattr(sys, "path", [str(FAKES / "simulated_h200"), *sys.path])
+    monkeypatch.syspath_prepend(str(FAKES / "simulated_h200"))
     monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "simulated_timers.py"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     first = nvml.card()["uuid"]

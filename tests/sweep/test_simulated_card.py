@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 
 import pytest
 from simulated_timers import SWING, TRUE_MS, true_ms
@@ -23,7 +22,7 @@ FAST = ("reference", "twice-as-fast", "same", "slower")
 @pytest.fixture
 def card(nvml, monkeypatch):
     """The fake NVML, and workers that believe in the card."""
-    monkeypatch.setattr(sys, "path", [str(FAKES / "simulated_h200"), *sys.path])
+    monkeypatch.syspath_prepend(str(FAKES / "simulated_h200"))
     monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "simulated_timers.py"))
     return nvml
 

@@ -22,6 +22,6 @@ def log(tmp_path, monkeypatch):
 @pytest.fixture
 def card(nvml, monkeypatch):  # noqa: F811  (the fixture above)
     """The fake NVML, and workers that believe in an H200 on which tunable.py has its times."""
-    monkeypatch.setattr(sys, "path", [str(FAKES / "simulated_h200"), *sys.path])
+    monkeypatch.syspath_prepend(str(FAKES / "simulated_h200"))
     monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "tunable_timer.py"))
     return nvml

@@ -198,6 +198,7 @@ def test_a_worker_that_hangs_is_given_up_after_the_timeout(log, monkeypatch):
         clock.ended = log.read_text().count("asleep")
 
     clock.put_into(monkeypatch, process)
+    monkeypatch.setattr(process, "POLL_S", 0.001)
     monkeypatch.setattr(process.Worker, "close", closed)
     run = measured(*expected, timeout=20.0)
     assert differing(run, expected) == {}

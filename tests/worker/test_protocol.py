@@ -185,6 +185,7 @@ class OfWords(Clock):
 def test_a_hang_is_no_word_for_the_timeout_and_ten_of_them_for_the_harness(worker, monkeypatch, index, phase, timeouts):
     clock, settings = OfWords(phase), dataclasses.replace(SETTINGS, timeout=2.0)
     clock.put_into(monkeypatch, process)
+    monkeypatch.setattr(process, "POLL_S", 0.001)
     one = worker(f"word({index}, {phase!r})\nhang()")
     clock.page = one.page
     assert loss_of(one, settings) == (Status.TIMEOUT, index, phase, f"no progress for {2 * timeouts} s during {phase}")
@@ -195,6 +196,7 @@ def test_progress_is_a_new_word(worker, monkeypatch, tmp_path):
     """Each word comes when most of the time for it is over, and the next is said once it was seen."""
     clock, seen = Clock(), []
     clock.put_into(monkeypatch, process)
+    monkeypatch.setattr(process, "POLL_S", 0.001)
 
     def on_activity(word: Activity) -> None:
         seen.append(word)
