@@ -2,7 +2,8 @@
 
 Functions take turns in random order in one process.  Before each turn the card is given a spin to wait for, and a turn
 whose calls outlast it is not counted: so no call waits for the card.  A line says the median of all calls, the tenth and
-the ninetieth percentile.  Then shapes that were never seen, of which nothing is compiled anew, and how many are kept.
+the ninetieth percentile.  Then shapes that were never seen, of which nothing is compiled anew, and numbers of rows that
+were never seen under bounds that were.
 
     python benchmarks/call_cost.py --out benchmarks/results/call-cost-h200.json
     python benchmarks/call_cost.py --only flash,sdpa --rounds 5 --out /tmp/call-cost.json
@@ -171,6 +172,25 @@ def new_shapes(count: int) -> dict[str, list[float]]:
     return {name: times[len(times) // 4 :] for name, times in found.items()}  # the first may compile
 
 
+def new_rows(count: int) -> dict[str, list[float]]:
+    """Host time of calls whose sequences have another number of rows each time, their bounds the same."""
+    found: dict[str, list[float]] = {"hstu": [], "hstu-paged": []}
+    pool = drawn(64, 2, 64, 4, 128)
+    for length in range(1600, 1600 + count):
+        rows, ends = [drawn(length, 4, 128) for _ in range(3)], ints(0, 800, length)
+        table = {"offsets": ends, "cached": ints(1024, 1000), "indptr": ints(0, 32, 64), "indices": ints(*range(64))}
+        step = Step(**table, num_targets=ints(512, 512), max_new=2048, max_cached=1024)
+        for name, call in (
+            ("hstu", lambda: hstu_attention(*rows, ends, 2048)),  # noqa: B023 (called here)
+            ("hstu-paged", lambda: hstu_paged_attention(*rows, pool, step, scaling_seqlen=2048)),  # noqa: B023
+        ):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            call()
+            found[name].append((time.perf_counter() - begun) * 1e6)
+    return {name: times[len(times) // 4 :] for name, times in found.items()}
+
+
 def spread(times: list[float]) -> dict[str, float]:
     """Median, and the tenth and ninetieth percentile."""
     if len(times) < 2:
@@ -190,12 +210,13 @@ def main() -> None:
     only = set(filter(None, args.only.split(",")))
     given = {name: call for name, call in calls() if not only or name in only}
     times = measured(given, args.rounds)
-    fresh = new_shapes(args.shapes) if args.shapes else {}
+    fresh, other = (new_shapes(args.shapes), new_rows(args.shapes)) if args.shapes else ({}, {})
     result = {
         "environment": to_dict(environment(resolve("cuda"))),
         "rounds": args.rounds,
         "calls": {name: spread(found) | {"times_us": found} for name, found in times.items()},
         "new_shapes": {name: spread(found) | {"times_us": found} for name, found in fresh.items()},
+        "new_rows": {name: spread(found) | {"times_us": found} for name, found in other.items()},
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     for line in rows(result, result):

@@ -30,7 +30,7 @@ def verdict(name: str, medians: Mapping[str, float]) -> tuple[str, str]:
 
 
 def rows(data: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A line for each call, and for shapes never seen."""
+    """A line for each call, for shapes never seen, and for numbers of rows never seen."""
     medians = {name: found["median_us"] for name, found in data["calls"].items() if "median_us" in found}
     for name in medians:
         found, earlier = data["calls"][name], before["calls"].get(name, {})
@@ -45,3 +45,6 @@ def rows(data: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[tuple[s
         median = statistics.median(found["times_us"])
         met = "reached" if median <= NEW_SHAPE_US else "**missed**"
         yield f"`{name}`, a new shape", f"{median:.0f} µs", "", "", f"{NEW_SHAPE_US:g} µs at most", met
+    for name, found in data.get("new_rows", {}).items():  # measured since calls are kept whatever their rows
+        tenths = f"{found['low_us']:.0f} to {found['high_us']:.0f}"
+        yield f"`{name}`, another number of rows", f"{found['median_us']:.0f} µs", tenths, "", "", ""

@@ -1,8 +1,9 @@
 """Our attention in 8 bits beside the fastest kernels of 16 bits and the 8-bit ones of others: interleaved, a group a shape.
 
-A group has the whole op and its three launches apart, for each configuration of the kernel, and the peers that are
-installed.  FlashAttention 3 in e4m3 is its kernel alone, on tensors converted before, without descales; it adds up in one
-level.  All samples go to one JSON file.
+A group has the whole op and its phases apart, for each configuration of the kernel, and the peers that are installed.
+`smooth` and `quantise` are the op's first launch cut in two; what that takes of the op is op less kernel.
+FlashAttention 3 in e4m3 is its kernel alone, on tensors converted before, without descales; it adds up in one level.  All
+samples go to one JSON file.
 
     python benchmarks/flash_quant.py --out benchmarks/results/flash-quant-h200.json
     python benchmarks/flash_quant.py --only 4096 --forms m128n64w8s3,m128n128w8s3 --out /tmp/forms.json
@@ -155,9 +156,22 @@ def sweep_of(group: Mapping[str, Any]) -> Sweep:
     return Sweep(**{name: group[name] for name in Sweep.__dataclass_fields__})
 
 
+def preparation_ms(group: Mapping[str, Any], config: str) -> float:
+    """What the preparation takes of the op: op less kernel, within rounds."""
+    op, kernel = (
+        next(dict(zip(row["rounds"], row["samples_ms"], strict=True)) for row in group["rows"] if key == _key(row))
+        for key in (("op", config), ("kernel", config))
+    )
+    return statistics.median(op[turn] - kernel[turn] for turn in op.keys() & kernel.keys())
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["what"], row["config"]
+
+
 def prepared_bytes(sweep: Sweep) -> int:
-    """What the preparation reads and writes at least: K and V twice, Q once, and all three in 8 bits."""
-    return 13 * sweep.case.batch * sweep.seqlen * sweep.heads * sweep.headdim
+    """What the preparation moves at least: each number once, read in 16 bits and written in 8."""
+    return 9 * sweep.case.batch * sweep.seqlen * sweep.heads * sweep.headdim
 
 
 def lines_of(group: Mapping[str, Any]) -> list[str]:

@@ -70,6 +70,16 @@ class Sweep:
         rows, keys = self.case(1).block_shape
         return Shape(dim=self.headdim, block_q=rows, block_k=keys)
 
+    @property
+    def default(self) -> str:
+        """Name of the default of an H200."""
+        return default_config(self.shape).short
+
+    @property
+    def flops(self) -> int:
+        """Useful ones of the dense op; a density is of them."""
+        return 4 * self.heads * self.seqlen**2 * self.headdim // (2 if self.causal else 1)
+
 
 SWEEPS = (
     Sweep(seqlen=32768),
@@ -111,7 +121,7 @@ def measure(sweep: Sweep, forms: Sequence[str], seconds: float, device: Device) 
             case = sweep.case(kept)
             inputs, share = make_inputs(case, seed=0, kind="normal", device=str(device)), density(case)
             add("sparse", "", share, opened("flash-sparse", case, inputs).forward)
-            for short in valid or [default_config(sweep.shape).short]:
+            for short in valid or [sweep.default]:
                 launch = opened(f"flash-sparse-quant[{short}]", case, inputs)
                 add("op", short, share, launch.forward)
                 add("kernel", short, share, launch.phases["kernel"])
@@ -134,20 +144,30 @@ def speed_up(group: Mapping[str, Any], over: str, row: Mapping[str, Any]) -> flo
     return paired_ratio(theirs, own).ratio
 
 
+def sweep_of(group: Mapping[str, Any]) -> Sweep:
+    """What a measured group was to be."""
+    return Sweep(**{name: group[name] for name in Sweep.__dataclass_fields__})
+
+
+def e_bar(sweep: Sweep, density: float) -> float | None:
+    """Least E of the op; None where none is wanted."""
+    return E_BAR.get(sweep.seqlen, {}).get(round(density, 1)) if sweep.block == "128x128" else None
+
+
 def lines_of(group: Mapping[str, Any]) -> list[str]:
     """A group as text: what each row costs, E of op and kernel, and what the bars say."""
-    work = 4 * group["heads"] * group["seqlen"] ** 2 * group["headdim"] / (2 if group["causal"] else 1)
+    sweep = sweep_of(group)
     mask = "causal" if group["causal"] else "full"
     lines = [f"{group['seqlen']} rows, dim {group['headdim']}, {group['block']}, {mask}"]
     for row in group["rows"]:
         ms = statistics.median(row["samples_ms"])
         line = f"  {row['what']:13}{row['density']:5.2f} {row['config']:26} {ms:8.4f} ms"
-        line += f" {work * row['density'] / ms / 1e9:6.0f} TFLOP/s"
+        line += f" {sweep.flops * row['density'] / ms / 1e9:6.0f} TFLOP/s"
         if row["what"] in ("op", "kernel"):
             found = speed_up(group, f"dense {row['what']}", row) * row["density"]
             line += f"  E {found:.3f}"
-            least = E_BAR.get(group["seqlen"], {}).get(round(row["density"], 1))
-            if row["what"] == "op" and least is not None and group["block"] == "128x128":
+            least = e_bar(sweep, row["density"])
+            if row["what"] == "op" and least is not None:
                 line += f" bar {least:.2f}: {'reached' if found >= least else 'BELOW'}"
         if row["what"] == "op":
             ratio = speed_up(group, "sparse", row)

@@ -41,7 +41,7 @@ def _row(run: LoadRun, point: Point) -> list[str]:
     tight = min(point.goodput, key=lambda one: one.slo_ms)
     late = point.scenario != "offline"
     return [
-        run.model + ("" if run.settings.get("cache") else ", no cache"),
+        run.model + ("" if run.settings.get("cache") else ", no cache") + ", graphs" * bool(run.settings.get("graph")),
         point.scenario,
         figures.plain(point.offered_rate, 4),
         figures.plain(point.achieved_rate, 4),

@@ -1,4 +1,4 @@
-"""Rows of the tables of `flash_quant.py`'s result file."""
+"""Rows of the tables of the result files of `flash_quant.py` and `flash_sparse_quant.py`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import flash_quant
+import flash_sparse_quant
 
 SPEED = (
     "head dim",
@@ -26,6 +27,31 @@ SPEED = (
     "TB/s",
 )
 FORMS = ("head dim", "length", "mask", "configuration", "default", "kernel, ms", "TFLOP/s", "of `fa3-fwd` in e4m3")
+SPARSE = (
+    "block",
+    "head dim",
+    "length",
+    "mask",
+    "density",
+    "whole op, ms",
+    "executed TFLOP/s",
+    "E",
+    "bar",
+    "of `flash-sparse`",
+    "bar",
+    "kernel, ms",
+    "executed TFLOP/s",
+    "E",
+)
+SPARSE_FORMS = (
+    "block",
+    "head dim",
+    "length",
+    "mask",
+    "configuration",
+    "default",
+    *(f"at {kept:g}" for kept in flash_sparse_quant.DENSITIES),
+)
 
 
 def speed_rows(data: Mapping[str, Any]) -> list[list[str]]:
@@ -38,7 +64,7 @@ def speed_rows(data: Mapping[str, Any]) -> list[list[str]]:
             continue
         kernel, op = rows["kernel"], rows["op"]
         best = flash_quant.faster(group, op, flash_quant.SIXTEEN)
-        preparation = sum(_ms(row) for row in group["rows"] if row["what"] in ("smooth", "quantise"))
+        preparation = flash_quant.preparation_ms(group, sweep.default)
         found.append(
             [
                 *_shape(sweep),
@@ -75,6 +101,46 @@ def form_rows(data: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
+def sparse_rows(data: Mapping[str, Any]) -> list[list[str]]:
+    """A row a shape and density of our block-sparse attention in 8 bits: the default's whole op, and its kernel."""
+    found = []
+    for group in data["groups"]:
+        sweep = flash_sparse_quant.sweep_of(group)
+        there = {(row["what"], row["density"]): row for row in group["rows"] if row["config"] in ("", sweep.default)}
+        for what, density in there:
+            if what != "op":
+                continue
+            op, kernel = there[what, density], there["kernel", density]
+            efficiency, ratio = (flash_sparse_quant.speed_up(group, over, op) for over in ("dense op", "sparse"))
+            of_kernel = flash_sparse_quant.speed_up(group, "dense kernel", kernel)
+            found.append(
+                [
+                    *_sparse_shape(sweep),
+                    f"{density:.2f}",
+                    *_sparse_speed(sweep, op),
+                    f"{efficiency * density:.2f}",
+                    _bar((efficiency * density, ""), flash_sparse_quant.e_bar(sweep, density)),
+                    f"{ratio:.3f}",
+                    _bar((ratio, ""), 1.0 if sweep.seqlen >= flash_sparse_quant.FASTER_FROM else None),
+                    *_sparse_speed(sweep, kernel),
+                    f"{of_kernel * density:.2f}",
+                ]
+            )
+    return found
+
+
+def sparse_form_rows(data: Mapping[str, Any]) -> list[list[str]]:
+    """A row a configuration of the groups that raced several: rates of its kernel over density."""
+    found = []
+    for group in data["groups"]:
+        sweep = flash_sparse_quant.sweep_of(group)
+        kernels = [row for row in group["rows"] if row["what"] == "kernel"]
+        for config in dict.fromkeys(row["config"] for row in kernels):
+            rates = [_sparse_speed(sweep, row)[1] for row in kernels if row["config"] == config]
+            found.append([*_sparse_shape(sweep), f"`{config}`", "yes" if config == sweep.default else "", *rates])
+    return found
+
+
 def clock(data: Mapping[str, Any]) -> str:
     """SM clock of the rows, the median of each: lowest and highest."""
     read_out = [[mhz for mhz in row["sm_mhz"] if mhz] for group in data["groups"] for row in group["rows"]]
@@ -84,6 +150,14 @@ def clock(data: Mapping[str, Any]) -> str:
 
 def _shape(sweep: flash_quant.Sweep) -> list[str]:
     return [str(sweep.headdim), str(sweep.seqlen), "causal" if sweep.causal else "full"]
+
+
+def _sparse_shape(sweep: flash_sparse_quant.Sweep) -> list[str]:
+    return [sweep.block, str(sweep.headdim), str(sweep.seqlen), "causal" if sweep.causal else "full"]
+
+
+def _sparse_speed(sweep: flash_sparse_quant.Sweep, row: Mapping[str, Any]) -> list[str]:
+    return [f"{_ms(row):.3f}", f"{sweep.flops * row['density'] / _ms(row) / 1e9:.0f}"]
 
 
 def _ms(row: Mapping[str, Any]) -> float:

@@ -41,10 +41,10 @@ STACK = ("layers", "users", "history, mean", "candidates", "rows", "time", "TFLO
 
 
 def sweep_rows(runs: Iterable[Run]) -> list[list[str]]:
-    """A line for each case of the sweep: those that find all cached tokens on the device."""
+    """A line for each case of the sweep that finds all cached tokens on the device, of the least and most candidates."""
     found = []
     for case, rows in sorted(_cases(runs), key=lambda one: _shape(one[0])):
-        if case["cache"] != "gpu-hit":
+        if case["cache"] != "gpu-hit" or case["num_candidates"] not in (128, 1024):
             continue
         graph = rows.get(GRAPH)
         found.append(
@@ -68,6 +68,8 @@ def host_hit_rows(run: Run) -> list[list[str]]:
     """A line for each shape: what bringing back and computing again took, and what was chosen between them."""
     shapes: dict[tuple[int, ...], dict[str, Any]] = {}
     for case, rows in _cases([run]):
+        if case["cache"] != "host-hit":
+            continue
         one = shapes.setdefault(_shape(case), {"case": case, "base": rows.get(BASE)})
         one[case["on_host_hit"]] = rows.get(GRAPH)
     found = []

@@ -623,6 +623,20 @@ def flash_sparse_forms(say: Say, path: Path) -> str:
     )
 
 
+def flash_quant(words: str, rows: str) -> Callable[..., str]:
+    """Our attention in 8 bits, dense or block-sparse, by the names of `quant_tables` for its head and its rows."""
+
+    def render(say: Say, path: Path) -> str:
+        import quant_tables
+
+        data = json.loads(path.read_text("utf-8"))
+        head = [say(word) for word in getattr(quant_tables, words)]
+        table = markdown(head, getattr(quant_tables, rows)(data))
+        return "\n".join([table, "", f"{where(data['environment'], say)} {quant_tables.clock(data)}."])
+
+    return render
+
+
 def hstu_kernels(mode: str) -> Callable[..., str]:
     """Our dense HSTU attention beside NVIDIA's, in one mode."""
 
@@ -746,6 +760,16 @@ def measured_kernels(say: Say, words: Row, rows: Iterable[Row], run: Any, clock:
             f"{where(to_dict(run.environments[0]), say)} Samples: {regimes}; {clock}.",
         ]
     )
+
+
+def call_cost_rows_only(say: Say, path: Path) -> str:
+    """Host time of kept calls, of shapes never seen and of numbers of rows never seen, all of one process."""
+    import call_cost_rows
+
+    data = json.loads(path.read_text("utf-8"))
+    found = [line[:3] for line in call_cost_rows.rows(data, data)]
+    words = ("call", "median", "tenth to ninetieth percentile")
+    return "\n".join([markdown([say(word) for word in words], found), "", where(data["environment"], say)])
 
 
 def call_cost(say: Say, path: Path, earlier: Path) -> str:
@@ -902,6 +926,18 @@ def video_targets(say: Say, path: Path, *_: Path) -> str:
     return "\n".join([table, "", *sorted(ends)])
 
 
+def video_steps(say: Say, path: Path) -> str:
+    """Steps and generations of a run, as the terminal shows them."""
+    from attnbench.presentation.video import video
+    from attnbench.record import to_dict
+
+    run = _run(path)
+    steps = video("", run.records, run.records[0].backend)[0]
+    rows = [[line.cells.get(column.key, "") for column in steps.columns] for line in steps.lines]
+    table = markdown([say(column.title) for column in steps.columns], rows)
+    return "\n".join([table, "", where(to_dict(run.environments[0]), say)])
+
+
 def video_kernels(say: Say, path: Path) -> str:
     """Seed 003's table of whole generations, a column a capture."""
     from attnbench.profile import seed_003, sources
@@ -927,6 +963,7 @@ SUITES = (
     "timers",
     "replicates",
     "hstu-meta",
+    "decode",
 )
 """Runs of whole suites on a card, and of what else a run can be asked for."""
 LOADS = (
@@ -934,6 +971,7 @@ LOADS = (
     "load-dlrm-v3-server-h200.json",
     "load-dlrm-v3-848-h200.json",
     "load-bench-h200.json",
+    "load-bench-graph-h200.json",
 )
 TABLES = {
     "backends": Table((), backends),
@@ -949,6 +987,12 @@ TABLES = {
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
     "flash-sparse-h200": Table(("flash-sparse-h200.json",), flash_sparse),
     "flash-sparse-forms-h200": Table(("flash-sparse-h200.json",), flash_sparse_forms),
+    "flash-quant-h200": Table(("flash-quant-h200.json",), flash_quant("SPEED", "speed_rows")),
+    "flash-quant-forms-h200": Table(("flash-quant-forms-h200.json",), flash_quant("FORMS", "form_rows")),
+    "flash-sparse-quant-h200": Table(("flash-sparse-quant-h200.json",), flash_quant("SPARSE", "sparse_rows")),
+    "flash-sparse-quant-forms-h200": Table(
+        ("flash-sparse-quant-forms-h200.json",), flash_quant("SPARSE_FORMS", "sparse_form_rows")
+    ),
     "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
     "flash-ncu-h200": Table(("flash-ncu-h200.json",), flash_counters),
     "hstu-jagged-h200": Table(("hstu-jagged-h200.json",), hstu_uneven),
@@ -965,7 +1009,9 @@ TABLES = {
     "tuner-h200": Table(("tuner-h200.json",), tuner_card),
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
-    "serving-h200": Table(("hstu-serving-8-h200.json", "serving-h200.json"), serving_sweep),
+    "serving-h200": Table(("hstu-serving-h200.json",), serving_sweep),
+    "serving-steps-h200": Table(("hstu-serving-steps-h200.json",), serving_steps),
+    "serving-host-hits-h200": Table(("hstu-serving-host-hits-h200.json",), serving_host_hits),
     "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
@@ -974,12 +1020,15 @@ TABLES = {
     "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
+    "call-cost-rows-h200": Table(("call-cost-rows-h200.json",), call_cost_rows_only),
     "call-cost-h200": Table(("call-cost-h200.json", "call-cost-before-h200.json"), call_cost),
     **{f"suite-{name}-h200": Table((f"suite-{name}-h200.json",), suite) for name in SUITES},
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "video-kernels-h200": Table(("video-captures-h200.json",), video_kernels),
     "video-targets-h200": Table(VIDEO, video_targets),
+    "video-compiled-h200": Table(("video-compiled-h200.json",), video_steps),
+    "video-eager-h200": Table(("video-eager-h200.json",), video_steps),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),
 }
 

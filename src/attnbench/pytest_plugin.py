@@ -172,6 +172,7 @@ def _run(test: str, bench: Bench, device: str) -> Run:
                     backend=name,
                     status=Status.PASSED,
                     kernels=timing.kernels,
+                    kernel_launches=timing.kernel_launches,
                     kernel_ms=timing.kernel_ms,
                     environment=0,
                     notes=timing.notes,

@@ -216,8 +216,11 @@ class Record(Spelled):
     "short form of the kernel configuration"
     source_hash: str | None = None
     kernels: tuple[str, ...] = ()
+    "of one launch, as the profiler names them, in order of their first launch"
+    kernel_launches: tuple[int, ...] = ()
+    "how often each is launched; empty: once"
     kernel_ms: tuple[float, ...] = ()
-    "of one launch, in order, as the profiler names them, and the median time of each"
+    "time of all launches of each, from the median of each launch"
     environment: int | None = None
     "index into Run.environments"
     replicate: int = 0

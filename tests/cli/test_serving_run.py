@@ -56,6 +56,9 @@ def test_a_step_is_measured_with_and_without_a_cache(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "p99" in shown
     assert "model tiny: 2 layers" in shown
+    assert "works here: serving-eager, serving-eager[no-cache] gave the right logits in 1 case" in " ".join(
+        shown.split()
+    )
     records = {one["backend"]: one for one in json.loads(path.read_text())["records"]}
     cached, without = records["serving-eager"], records["serving-eager[no-cache]"]
     assert cached["status"] == without["status"] == "passed"

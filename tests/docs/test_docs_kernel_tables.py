@@ -75,6 +75,9 @@ def test_the_clock_is_of_the_records_of_a_mode():
         ("flash-ncu-h200", 9),
         ("flash-sparse-h200", 37),
         ("flash-sparse-forms-h200", 10),
+        ("flash-quant-h200", 16),
+        ("flash-sparse-quant-h200", 40),
+        ("flash-sparse-quant-forms-h200", 10),
     ],
 )
 def test_every_shape_of_the_committed_files_has_its_row(name, rows):

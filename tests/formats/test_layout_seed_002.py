@@ -174,6 +174,20 @@ def test_axes_that_the_columns_do_not_hold_are_folders(tmp_path):
     assert "cache-host_hit/logs/benchmark_bs1_nc128.log:" in SEED_002.console(run)
 
 
+def test_which_way_of_carrying_a_step_out_can_be_chosen(tmp_path, capsys):
+    other = record(1, 128, 0, [9.0], backend="serving-paged[graph]")
+    path = write(make_run([record(1, 128, 0, [1.0]), other]), tmp_path / "run.json")
+    line = ["export", str(path), "--layout", "seed-002"]
+    assert main([*line, "--backends", "serving-paged[graph]"]) == 0
+    found = capsys.readouterr()
+    assert "Total time(ms): 9.000000" in found.out
+    assert "seed-002: serving-paged[graph] is in the files" in found.err
+    assert main([*line, "--backends", "serving-paged[grahp]"]) == 2
+    assert "--backends=serving-paged[grahp] is not known; one of serving-paged, serving-paged[graph]" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 BROKEN = {
     "benchmark_bs1_nc128.log:1: total_time_ms='1.2.3' cannot be used; milliseconds above 0": (
         "benchmark_bs1_nc128.log",

@@ -44,6 +44,7 @@ from typing import Any
 from .machine_code import (
     TENSOR_CORE,
     WARPGROUP,
+    before_wait,
     counts,
     disassembled,
     early_arrivals,
@@ -110,6 +111,8 @@ class Compiled:
     "registers of it, loaded from shared memory, that a warp may wait for where an mbarrier is told or a tile copied"
     sass: Mapping[str, int]
     "how often each instruction of interest stands in the SASS"
+    before_wait: Mapping[str, int] = field(default_factory=dict)
+    "accesses to global memory before the wait for the end of the kernel before (dependent launch); none without one"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
     """the innermost loops that multiply: `sass` of each, and `beside`, what of it stands where warpgroup products
     (sm_90) have been issued and not yet waited for: it runs beside them"""
@@ -399,6 +402,7 @@ def _looked_at(job: Job, compiled: Any, text: str) -> Compiled:
         unset=unset(text) if job.capability == 90 else {},
         overwritten=overwritten(text) if job.capability == 90 else {},
         unread=unread(text) if job.capability == 90 else {},
+        before_wait=before_wait(name for _, name, _ in code),
         loops=loops(code),
         shared=compiled.metadata.shared,
         warps=warps(ptx, job.num_warps),

@@ -143,6 +143,8 @@ def counts(names: Iterable[str]) -> dict[str, int]:
         "ATOM",
         "ATOMG",
         "REDG",
+        "ACQBULK",
+        "PREEXIT",
         "WARPSYNC",
         "WARPGROUP.DEPBAR",
         "BAR",
@@ -150,6 +152,15 @@ def counts(names: Iterable[str]) -> dict[str, int]:
     }
     found = Counter(names)
     return {name: found[name] for name in sorted(wanted & set(found))} | {"all": found.total()}
+
+
+def before_wait(names: Iterable[str]) -> dict[str, int]:
+    """Accesses to global memory in front of the wait for the kernel before; none where there is no wait."""
+    before = list(names)
+    end = before.index("ACQBULK") if "ACQBULK" in before else 0
+    return dict(
+        Counter(name for name in before[:end] if name in ("LDG", "STG", "RED", "REDG", "ATOM", "ATOMG", "LDGSTS"))
+    )
 
 
 def loops(code: Code) -> list[dict[str, dict[str, int]]]:

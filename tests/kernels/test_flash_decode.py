@@ -11,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.kernels.flash.config.decode import LEAST_KEYS, decode_config, is_decode, programs_of, tiles_of_job
+from attnbench.kernels.flash.config.decode import (
+    LEAST_KEYS,
+    decode_config,
+    is_decode,
+    lead_of,
+    programs_of,
+    tiles_of_job,
+)
 from attnbench.kernels.flash.config.family import FAMILY, Shape
 from attnbench.kernels.flash.config.forward import DECODE, parse
 from attnbench.kernels.flash.config.space import fault, space
@@ -64,13 +71,16 @@ CASES = {
     ),
     "odd-dims": ({"batch": 1, "seqlen": 3, "seqlen_k": 90, "headdim": 40, "headdim_v": 24}, SMALL, 4),
     "wide": ({"batch": 1, "seqlen": 3, "seqlen_k": 90, "headdim": 256, "headdim_v": 16, "nheads_kv": 1}, SMALL, 4),
+    "wide-values": ({"batch": 1, "seqlen": 3, "seqlen_k": 90, "headdim": 16, "headdim_v": 200}, SMALL, 8),
+    "wide-values-at-once": ({"batch": 1, "seqlen": 3, "seqlen_k": 90, "headdim": 16, "headdim_v": 200}, SMALL, 2),
     "one-dim": ({"batch": 1, "seqlen": 2, "seqlen_k": 50, "headdim": 1, "headdim_v": 3}, SMALL, 4),
 }
 
 
-def run(kernels, case, inputs, short, monkeypatch, processors=2):
-    """Output and lse, written over NaN, on a card of so many SMs."""
+def run(kernels, case, inputs, short, monkeypatch, processors=2, lead=1):
+    """Output and lse, written over NaN, on a card of so many SMs, with so many blanks before a job that has some."""
     monkeypatch.setattr(kernels[DECODE], "processors", lambda x: processors)
+    monkeypatch.setattr(kernels[DECODE], "lead_of", lambda *_: lead)
     packed = {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")}
     problem = kernels["problem"].problem_of(
         inputs.q, inputs.k, inputs.v, causal=case.causal, window=case.window, **(packed if case.packed else {})
@@ -111,7 +121,8 @@ def test_right_wherever_keys_are_cut(kernels, data):
     )
     inputs = make_inputs(case, seed=4, kind="normal", device="cpu")
     with pytest.MonkeyPatch.context() as patch:
-        out, lse = run(kernels, case, inputs, SMALL, patch, data.draw(st.integers(1, 20)))
+        processors, lead = data.draw(st.integers(1, 20)), data.draw(st.sampled_from((0, 1, 5)))
+        out, lse = run(kernels, case, inputs, SMALL, patch, processors, lead)
     held(case, inputs, out)
     torch.testing.assert_close(lse, lse_of(case, inputs).float(), rtol=1e-5, atol=1e-5)
 
@@ -244,6 +255,37 @@ def test_programs_fill_the_card_and_have_two_tiles_at_least():
     assert programs_of(config, 64, 132) == 32
     assert programs_of(config, 1, 132) == 1
     assert programs_of(replace(config, sharers=3), 1 << 20, 132) == 396
+
+
+def test_starts_of_jobs_count_in_shares_where_programs_may_have_unequally_many(kernels, monkeypatch):
+    """Four sequences of 5 tiles: 4 programs have one each, 8 half of one, 3 and those of packed ones a part and more."""
+    leads = []
+
+    def launch(kernel, grid, *values, **named):
+        leads.append(dict(zip(kernel.arg_names, values, strict=False))["lead"])
+
+    monkeypatch.setattr(kernels[DECODE], "launch", launch)
+    for processors, lengths, lead in ((4, "full", 0), (8, "full", 0), (3, "full", 7), (4, ":".join(["1/160"] * 4), 7)):
+        leads.clear()
+        case = case_of(batch=4, seqlen=1, seqlen_k=160, nheads=1, lengths=lengths)
+        run(kernels, case, make_inputs(case, seed=0, kind="normal", device="cpu"), HALF, monkeypatch, processors, 7)
+        assert set(leads) == {lead}, (processors, lengths)
+
+
+def test_a_start_is_as_many_tiles_as_an_sm_reads_meanwhile():
+    assert lead_of(parse("m16n64w4s4-decode-x1"), 512) == 3
+    assert lead_of(parse("m16n64w4s4-decode"), 512) == 2
+    assert lead_of(parse("m16n32w4s4-decode-x1"), 512) == 6
+
+
+@pytest.mark.parametrize(
+    ("jobs", "programs"),
+    [(8, 128), (32, 128), (128, 128), (256, 128), (512, 128), (24, 132), (40, 132), (132, 132), (131, 131), (1, 132)],
+)
+def test_shares_end_with_jobs_where_few_programs_less_make_that_so(jobs, programs):
+    config = parse("m16n64w4s4-decode-x1")
+    assert programs_of(config, jobs * 1024, 132, jobs) == programs
+    assert programs_of(config, jobs * 1024, 132) == 132
 
 
 def test_every_share_is_as_long_as_any_other_or_a_tile_longer(kernels, monkeypatch):

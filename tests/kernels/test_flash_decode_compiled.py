@@ -52,6 +52,7 @@ def jobs_of(capability, dim, queries, packed, mask):
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(decode, "processors", lambda x: 132)
+        patch.setattr(decode, "capability_of", lambda x: divmod(capability, 10))
         decode.launch_decode(q, k, v, out, lse, problem, config)
     label = f"sm_{capability} d{dim} q{queries} {' '.join(mask) or 'full'}{' packed' * packed} {config.short}"
     return [replace(job, label=f"{job.label.split()[0]} {label}") for job in jobs], config
@@ -63,13 +64,17 @@ def test_the_defaults_spill_nothing_and_have_room_for_the_programs_that_share_an
         pytest.skip(NO_OLDEST)
     made = [(*jobs_of(*cell), cell) for cell in listed(CELLS, MORE)[version]]
     found = compile_with({version: tritons()[version]}, [job for jobs, _, _ in made for job in jobs])[version]
-    for (attend, combine), config, (capability, dim, *_) in made:
+    for (attend, combine), config, (capability, dim, _, packed, _) in made:
         one, shape = found[attend.label], Shape(dim=dim, dim_v=dim, capability=(capability // 10, capability % 10))
         assert (one.spills, found[combine.label].spills, one.serialized) == (0, 0, False), attend.label
         assert one.tensor_core > 0
         assert abs(one.shared - shared_bytes(config, shape)) <= 2048, attend.label
         assert config.sharers * one.registers * config.threads <= 65536, attend.label
         assert config.sharers * (one.shared + 1024) <= shape.shared_bytes + 1024, attend.label
+        waits, dependent = found[combine.label], capability >= 90
+        assert (one.sass.get("PREEXIT", 0), waits.sass.get("ACQBULK", 0)) == (dependent, dependent), attend.label
+        # What is read before is lengths of packed sequences, which no kernel of the call writes.
+        assert not waits.before_wait.keys() - ({"LDG"} if packed else set()), attend.label
         copies = one.sass.get("UTMALDG", 0) if config.loads == "tma" else one.sass.get("LDGSTS", 0)
         assert copies > 0, attend.label
 

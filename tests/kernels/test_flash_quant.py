@@ -69,8 +69,7 @@ def test_what_is_quantised(kernels, dim):
     made = kernels.allocate(inputs.q, inputs.k, problem)
     for x in (made.q, made.k, made.v, made.q_scale, made.k_scale, made.v_scale):
         x.view(torch.uint8).fill_(0x7F)  # what nobody writes shows
-    kernels.launch_smooth(inputs.k, inputs.v, made, problem)
-    kernels.launch_quantise(inputs.q, inputs.k, inputs.v, made, problem)
+    kernels.launch_prepare(inputs.q, inputs.k, inputs.v, made, problem)
     keys = (inputs.k.double() - inputs.k.double().mean(1, keepdim=True))[:, :, 0]
     scales = key_scales(keys)
     for number in range(2):
@@ -89,6 +88,47 @@ def test_what_is_quantised(kernels, dim):
         values = values * made.v_scale[number, 0].double()[:, None]
         step = want.abs().amax(0) / 448 / 512
         assert ((values.T - want[places]).abs() <= want[places].abs() / 16 + step).all()
+
+
+ORDERS = {
+    "apart": (False, {}),
+    "packed-apart": (True, {}),
+    "packed-ahead": (True, {"AHEAD": 1}),
+    "packed-far-ahead": (True, {"AHEAD": 9}),
+}
+"""Whether sequences are packed, and how `prepare` orders its programs, in groups of three heads."""
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_groups_and_their_order_change_no_bit(kernels, monkeypatch, name):
+    packed, order = ORDERS[name]
+    inputs = (
+        packed_of([(1, 140), (70, 3), (0, 5), (7, 0)], heads=4, heads_kv=2)
+        if packed
+        else inputs_of(70, 140, batch=2, heads=4, heads_kv=2)
+    )
+    module = kernels.launch_prepare.__globals__
+    monkeypatch.setitem(module, "LEAST_CHUNK", 128)
+    lengths = {key: value for key, value in inputs.options.items() if key != "causal"}
+    problem = kernels.quant_problem_of(inputs.q, inputs.k, inputs.v, **lengths)
+    found = []
+    for cut in (False, True):
+        if cut:
+            monkeypatch.setitem(module, "GROUP_MIB", 3 * 140 * 256 / 2**20)
+            for one, value in order.items():
+                monkeypatch.setitem(module, one, value)
+        made = kernels.allocate(inputs.q, inputs.k, problem)
+        tensors = [getattr(made, one) for one in ("q", "k", "v", "q_scale", "q_shift", "k_scale", "v_scale")]
+        for x in (*tensors, made.parts, made.found, made.counters):
+            x.view(torch.uint8).fill_(0x7F)
+        launches = (kernels.launch_smooth, kernels.launch_quantise) if cut and not order else (kernels.launch_prepare,)
+        for launch in launches:
+            launch(inputs.q, inputs.k, inputs.v, made, problem)
+            assert made.counter.item() == 0
+            if launch is kernels.launch_smooth:
+                made.arrived.fill_(-7)  # the second alone waits for nobody
+        found.append([x.view(torch.uint8) for x in tensors])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def test_the_log_of_the_sum_has_what_smoothing_took_off(kernels):

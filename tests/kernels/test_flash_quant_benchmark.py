@@ -17,7 +17,7 @@ def modules():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         yield importlib.import_module("flash_quant"), importlib.import_module("quant_tables")
-    for name in ("flash_quant", "quant_tables"):
+    for name in ("flash_quant", "flash_sparse_quant", "quant_tables"):
         sys.modules.pop(name, None)
 
 
@@ -58,12 +58,30 @@ def test_a_row_of_the_tables(modules):
     data = {"groups": [group_of(benchmark, 2.4, 2.9)]}
     ((*_, kernel_bar, _, _, op, which, op_bar, sage, preparation, rate),) = tables.speed_rows(data)
     assert (kernel_bar, op, which, op_bar, sage) == ("0.90 reached", "1.034", "`fa3-fwd`", "1.10 **missed**", "1.724")
-    assert (preparation, rate) == ("0.140", "3.11")
+    assert (preparation, rate) == ("0.500", "0.60")
     assert tables.form_rows(data) == []
     assert tables.clock(data) == "SM clock 1800-1800 MHz"
     data["groups"][0]["rows"].append({"what": "kernel", "config": "m64n64w4s3"} | samples(4.4))
     assert [row[3:5] for row in tables.form_rows(data)][1] == ["`m64n64w4s3`", ""]
     assert tables.form_rows(data)[1][-1] == "0.500"
+
+
+def test_a_row_of_the_tables_of_block_sparse_attention(modules):
+    _, tables = modules
+    sparse = tables.flash_sparse_quant
+    sweep = sparse.Sweep(seqlen=32768)
+
+    def row(what, density, ms, config=""):
+        return {"what": what, "density": density, "config": config} | samples(ms)
+
+    rows = [row("dense op", 1.0, 10.0), row("dense kernel", 1.0, 9.6), row("sparse", 0.3, 4.1)]
+    rows += [row("op", 0.3, 3.4, sweep.default), row("kernel", 0.3, 3.0, sweep.default)]
+    data = {"groups": [asdict(sweep) | {"rows": rows}]}
+    ((*shape, op_ms, _, e, e_bar, ratio, bar, kernel_ms, rate, of_kernel),) = tables.sparse_rows(data)
+    assert shape == ["128x128", "128", "32768", "full", "0.30"]
+    assert (op_ms, e, e_bar, ratio, bar) == ("3.403", "0.88", "0.85 reached", "1.206", "1.00 reached")
+    assert (kernel_ms, rate, of_kernel) == ("3.003", "879", "0.96")
+    assert tables.sparse_form_rows(data) == [["128x128", "128", "32768", "full", f"`{sweep.default}`", "yes", "879"]]
 
 
 def test_peers_that_are_not_there_leave_cells_empty(modules):

@@ -46,6 +46,7 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
         ("m128n128w8s2-ws", Shape(dim=64, capability=(8, 9)), "warpgroups", "is for sm_90, not sm_89; plain"),
         ("m128n128w8s2-ws", Shape(dim=100), "warpgroups", "takes multiples of 8 dims, not 100; plain"),
         ("m128n128w4s2-ws", Shape(dim=64), "warpgroups", "has 64 rows to four warps; such as m128w8"),
+        ("m64n128w4s2-ws", Shape(dim=64), "warpgroups", "has one warpgroup where two programs are; m64 with x2"),
         ("m128n64w8s2-ws", Shape(dim=64), "warpgroups", "has tiles of 128 keys; n128"),
         ("m128n128w8s1-ws", Shape(dim=64), "warpgroups", "reads a tile while it waits for the next; s2"),
         (

@@ -15,6 +15,7 @@ from .hopper_machine import machine_runs
 from .quant_cases import held, inputs_of, packed_of, quantised
 
 THREE, TWO, BESIDE = "m192n128w12s2-ws", "m128n128w8s2-ws", "m128n128w8s2-ws-beside"
+ONE = "m64n128w4s2-ws-x2"
 CASES = {
     "one-query": ({"seqlen": 1, "seqlen_k": 129, "causal": True}, TWO),
     "63": ({"seqlen": 63, "causal": True}, THREE),
@@ -25,6 +26,7 @@ CASES = {
     "grouped": ({"seqlen": 200, "heads": 4, "heads_kv": 2, "batch": 2, "causal": True}, TWO),
     "no-keys": ({"seqlen": 70, "seqlen_k": 0}, THREE),
     "96-dims-fp16": ({"seqlen": 140, "seqlen_k": 300, "dim": 96, "dtype": torch.float16}, THREE),
+    "one-130": ({"seqlen": 130, "seqlen_k": 300, "causal": True, "dim": 128, "heads": 2}, ONE),
     "beside-1000": ({"seqlen": 1000, "causal": True}, BESIDE),
     "beside-129": ({"seqlen": 129, "seqlen_k": 140, "dim": 128, "heads": 2}, BESIDE),
     "40-dims": ({"seqlen": 70, "seqlen_k": 150, "dim": 40}, THREE),

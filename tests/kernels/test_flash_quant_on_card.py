@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from attnbench.kernels.flash.quant import api
 from attnbench.kernels.flash.quant.api import flash_quant_attention
 from attnbench.kernels.flash.quant.config import QuantConfig, Shape, default_config
 
@@ -16,8 +17,8 @@ from .quant_cases import distance, held, inputs_of, packed_of, recipe_of, truth_
 pytestmark = pytest.mark.gpu
 LENGTHS = ((1, 63), (127, 1000), (1000, 129), (1000, 1000), (2100, 4100))
 FORMS = {
-    64: ("m128n128w8s3", "m64n64w4s3", "m192n128w12s4-ws-beside", "m128n128w8s4-ws-beside"),
-    128: ("m128n64w8s3", "m64n64w4s3", "m192n128w12s4-ws", "m128n128w8s4-ws-beside"),
+    64: ("m128n128w8s3", "m64n64w4s3", "m192n128w12s4-ws-beside", "m128n128w8s4-ws-beside", "m64n128w4s4-ws-x2"),
+    128: ("m128n64w8s3", "m64n64w4s3", "m64n128w4s2-ws-x2", "m128n128w8s4-ws-beside"),
 }
 
 
@@ -95,6 +96,30 @@ def test_the_bits_are_the_same_in_every_call_and_in_a_graph(dim):
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, first)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("shape", [(1, 32000, 8, 4), (8, 1100, 8, 8), (40, 300, 4, 4)], ids=str)
+def test_the_preparation_hands_over_what_is_written(shape, dim):
+    batch, seqlen, heads, heads_kv = shape
+    inputs = inputs_of(seqlen, batch=batch, heads=heads, heads_kv=heads_kv, dim=dim, device="cuda")
+    operands = inputs.q, inputs.k, inputs.v
+    problem = api.quant_problem_of(*operands)
+    found = []
+    for launches in ((api.launch_smooth, api.launch_quantise), *[(api.launch_prepare,)] * 20):
+        made = api.allocate(inputs.q, inputs.k, problem)
+        tensors = [getattr(made, one) for one in ("q", "k", "v", "q_scale", "q_shift", "k_scale", "v_scale")]
+        for x in (*tensors, made.parts, made.found):
+            x.view(torch.uint8).fill_(0x7F)
+        for launch in launches:
+            launch(*operands, made, problem)
+        found.append([x.view(torch.uint8) for x in tensors])
+    differ = sum((one != other).any().int() for run in found[1:] for one, other in zip(run, found[0], strict=True))
+    assert differ.item() == 0
+    mean = inputs.k.double().mean(1).transpose(0, 1).reshape(heads_kv, batch, dim)
+    torch.testing.assert_close(
+        made.found[0].view(batch, heads_kv, -1)[..., :dim].transpose(0, 1).double(), mean, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

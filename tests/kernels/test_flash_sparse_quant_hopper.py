@@ -17,6 +17,7 @@ from .sparse_cases import listed
 
 WIDE, WIDE_APART = "m128n128w8s2-ws-beside", "m128n128w8s3-ws"
 NARROW, HALF, SMALL = "m128n64w8s3-ws-beside", "m64n128w4s2-ws-beside-x2", "m64n64w4s2-ws-beside-x2"
+HALF_APART = "m64n128w4s2-ws-x2"
 CASES = {
     "one-query": ({"seqlen": 1, "seqlen_k": 129, "causal": True, "density": 1.0, "block": (64, 64)}, SMALL),
     "63": ({"seqlen": 63, "causal": True, "density": 1.0, "block": (128, 64)}, NARROW),
@@ -26,6 +27,7 @@ CASES = {
     "1000": ({"seqlen": 1000, "block": (128, 128), "density": 0.3}, WIDE),
     "1000-causal": ({"seqlen": 1000, "block": (64, 64), "density": 0.3, "causal": True}, SMALL),
     "half-blocks": ({"seqlen": 290, "block": (128, 128)}, HALF),
+    "half-apart": ({"seqlen": 200, "causal": True, "block": (128, 128)}, HALF_APART),
     "rows-without-keys": ({"seqlen": 300, "seqlen_k": 70, "causal": True, "block": (64, 128), "density": 1.0}, HALF),
     "grouped": ({"seqlen": 200, "heads": 4, "heads_kv": 2, "batch": 2, "block": (128, 64)}, NARROW),
     "nothing-listed": ({"seqlen": 150, "density": 0.0, "heads": 2, "block": (64, 64)}, SMALL),

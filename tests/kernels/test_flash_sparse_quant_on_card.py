@@ -23,7 +23,7 @@ from .quant_cases import distance, held, inputs_of, recipe_of, truth_of
 pytestmark = pytest.mark.gpu
 LENGTHS = ((1, 63), (127, 1000), (1000, 129), (2100, 4100))
 FORMS = {
-    (64, (128, 128)): ("m128n128w8s3-ws", "m64n128w4s3-ws-x3", "m64n64w4s3"),
+    (64, (128, 128)): ("m128n128w8s3-ws", "m64n128w4s3-ws-beside-x2", "m64n64w4s3"),
     (128, (128, 128)): ("m128n128w8s4-ws-beside", "m64n128w4s2-ws-beside-x2", "m128n64w8s3"),
     (128, (64, 64)): ("m64n64w4s4-ws-beside-x2", "m64n64w4s4-ws-x2"),
     (64, (64, 64)): ("m64n64w4s4-ws-x3",),

@@ -141,6 +141,54 @@ def test_a_kept_call_gives_the_same_bits_as_the_first(at):
     assert all(one.plan for one in kept)
 
 
+def with_rows(name: str, count: int) -> dict[str, Any]:
+    """Sequences of `count` rows in all, by the bounds of all such calls."""
+    given = {x: drawn(count, 4, 128, seed=count + at) for at, x in enumerate("qkv")}
+    if name == "dense":
+        return given | {"offsets": ints(0, 250, count), "max_seqlen": 900}
+    if name == "cached":
+        keys = {x: drawn(count + 2000, 4, 128, seed=count + at) for at, x in enumerate("kv")}
+        bounds = {"max_seqlen": 3000, "max_seqlen_q": 900}
+        return given | keys | bounds | {"offsets": ints(0, 1250, count + 2000), "offsets_q": ints(0, 250, count)}
+    old = of_paged()
+    new = {"offsets": ints(0, 200, count), "max_new": 900} | {x: getattr(old["step"], x) for x in ("cached", "indptr")}
+    step = Step(**new, indices=old["step"].indices, num_targets=old["step"].num_targets, max_cached=128)
+    return given | old | {"step": step}
+
+
+@pytest.mark.parametrize("name", ["dense", "cached", "paged"])
+def test_a_kept_call_gives_the_same_bits_for_other_rows(name):
+    store, function = (paged._attentions, hstu_paged_attention) if name == "paged" else (dense.CALLS, hstu_attention)
+    for count in (600, 777, 1100, 301):
+        forget()
+        truth = function(**with_rows(name, count))
+        forget()
+        for before in (512, 640):
+            function(**with_rows(name, before))
+        assert len(store) == 1
+        assert all(torch.equal(function(**with_rows(name, count)), truth) for _ in range(2))
+        assert len(store) == 1, "other rows were another call"
+        (one,) = launches_in(store)
+        assert one.fault is None
+
+
+def test_gradients_of_kept_calls_are_the_same_for_other_rows():
+    def gradients(count: int) -> list[torch.Tensor]:
+        given = with_rows("dense", count) | {"deterministic": True}
+        inputs = [given[x].requires_grad_() for x in "qkv"]
+        hstu_attention(**given).backward(drawn(count, 4, 128, seed=7))
+        return [x.grad for x in inputs]
+
+    forget()
+    truth = gradients(777)
+    forget()
+    for count in (600, 512, 777):
+        found = gradients(count)
+    assert all(map(torch.equal, found, truth))
+    (call,) = dense.CALLS._calls.values()
+    assert [launches.fault for _, launches in call.backward._calls.values()] == [None]
+
+
 @pytest.mark.parametrize("name", ["flash", "dense", "bsa"])
 def test_gradients_of_kept_calls_are_the_same(name):
     def gradients(seed: int) -> list[torch.Tensor]:

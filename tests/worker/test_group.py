@@ -75,11 +75,12 @@ def test_an_exception_that_the_device_survives_is_a_record(carried_out, monkeypa
 
 def test_inputs_that_do_not_fit_are_out_of_memory_of_everybody(carried_out):
     def prepare(run):
-        run.workload = type("Large", (type(run.workload),), {"inputs": refuse(MemoryError("200 GiB"))})()
+        run.workload = type("Large", (type(run.workload),), {"inputs": refuse(MemoryError("200 GiB are not\nthere"))})()
 
     found = carried_out("honest", "honest-too", prepare=prepare, machine=Machine("cpu", None, 5000))
     assert {record.status for record in found.values()} == {Status.OOM}
-    words = "out of device memory for the inputs; about 0.25 of its memory: --batch 1 --seqlen 3 --seqlen-k 8"
+    size = "out of device memory for the inputs (200 GiB are not there)"
+    words = f"{size}; about 0.25 of its memory: --batch 1 --seqlen 3 --seqlen-k 8"
     assert found["honest-too"].reason.startswith(words)
 
 

@@ -21,9 +21,11 @@ class Timing:
     name: str
     time: Time
     kernels: tuple[str, ...] = ()
-    "device kernels of one call, in order"
+    "device kernels of one call, in order of their first launch"
+    kernel_launches: tuple[int, ...] = ()
+    "how often each is launched"
     kernel_ms: tuple[float, ...] = ()
-    "median of each"
+    "time of all launches of each"
     power: PowerSeries | None = None
     notes: tuple[str, ...] = ()
     timers: Mapping[str, Time] | None = None

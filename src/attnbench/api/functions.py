@@ -286,6 +286,7 @@ def _timing(group: GroupTiming, index: int, first_calls: Sequence[float]) -> Tim
         sampled.name,
         to_time(sampled, None, first_ms),
         sampled.kernels,
+        sampled.kernel_launches,
         sampled.kernel_ms,
         group.power,
         sampled.notes,

@@ -1,4 +1,4 @@
-"""A session of ``flash-quant``: buffers that are there before, and the three launches of our kernels on them."""
+"""A session of ``flash-quant``: buffers that are there before, and the launches of our kernels on them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class QuantFunction(Preparing):
         with torch.cuda.device_of(q):  # Triton launches on the current device
             with self.preparing():
                 made = api.allocate(q, k, problem)
-                api.launch_smooth(k, v, made, problem)
-                api.launch_quantise(q, k, v, made, problem)
+                api.launch_prepare(q, k, v, made, problem)
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             lse = torch.empty(api.lse_shape(q, problem), dtype=torch.float32, device=q.device)
             api.launch_quant(made, out, lse, problem, config)
@@ -42,7 +41,11 @@ class QuantFunction(Preparing):
 
 
 class QuantSession(Buffers):
-    """Own copies of the inputs, quantised tensors and results of one session."""
+    """Own copies of the inputs, quantised tensors and results of one session.
+
+    The op prepares in one launch; its phases `smooth` and `quantise` are that launch cut in two, which reads K and V
+    from memory twice.
+    """
 
     def __init__(self, case: AttentionCase, inputs: AttentionInputs, short: str) -> None:
         import torch
@@ -61,7 +64,7 @@ class QuantSession(Buffers):
         self.lse = torch.empty(api.lse_shape(q, self.problem), dtype=torch.float32, device=q.device)
 
     def launch(self) -> Launch:
-        """What the session hands over; the whole op, and its three launches apart."""
+        """What the session hands over; the whole op, and its phases apart."""
         return Launch(
             forward=self.forward,
             outputs=self.outputs,
@@ -70,17 +73,22 @@ class QuantSession(Buffers):
             notes=(f"forward {self.config.short}; quantisation is part of the call",),
         )
 
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V."""
+        return self.own["q"], self.own["k"], self.own["v"]
+
     def smooth(self) -> None:
         """Statistics of K and V."""
         from attnbench.kernels.flash.quant.api import launch_smooth
 
-        launch_smooth(self.own["k"], self.own["v"], self.made, self.problem)
+        launch_smooth(*self.operands, self.made, self.problem)
 
     def quantise(self) -> None:
         """Q, K and V in 8 bits."""
         from attnbench.kernels.flash.quant.api import launch_quantise
 
-        launch_quantise(self.own["q"], self.own["k"], self.own["v"], self.made, self.problem)
+        launch_quantise(*self.operands, self.made, self.problem)
 
     def attend(self) -> None:
         """Attention over what was quantised."""
@@ -89,9 +97,10 @@ class QuantSession(Buffers):
         launch_quant(self.made, self.out, self.lse, self.problem, self.config)
 
     def run_forward(self) -> None:
-        """Launch all three."""
-        self.smooth()
-        self.quantise()
+        """Prepare and attend."""
+        from attnbench.kernels.flash.quant.api import launch_prepare
+
+        launch_prepare(*self.operands, self.made, self.problem)
         self.attend()
 
     def run_backward(self) -> None:

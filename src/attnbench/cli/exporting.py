@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING
 
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.cli.saved import read_run
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, refusal, unknown
+from attnbench.presentation.block import backend_name
 from attnbench.record import Run
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ def add_arguments(parser: Parser) -> None:
     )
     group = parser.add_argument_group("output", "A path, or - for stdout.")
     flags.add_exports(group)
+    group.add_argument(
+        "--backends",
+        metavar="LIST",
+        action="append",
+        help="rows of these backends alone, by their names in the run (default: all)",
+    )
     group.add_argument("--by", metavar="AXIS", help="one file for each value of this axis (default: one file)")
     group.add_argument(
         "--layout",
@@ -37,6 +45,7 @@ def add_arguments(parser: Parser) -> None:
         "attnbench export latest --csv rows.csv --xlsx rows.xlsx",
         "attnbench export results/sweep.json --csv sweep.csv --by dtype",
         "attnbench export 1a2b3c4d --layout seed-001 --to sweep.csv",
+        "attnbench export latest --layout seed-002 --backends serving-paged",
     )
 
 
@@ -49,17 +58,33 @@ def run(args: argparse.Namespace) -> int:
     if args.layout is not None:
         target = _layout_target(args, asked)
         layout = load_layout(args.layout)
-        return _write_layout(read_run(args.source, args.out, WHO)[1], layout, target)
+        return _write_layout(_read(args), layout, target)
     if not asked or args.to is not None:
         wrong = "there is no output" if args.to is None else "--to goes with --layout"
         accepted = ", ".join(f"--{name} PATH" for name in format_names())
         raise UsageError(f"{WHO}: {wrong}; {accepted}, or --layout NAME [--to PATH]")
     flags.check_exports(asked, args.by)
-    found = read_run(args.source, args.out, WHO)[1]
+    found = _read(args)
     written = [path for name, target in asked.items() for path in write_format(found, name, target, args.by)]
     if written:
         Output(results_to_stderr="-" in asked.values()).line(f"written: {', '.join(map(str, written))}")
     return 0
+
+
+def _read(args: argparse.Namespace) -> Run:
+    """The run that was asked for, or those of its rows that were.
+
+    Raises:
+        UsageError: it has no such backend.
+    """
+    found = read_run(args.source, args.out, WHO)[1]
+    wanted = flags.selector_words("--backends", args.backends)
+    names = dict.fromkeys(map(backend_name, found.records))
+    for name in wanted:
+        if name not in names:
+            raise unknown(WHO, "--backends", name, names)
+    kept = tuple(record for record in found.records if not wanted or backend_name(record) in wanted)
+    return dataclasses.replace(found, records=kept)
 
 
 def _layout_target(args: argparse.Namespace, asked: dict[str, str]) -> str:

@@ -76,6 +76,14 @@ def add_arguments(parser: Parser) -> None:
         help=("the files of `attnbench data`, for --scenario replay, which is then the default"),
     )
     group.add_argument("--only-user", metavar="ID", help="with --scenario replay: this user's requests alone")
+    group.add_argument(
+        "--candidates",
+        metavar="KIND",
+        help=(
+            "with --scenario replay: following, the items that the log goes on with, whose labels give an AUC a task; or "
+            "drawn by seed from the items of --source (default: following)"
+        ),
+    )
     group.add_argument("--num-candidates", metavar="N", help="of a request (default: the config's)")
     group = parser.add_argument_group("server")
     group.add_argument("--max-batch", metavar="N", help="requests of a batch at most (default: the config's)")
@@ -167,7 +175,13 @@ def _scenario(args: argparse.Namespace) -> str:
                 "attnbench data kuairand-1k --to DIR writes them",
             )
         )
-    for flag, of in (("source", "replay"), ("only_user", "replay"), ("gap_s", "gaps"), ("burstiness", "gaps")):
+    for flag, of in (
+        ("source", "replay"),
+        ("only_user", "replay"),
+        ("candidates", "replay"),
+        ("gap_s", "gaps"),
+        ("burstiness", "gaps"),
+    ):
         if getattr(args, flag) is not None and found != of:
             name = "--" + flag.replace("_", "-")
             raise UsageError(
@@ -185,6 +199,7 @@ def options_of(args: argparse.Namespace) -> Options:
         UsageError: naming the flag, its value and what is accepted.
     """
     from attnbench.loadtest.presets import preset_of
+    from attnbench.loadtest.replay import CANDIDATES
     from attnbench.loadtest.setup import Options
     from attnbench.loadtest.users import MOST_USERS, POLICIES
     from attnbench.machine.devices import resolve
@@ -194,6 +209,7 @@ def options_of(args: argparse.Namespace) -> Options:
         ("long_history", POLICIES),
         ("attention", ATTENTIONS),
         ("on_host_hit", ON_HOST_HIT),
+        ("candidates", CANDIDATES),
     ):
         if (value := getattr(args, flag)) is not None and value not in accepted:
             raise unknown(WHO, "--" + flag.replace("_", "-"), value, accepted)
@@ -280,6 +296,7 @@ def options_of(args: argparse.Namespace) -> Options:
         checkpoint=args.checkpoint,
         source=args.source,
         only_user=asked["only_user"],
+        candidates_of=args.candidates or CANDIDATES[0],
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnbench.loadtest.ledger import ANSWERED, Ledger
-from attnbench.store.load_file import DIGITS, Point, derived
+from attnbench.store.load_file import DIGITS, Point, TaskAuc, derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ def point_of(
     asked: float | None,
     slos_ms: Sequence[float],
     cache: Mapping[str, int],
+    auc: Sequence[TaskAuc] = (),
     notes: Sequence[str] = (),
 ) -> Point:
     """The numbers of one load.
@@ -43,6 +44,7 @@ def point_of(
         asked: rate; None: all at once.
         slos_ms: limits of latency.
         cache: counts of this load alone.
+        auc: of each task, where there are labels.
         notes: what is to be said.
     """
     places = [place for place, outcome in enumerate(ledger.outcome) if outcome == ANSWERED]
@@ -76,6 +78,7 @@ def point_of(
         host_ms=tuple(round(one.host_ms, DIGITS) for one in ledger.batches),
         device_ms=tuple(round(one.device_ms, DIGITS) for one in ledger.batches if one.device_ms is not None),
         cache=dict(cache),
+        auc=tuple(auc),
         loadgen=dict(schedule.words),
         notes=(*notes, *(f"{reason}, for one: {text}" for reason, text in ledger.examples.items())),
     )

@@ -1,14 +1,14 @@
 """Replay of prepared batches: each line of processed_batches.csv is a request, at its time compressed to a rate.
 
 A line says user, date, and how many interactions of that date the user has had.  The history of its request is all of
-the user's interactions until then, those of earlier dates included; its candidates are the items that follow.  Ids are
-hashed into the model's vocabularies.
+the user's interactions until then, those of earlier dates included.  Its candidates are the items that follow, and what
+the user did with them the labels; or they are drawn, and have none.  Ids are hashed into the model's vocabularies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from attnbench.datasets.history import History
 from attnbench.datasets.processed import BATCHES, INFERENCE, read_batches, read_days
 from attnbench.errors import UsageError, refusal
+from attnbench.loadtest.labels import Labelled
 from attnbench.loadtest.serving import Refused
 from attnbench.loadtest.users import Policy
 from attnbench.models.hstu_ranking.config import ModelConfig
@@ -23,6 +24,8 @@ from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import hashed
 
 WHO = "load"
+FOLLOWING, DRAWN = "following", "drawn"
+CANDIDATES = (FOLLOWING, DRAWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,9 @@ class _Known:
 
     items: np.ndarray
     actions: np.ndarray
+    "in the model's vocabulary"
+    masks: np.ndarray
+    "as the files have them"
     times: np.ndarray
     "seconds"
     context: np.ndarray
@@ -56,27 +62,39 @@ class Replay:
     "Each replay begins with the first line, and with an empty cache."
 
     def __init__(
-        self, folder: Path, config: ModelConfig, *, candidates: int, policy: Policy, only_user: int | None = None
+        self,
+        folder: Path,
+        config: ModelConfig,
+        *,
+        candidates: int,
+        policy: Policy,
+        only_user: int | None = None,
+        kind: str = FOLLOWING,
+        seed: int = 0,
     ) -> None:
         """Read the files.
 
         Args:
             folder: of `attnbench data`.
             config: of the model.
-            candidates: of each request; fewer where the log ends before.
+            candidates: of each request; fewer where the log ends before, or has not so many items to draw from.
             policy: what becomes of a history that is too long.
             only_user: whose lines are taken; None: all.
+            kind: of the candidates: following, with labels, or drawn from the items of the files, each once.
+            seed: of what is drawn; a line has the same candidates whenever it is asked for.
 
         Raises:
             UsageError: a file cannot be read; file, line and column are named; or there are no lines.
         """
-        self._config, self._candidates, self._policy = config, candidates, policy
+        self._config, self._candidates, self._policy, self._seed = config, candidates, policy, seed
         days: dict[int, list[History]] = {}
         for history, _ in read_days(folder / INFERENCE):
             if only_user not in (None, history.user_id):
                 continue
             days.setdefault(history.user_id, []).append(history)
         self._users = {user: self._joined(found) for user, found in days.items()}
+        known = [one.items for one in self._users.values()] if kind == DRAWN else []
+        self._drawn_from = np.unique(np.concatenate(known)) if known else None
         every = (Line(*fields) for fields in read_batches(folder / BATCHES))
         self.lines = [line for line in every if only_user in (None, line.user)]
         if only_user is not None and not self.lines:
@@ -93,10 +111,12 @@ class Replay:
                 before[int(day.date[0])] = start, len(day.video_id)
             start += len(day.video_id)
         config, features = self._config, (days[0].user_id, *days[0].features)
+        masks = np.concatenate([day.action_weights for day in days])
         context = [features[place % len(features)] % size for place, size in enumerate(config.context)]
         return _Known(
             hashed(np.concatenate([day.video_id for day in days]), config.items),
-            np.concatenate([day.action_weights for day in days]) % config.actions,
+            masks % config.actions,
+            masks,
             np.concatenate([day.time_ms for day in days]) // 1000,
             np.array(context, dtype=np.int64),
             before,
@@ -128,17 +148,27 @@ class Replay:
             text = f"user {line.user}, date {line.date}: {line.end} interactions of {max(length, 0)}"
             return Refused("not in the user's history", text)
         end = start + line.end
-        return self._policy.fit(
-            Request(
-                user=line.user,
-                items=user.items[:end],
-                actions=user.actions[:end],
-                context=user.context,
-                candidates=user.items[end : end + self._candidates],
-                times=user.times[:end],
-                now=line.when_ms // 1000,
-            )
+        following = slice(end, end + self._candidates)
+        asked = Labelled(
+            user=line.user,
+            items=user.items[:end],
+            actions=user.actions[:end],
+            context=user.context,
+            candidates=user.items[following],
+            labels=user.masks[following],
+            times=user.times[:end],
+            now=line.when_ms // 1000,
         )
+        return self._policy.fit(asked if self._drawn_from is None else self._drawn(asked, index))
+
+    def _drawn(self, asked: Request, index: int) -> Request:
+        """A request with other candidates, of which nobody knows what the user would do with them."""
+        assert self._drawn_from is not None
+        drawn = np.random.default_rng([self._seed, index])
+        count = min(self._candidates, len(self._drawn_from))
+        candidates = drawn.choice(self._drawn_from, count, replace=False, shuffle=False)
+        given = {one.name: getattr(asked, one.name) for one in fields(Request)}
+        return Request(**given | {"candidates": candidates})
 
     def tokens(self, config: ModelConfig) -> list[int]:
         """Tokens of each user's longest history, for the size of a pool."""

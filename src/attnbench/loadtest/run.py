@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import AttnbenchError, Unavailable
 from attnbench.loadtest import gaps, loadgen_files
 from attnbench.loadtest.generator import Generator, by_loadgen, scheduled
 from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
+from attnbench.loadtest.labels import Judged
 from attnbench.loadtest.ledger import Ledger
 from attnbench.loadtest.loadgen_rate import rate_for_loadgen
 from attnbench.loadtest.pauses import old_objects_left_alone, pauses
@@ -200,8 +201,9 @@ class Bench:
         Raises:
             AttnbenchError: the generator ended before its time.
         """
+        judged = Judged()
         with scheduled(due_ns) as generator:
-            ledger, counts, stood = self._served(generator, library, self._label(scenario, rate))
+            ledger, counts, stood = self._served(generator, library, self._label(scenario, rate), judged.take)
         schedule = by_schedule(ledger, due_ns, generator.origin_ns or 0)
         return point_of(
             ledger,
@@ -211,16 +213,22 @@ class Bench:
             asked=rate,
             slos_ms=self.slos_ms,
             cache=counts,
+            auc=judged.of_tasks(),
             notes=[*notes, *stood],
         )
 
     def _served(
-        self, generator: Generator, library: Library, label: str
+        self,
+        generator: Generator,
+        library: Library,
+        label: str,
+        on_scores: Callable[[Sequence[Request], Any], None] | None = None,
     ) -> tuple[Ledger, dict[str, int], tuple[str, ...]]:
         """The ledger, what the cache counted meanwhile, and what stood still."""
         cache = self.engine.cache
         before = cache.counts.as_dict() if cache is not None else {}
-        server = Server(generator, self.engine, library, self.batching, on_progress=Progress(label, self.on_progress))
+        told = Progress(label, self.on_progress)
+        server = Server(generator, self.engine, library, self.batching, on_progress=told, on_scores=on_scores)
         with old_objects_left_alone() as collections:
             ledger = server.run()
         if not ledger.interrupted:

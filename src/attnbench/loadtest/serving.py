@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attnbench.errors import AttnbenchError
 from attnbench.loadtest.generator import Source
@@ -38,6 +38,10 @@ class Refused:
 
 class Handle(Protocol):
     """A batch that was launched."""
+
+    @property
+    def scores(self) -> Any:
+        """Tensor [candidates, tasks] on the host, once it is over."""
 
     def done(self) -> bool:
         """Whether it is over; does not wait."""
@@ -121,6 +125,7 @@ class Server:
         *,
         clock: Callable[[], int] = time.monotonic_ns,
         on_progress: Callable[[Ledger, int], None] | None = None,
+        on_scores: Callable[[Sequence[Request], Any], None] | None = None,
     ) -> None:
         """Ready.
 
@@ -131,9 +136,10 @@ class Server:
             batching: how.
             clock: nanoseconds.
             on_progress: called between batches with the ledger and how many requests wait.
+            on_scores: called with the requests of a batch that was answered, and its scores.
         """
         self._source, self._engine, self._library, self._how = source, engine, library, batching
-        self._clock, self._on_progress = clock, on_progress
+        self._clock, self._on_progress, self._on_scores = clock, on_progress, on_scores
         self.ledger = Ledger()
         self._queue = Queue()
         self._flights: deque[_Flight] = deque()
@@ -251,6 +257,8 @@ class Server:
         tokens = sum(2 * len(one.request.items) + len(one.request.candidates) for one in flight.batch)
         self.ledger.batches.append(Flown(len(places), tokens, flight.host_ms, device_ms))
         self._source.answered([self._numbers[place] for place in places])
+        if self._on_scores is not None:
+            self._on_scores([one.request for one in flight.batch], flight.handle.scores)
 
     def _refuse(self, places: Sequence[int], why: Refused) -> None:
         now = self._clock()

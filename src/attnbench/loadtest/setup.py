@@ -13,12 +13,13 @@ from attnbench.dtypes import DTYPES, torch_dtype
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.loadtest.generator import own_cores
 from attnbench.loadtest.presets import Preset
-from attnbench.loadtest.replay import Replay
+from attnbench.loadtest.replay import FOLLOWING, Replay
 from attnbench.loadtest.run import Bench, OnProgress
 from attnbench.loadtest.serving import Batching
 from attnbench.loadtest.users import Policy, Users, dlrm, kuairand
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
+from attnbench.store.load_file import RANDOM
 
 if TYPE_CHECKING:
     from attnbench.models.hstu_ranking.model import HstuRanking
@@ -63,6 +64,8 @@ class Options:
     "folder of prepared files to replay; None: users are drawn"
     only_user: int | None = None
     "of these files; None: all"
+    candidates_of: str = FOLLOWING
+    "of a replay: following or drawn"
 
     @property
     def cached(self) -> bool:
@@ -107,8 +110,9 @@ class Options:
             "attention": self.attention_name,
             "dtype": self.precision,
             "slos_ms": list(self.slos_ms),
+            "weights": RANDOM if self.checkpoint is None else Path(self.checkpoint).name,
         }
-        return found
+        return found | ({} if self.source is None else {"candidates_of": self.candidates_of})
 
 
 def make_users(options: Options) -> Users | Replay:
@@ -121,7 +125,13 @@ def make_users(options: Options) -> Users | Replay:
     try:
         if options.source is not None:
             return Replay(
-                Path(options.source), config, candidates=options.candidates, policy=policy, only_user=options.only_user
+                Path(options.source),
+                config,
+                candidates=options.candidates,
+                policy=policy,
+                only_user=options.only_user,
+                kind=options.candidates_of,
+                seed=options.seed,
             )
         if config.recency:
             return dlrm(config, users=options.users, candidates=options.candidates, seed=options.seed, policy=policy)

@@ -77,8 +77,9 @@ class Timing:
     busy_ms: float | None = None
     host_ms: float | None = None
     kernels: tuple[str, ...] = ()
+    kernel_launches: tuple[int, ...] = ()
     kernel_ms: tuple[float, ...] = ()
-    "median of each"
+    "of one call: names in order of their first launch, how often each is launched, the time of all its launches"
     notes: tuple[str, ...] = ()
 
 
@@ -239,6 +240,7 @@ class _Sampler:
         readings, stage = self.readings[index], self.stage
         busy = [r.busy_ms for r in readings if r.busy_ms is not None]
         host = [r.host_ms for r in readings if r.host_ms is not None]
+        kernels = _kernels(readings)
         return Timing(
             name=self.everyone[index].name,
             timer=self.timer.name,
@@ -252,8 +254,9 @@ class _Sampler:
             sm_mhz=[r.sm_mhz for r in readings],
             busy_ms=statistics.median(busy) if busy else None,
             host_ms=statistics.median(host) if host else None,
-            kernels=readings[0].kernels if readings else (),
-            kernel_ms=_each_kernel_ms(readings),
+            kernels=tuple(kernels),
+            kernel_launches=tuple(len(times) for times in kernels.values()),
+            kernel_ms=tuple(map(sum, kernels.values())),
             notes=tuple(_notes(readings, self.timer.own_ms(stage))),
         )
 
@@ -366,9 +369,14 @@ def _notes(readings: Sequence[Reading], own_ms: float) -> Iterator[str]:
         yield f"the host was late in {late} of {len(readings)} samples: gaps between the kernels are partly the host's"
 
 
-def _each_kernel_ms(readings: Sequence[Reading]) -> tuple[float, ...]:
-    alike = [r.kernel_ms for r in readings if r.kernels == readings[0].kernels]
-    return tuple(statistics.median(times) for times in zip(*alike, strict=True))
+def _kernels(readings: Sequence[Reading]) -> dict[str, list[float]]:
+    """Kernels of a call by name, with the median time of each launch; a model's step has thousands of launches."""
+    found: dict[str, list[float]] = {}
+    if readings:
+        alike = [r.kernel_ms for r in readings if r.kernels == readings[0].kernels]
+        for name, times in zip(readings[0].kernels, zip(*alike, strict=True), strict=True):
+            found.setdefault(name, []).append(statistics.median(times))
+    return found
 
 
 def _disagreements(timings: Sequence[Timing]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.presentation import figures
-from attnbench.store.load_file import Highest, LoadRun, Point, Spread
+from attnbench.store.load_file import RANDOM, Highest, LoadRun, Point, Spread
 
 NOT_A_SUBMISSION = (
     "The generator of server and offline is MLPerf's LoadGen, and 80 ms its limit for DLRMv3; weights and data are not "
@@ -41,8 +41,9 @@ def title_of(run: LoadRun) -> str:
 
 
 def tables(run: LoadRun) -> list[Table]:
-    """Latency over rate; the parts of it; requests and the cache."""
-    return [_without_empty(one) for one in (_latency(run), _parts(run), _requests(run))]
+    """Latency over rate; the parts of it; requests and the cache; AUC of the tasks, where there are labels."""
+    found = [_latency(run), _parts(run), _requests(run), *([_auc(run)] if any(one.auc for one in run.points) else [])]
+    return [_without_empty(one) for one in found]
 
 
 def _latency(run: LoadRun) -> Table:
@@ -147,6 +148,23 @@ def _requests(run: LoadRun) -> Table:
     return Table("requests, and tokens of history in the cache", heading, rows)
 
 
+def _auc(run: LoadRun) -> Table:
+    rows = [
+        [
+            point.scenario,
+            figures.plain(point.asked_rate, 4),
+            one.task,
+            "" if one.auc is None else f"{one.auc:.4f}",
+            str(one.positive),
+            str(one.negative),
+        ]
+        for point in run.points
+        for one in point.auc
+    ]
+    heading = ["load", "asked/s", "task", "AUC", "with the action", "without"]
+    return Table("area under the ROC curve of each task, over the candidates of all answered requests", heading, rows)
+
+
 def _share(counts: Mapping[str, int], name: str) -> str:
     total = counts.get("tokens", 0)
     return f"{100 * counts.get(name, 0) / total:.1f}" if total else ""
@@ -166,6 +184,8 @@ def notes(run: LoadRun) -> list[str]:
         label = point.scenario + (f" {point.asked_rate:.4g}/s" if point.asked_rate is not None else "")
         found += [f"{label}: {count} refused: {reason}" for reason, count in point.refused.items()]
         found += [f"{label}: {one}" for one in (*_of_generator(point), *_of_capacity(point), *point.notes)]
+    if any(point.auc for point in run.points) and run.settings.get("weights") == RANDOM:
+        found.append("weights are random: an AUC says nothing of a model")
     if any(point.loadgen for point in run.points):
         found.append(NOT_A_SUBMISSION)
     return found

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnbench.presentation import figures
-from attnbench.presentation.block import Lost, backend_name
+from attnbench.presentation import figures, serving_run
+from attnbench.presentation.block import Block, Lost, backend_name
 from attnbench.presentation.blocks import by_case, lost_of, shared_words, sweep, without_words
 from attnbench.presentation.columns import VALUES, View
 from attnbench.presentation.conditions import Conditions
@@ -85,6 +85,8 @@ class Summary:
     reading: Sequence[str] = field(default=())
     results: Sequence[str] = field(default=())
     "what follows from several cases together, such as the length from which sparsity pays"
+    grids: Sequence[Block] = field(default=())
+    "one number over two quantities of the cases"
 
 
 def summary(run: Run, view: View | None = None) -> Summary:
@@ -124,7 +126,14 @@ def summary(run: Run, view: View | None = None) -> Summary:
         _sentence(standings),
         notes,
         reading,
-        [*break_even(run.records), *_out_of_memory(run.records), *spread_of_gpus(run)],
+        [
+            *break_even(run.records),
+            *serving_run.doublings(run),
+            *_out_of_memory(run.records),
+            *spread_of_gpus(run),
+            *serving_run.works(run),
+        ],
+        serving_run.grids(run),
     )
 
 

@@ -66,6 +66,9 @@ class Tables:
         """Print the cases that were not printed, complete or not, and the summary."""
         self._print(run, list(by_case(run.records).values()))
         found = summary(run, self.view)
+        for block in found.grids:
+            self.terminal.gap()
+            _block(block, self.terminal)
         if len(self._cases) > 1 or not run.settings.measure:
             self.terminal.gap()
             print_summary(found, self.terminal, notes=len(self._cases) > MOST_BLOCKS)

@@ -31,6 +31,8 @@ LARGEST = 1e15
 MOST_SERIES = 100_000_000
 ENDING = ".load.json"
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+RANDOM = "random"
+"Weights of a model that were drawn by seed."
 DIGITS = 3
 "Of milliseconds in a series: a microsecond."
 
@@ -58,6 +60,17 @@ class Goodput(Spelled):
     "of all requests that were issued; a refused one is not in time"
     rate: float
     "of those, a second of the load"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskAuc(Spelled):
+    """How well the scores of a task order the candidates whose labels are known, over all answered requests."""
+
+    task: str
+    auc: float | None
+    "area under the ROC curve, equal scores count half; null: all candidates have the label, or none"
+    positive: int
+    negative: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +122,8 @@ class Point(Spelled):
     goodput: tuple[Goodput, ...] = ()
     cache: Mapping[str, int] = field(default_factory=dict)
     "tokens of history: hit + host_hit + missed = tokens; empty without a cache"
+    auc: tuple[TaskAuc, ...] = ()
+    "of each task, where the candidates are of a log that goes on; the scores are not kept"
     loadgen: Mapping[str, Any] = field(default_factory=dict)
     "LoadGen's own summary"
     notes: tuple[str, ...] = ()
@@ -254,6 +269,9 @@ def _check(point: Point, where: str) -> None:
         raise RunFileError(
             f"{where}.issued={point.issued} is not answered + refused; {point.answered + sum(point.refused.values())}"
         )
+    for one in point.auc:
+        if min(one.positive, one.negative) < 0 or not 0 <= (one.auc or 0.0) <= 1:
+            raise RunFileError(f"{where}.auc of {shown(one.task)} cannot be; counts, and an area from 0 to 1")
     for name in ("latency_ms", "at_s", "queue_ms"):
         if len(getattr(point, name)) != point.answered:
             raise RunFileError(

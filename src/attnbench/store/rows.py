@@ -45,7 +45,7 @@ def columns(run: Run) -> list[str]:
         *_named("counters", (record.counters for record in records)),
         *_named("ceilings", (record.ceilings for record in records)),
         "power_w.median",
-        *("kernels", "kernel_ms"),
+        *("kernels", "kernel_launches", "kernel_ms"),
         *(f"environment.{name}" for name in ENVIRONMENT),
         "repro",
     ]

@@ -8,6 +8,7 @@ that cannot take a case stays in the plan; its record says `skipped` and why.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,7 +144,8 @@ def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tupl
     Args:
         who: for the message.
         axis: of the workload.
-        text: comma list; for a boolean axis also ``both``.
+        text: comma list, in which FROM:TO:STEP stands for whole numbers with equal steps between them, TO among them
+            where a step ends there; for a boolean axis also ``both``.
         flag: how the value was given, if not by the axis' own flag.
 
     Raises:
@@ -157,11 +159,27 @@ def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tupl
     values = []
     for part in text.split(","):
         try:
-            values.append(axis.parse(part.strip()))
+            values += [axis.parse(word) for word in _steps(part.strip())]
         except ValueError as error:
             name = flag or "--" + axis.name.replace("_", "-")
             raise UsageError(refusal(who, name, part.strip() or "''", "cannot be used", str(error))) from None
     return tuple(dict.fromkeys(values))
+
+
+def _steps(text: str) -> list[str]:
+    """The numbers that FROM:TO:STEP stands for; of any other text itself.
+
+    Raises:
+        ValueError: it stands for none, or for more than a run has groups.
+    """
+    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})", text)
+    if found is None:
+        return [text]
+    first, last, step = map(int, found.groups())
+    count = len(range(first, last + 1, step)) if step else 0
+    if not 1 <= count <= MOST_GROUPS:
+        raise ValueError(f"FROM:TO:STEP of 1 to {MOST_GROUPS} numbers")
+    return [str(number) for number in range(first, last + 1, step)]
 
 
 def with_axes(suite: Suite, axes: Mapping[str, tuple[Any, ...]]) -> Suite:

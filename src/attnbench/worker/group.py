@@ -153,9 +153,11 @@ class GroupRun(GroupEnds):
         except Exception as error:  # the edge: a case too large for this machine, or a mistake of the workload
             phase = self.page.read().phase
             reason, oom = reason_of(error, phase), out_of_memory(error) and phase == "inputs"
+            # A MemoryError says how much was wanted; the text of the device's allocator is a page.
+            size = f" ({' '.join(str(error).split())})" if isinstance(error, MemoryError) and str(error) else ""
             raise_if_lost(self.device, HARNESS, phase, reason)
         for entry in entries:
-            self._end(entry, Status.OOM if oom else Status.FAILED, reason, "for the inputs")
+            self._end(entry, Status.OOM if oom else Status.FAILED, reason, f"for the inputs{size}")
         return False
 
     # ── each alone: session, first call, check, memory ─────────────────────────────────────────────

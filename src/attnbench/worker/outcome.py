@@ -128,6 +128,7 @@ class RecordBuilder:
             ceilings=self.ceilings,
             kernels=timing.kernels,
             counters=self.counters,
+            kernel_launches=timing.kernel_launches,
             kernel_ms=timing.kernel_ms,
             power_w=None if short else power,
             rate=Rate.of(work, median_ms, share),

@@ -25,7 +25,7 @@ def render(run: Run) -> bytes:
         for matrix in found.matrices:
             lines += _matrix(matrix)
         lines += _lost(found.lost)
-    for block in page.blocks:
+    for block in (*found.grids, *page.blocks):
         lines += _block(block)
     lines += _lost(page.lost)
     lines += [plain(LEGEND)] if any(block.lines for block in page.blocks) else []

@@ -5,17 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnbench.kernels.flash.config.decode import programs_of, tiles_of_job
+from attnbench.kernels.flash.config.decode import lead_of, programs_of, tiles_of_job
 from attnbench.kernels.flash.config.forward import ForwardConfig
 from attnbench.kernels.flash.config.space import decode_fault
 from attnbench.kernels.flash.portable.decode import decode_attend, decode_combine
 from attnbench.kernels.flash.portable.forward import LOG2_E
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
-from attnbench.kernels.shared.card import processors
+from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.kept import empty, launch
 
-ROWS, PARTS = 4, 16
-"Rows of a program that combines, and partial results that it reads at a time."
+COLUMNS, MANY = (32, 128), 16
+"Of a program that combines, which is one warp: the first while an SM has no more than so many programs."
+NUMBERS = 1024
+"Of partial results that it has in flight."
 
 
 def launch_decode(
@@ -50,8 +52,12 @@ def launch_decode(
         cut = programs > 1
     else:
         count = tiles_of_job(problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n)
-        programs = programs_of(config, jobs * count, processors(q))
+        programs = programs_of(config, jobs * count, processors(q), jobs)
         cut = jobs % programs != 0
+    even = not problem.packed and (jobs % programs == 0 or programs % jobs == 0)
+    lead = 0 if even else lead_of(config, (dim + dim_v) * k.element_size())
+    # Launched while the first kernel runs, the second has its start and its sizes behind it when that ends.
+    dependent = cut and (capability_of(q) or (0, 0)) >= (9, 0)
     parts = logs = None
     if cut:
         parts = empty((2 * programs, config.block_m, blocks["BLOCK_V"]), q, torch.float32)
@@ -62,7 +68,7 @@ def launch_decode(
         for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
     ]
     reach = problem.reach()
-    counts = problem.batch, heads_kv, repeats, row_tiles
+    counts = problem.batch, heads_kv, repeats, row_tiles, lead
     flags = problem.flags() | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     launch(
         decode_attend,
@@ -87,14 +93,16 @@ def launch_decode(
         TMA=tma,
         PRECISION="ieee",
         CUT=cut,
+        DEPENDENT=dependent,
         **config.options(),
     )
     if not cut:
         return
-    groups = -(-min(rows, config.block_m) // ROWS)
+    narrow = problem.batch * problem.max_seqlen_q * heads * blocks["BLOCK_V"] <= MANY * processors(q) * COLUMNS[0]
+    columns = min(COLUMNS[0] if narrow else COLUMNS[1], blocks["BLOCK_V"])
     launch(
         decode_combine,
-        (jobs * groups,),
+        (problem.batch * problem.max_seqlen_q, heads, blocks["BLOCK_V"] // columns),
         out,
         lse,
         parts,
@@ -105,12 +113,14 @@ def launch_decode(
         lse.stride(1),
         *reach,
         *counts,
-        groups,
+        problem.max_seqlen_q,
         programs,
         DIM_V=dim_v,
         BLOCK_V=blocks["BLOCK_V"],
         **flags,
-        ROWS=ROWS,
-        PARTS=PARTS,
-        num_warps=4,
+        COLUMNS=columns,
+        PARTS=NUMBERS // columns,
+        DEPENDENT=dependent,
+        num_warps=1,
+        **({"launch_pdl": True} if dependent else {}),
     )

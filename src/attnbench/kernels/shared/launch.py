@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from inspect import getclosurevars, signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from torch import Tensor
 from triton import knobs
@@ -35,6 +35,48 @@ def switches() -> tuple[Any, ...]:
     return knobs.runtime.debug, knobs.compilation.instrumentation_mode, casts
 
 
+class RowCount:
+    """A whole number that follows from how many rows a tensor has: rows · factor / size, rounded up.
+
+    It can be multiplied and parted, nothing else: what else is made of it would be that of one tensor for ever.
+    """
+
+    __slots__ = ("factor", "of", "size")
+
+    def __init__(self, of: Tensor, factor: int = 1, size: int = 1) -> None:
+        """Of a tensor [rows, ...]."""
+        self.of, self.factor, self.size = of, factor, size
+
+    def __mul__(self, times: int) -> RowCount:
+        """Of parts, that many times as large."""
+        if self.size != 1:
+            return NotImplemented
+        return RowCount(self.of, self.factor * times)
+
+    def parts(self, size: int) -> RowCount:
+        """How many parts of a size it has."""
+        return RowCount(self.of, self.factor, self.size * size)
+
+    def __index__(self) -> int:
+        return -(-self.of.shape[0] * self.factor // self.size)
+
+
+class Follows(NamedTuple):
+    """A `RowCount` without its tensor."""
+
+    number: int
+    "of the tensor"
+    factor: int
+    size: int
+
+    def at(self, rows: Mapping[int, int]) -> int:
+        """The number, where the tensors have so many rows, each by its number."""
+        return -(-rows[self.number] * self.factor // self.size)
+
+
+NO_ROWS: Mapping[int, int] = {}
+
+
 class _Address(NamedTuple):
     """Stands for a tensor in a descriptor."""
 
@@ -46,33 +88,40 @@ class _Address(NamedTuple):
 
 
 class _TensorMap:
-    """The tensor map of a descriptor, made anew for other addresses."""
+    """The tensor map of a descriptor, made anew for other addresses, and for other rows of all that it describes."""
 
     __slots__ = ("descriptor", "known", "make")
 
     def __init__(self, descriptor: Any, make: Callable[[Any], Sequence[Any]]) -> None:
         self.descriptor = copy(descriptor)
         self.descriptor.base = None  # nothing here keeps a tensor alive
-        self.make, self.known = make, dict[int, Any]()
+        self.make, self.known = make, dict[tuple[int, int | None], Any]()
 
-    def at(self, address: int) -> Any:
-        """The map of a tensor at this address, which is made and `known` then."""
+    def at(self, address: int, rows: int | None) -> Any:
+        """The map of a tensor at this address, which is made and `known` then; rows None: as many as it had."""
         described = copy(self.descriptor)
         described.base = _Address(address)
+        if rows is not None:
+            described.shape = [rows, *described.shape[1:]]
         found = self.make(described)[0]
         if len(self.known) >= MOST_MAPS:
             self.known.clear()
-        self.known[address] = found
+        self.known[address, rows] = found
         return found
 
 
 class Repeat:
-    """A launch with everything bound but addresses, which are numbered as the caller numbers its tensors."""
+    """A launch with everything bound but addresses, numbered as the caller numbers its tensors, and counts of rows."""
 
-    __slots__ = ("after", "arguments", "before", "compiled", "launch", "maps", "nested", "pointers")
+    __slots__ = ("after", "arguments", "before", "compiled", "counts", "grid", "launch", "maps", "nested", "pointers")
 
     def __init__(
-        self, compiled: Any, grid: Sequence[int], values: Sequence[Any], number: Callable[[Tensor], int]
+        self,
+        compiled: Any,
+        grid: Sequence[SupportsIndex],
+        values: Sequence[Any],
+        number: Callable[[Tensor], int],
+        follows: Callable[[RowCount], Follows | None] = lambda count: None,
     ) -> None:
         """Keep a launch.
 
@@ -81,6 +130,7 @@ class Repeat:
             grid: programs along each axis.
             values: all arguments in the kernel's order.
             number: of a tensor.
+            follows: a count without its tensor; None: it is always the same.
 
         Raises:
             LookupError: the launcher, an argument or a tensor is none that can be repeated.
@@ -90,14 +140,17 @@ class Repeat:
         scratch = ("global_scratch_size", "profile_scratch_size")
         if any(getattr(launcher, name) for name in scratch) or getattr(launcher, "gsan_enabled", False):
             raise LookupError("the kernel needs memory of Triton's")
-        x, y, z = (*grid, 1, 1)[:3]
         self.compiled = compiled  # its code stays loaded
-        self.before: tuple[Any, ...] = (x, y, z)
+        self.before = [int(extent) for extent in (*grid, 1, 1)[:3]]
+        self.grid = [(axis, found) for axis, n in enumerate(grid) if isinstance(n, RowCount) and (found := follows(n))]
+        "extents of the grid that follow a count"
+        self.counts: list[tuple[int, Follows]] = []
+        "arguments that do"
         flags = launcher.launch_cooperative_grid, launcher.launch_pdl
         self.after: tuple[Any, ...] = (compiled.function, *flags, *between)
         self.arguments: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
-        self.maps: list[tuple[int, int, _TensorMap]] = []
+        self.maps: list[tuple[int, int, _TensorMap, Follows | None]] = []
         makers = iter(_makers(compiled))
         for value in values:
             at = len(self.arguments)
@@ -105,8 +158,15 @@ class Repeat:
                 self.pointers.append((at, number(value)))
                 self.arguments.append(None)
             elif hasattr(value, "block_shape"):
-                self.maps.append((at, number(value.base), _TensorMap(value, next(makers))))
+                base = value.base
+                # Of all of a tensor as it lies: where that has more rows, so has what is described.
+                whole = follows(RowCount(base)) if tuple(value.shape) == tuple(base.shape) else None
+                self.maps.append((at, number(base), _TensorMap(value, next(makers)), whole))
                 self.arguments += (None, *value.shape, *value.strides)
+            elif isinstance(value, RowCount):
+                if (found := follows(value)) is not None:
+                    self.counts.append((at, found))
+                self.arguments.append(int(value))
             elif _is_constant(value):
                 self.arguments.append(value)
             else:
@@ -115,26 +175,40 @@ class Repeat:
     @property
     def numbers(self) -> set[int]:
         """Of the tensors that it is launched on."""
-        return {number for _, number in self.pointers} | {number for _, number, _ in self.maps}
+        return {number for _, number in self.pointers} | {number for _, number, *_ in self.maps}
+
+    @property
+    def counted(self) -> set[int]:
+        """Numbers of the tensors whose rows are counted."""
+        found = [count for _, count in (*self.grid, *self.counts)]
+        return {count.number for count in (*found, *(whole for *_, whole in self.maps if whole is not None))}
 
     def renumbered(self, order: Mapping[int, int]) -> Repeat:
-        """The same launch, of tensors that have other numbers."""
+        """The same launch, of tensors that have other numbers; those whose rows are counted keep theirs."""
         self.pointers = [(at, order[number]) for at, number in self.pointers]
-        self.maps = [(at, order[number], tensor_map) for at, number, tensor_map in self.maps]
+        self.maps = [(at, order[number], tensor_map, whole) for at, number, tensor_map, whole in self.maps]
         return self
 
-    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
-        """Launch on a stream of the current device."""
-        arguments = self.arguments.copy()
+    def __call__(self, stream: int, addresses: Sequence[int], rows: Mapping[int, int] = NO_ROWS) -> None:
+        """Launch on a stream of the current device, on tensors at these addresses, the `counted` with so many rows."""
+        before, arguments = self.before, self.arguments.copy()
         for at, number in self.pointers:
             arguments[at] = addresses[number]
-        for at, number, tensor_map in self.maps:
-            address = addresses[number]
-            arguments[at] = tensor_map.known.get(address) or tensor_map.at(address)
+        for at, number, tensor_map, whole in self.maps:
+            key = addresses[number], None if whole is None else rows[whole.number] * whole.factor
+            arguments[at] = tensor_map.known.get(key) or tensor_map.at(*key)
+            if whole is not None:
+                arguments[at + 1] = key[1]
+        for at, (number, factor, size) in self.counts:
+            arguments[at] = -(-rows[number] * factor // size)
+        if self.grid:
+            before = before.copy()
+            for axis, (number, factor, size) in self.grid:
+                before[axis] = -(-rows[number] * factor // size)
         if self.nested:
-            self.launch(*self.before, stream, *self.after, arguments)
+            self.launch(*before, stream, *self.after, arguments)
         else:
-            self.launch(*self.before, stream, *self.after, *arguments)
+            self.launch(*before, stream, *self.after, *arguments)
 
 
 def _is_constant(value: Any) -> bool:

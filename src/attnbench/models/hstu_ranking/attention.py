@@ -139,14 +139,14 @@ class Gathered(Reference):
         """As of `Attention`."""
         from attnbench.kernels.hstu.dense.api import hstu_attention
 
-        given, longest = self.sequences, max(map(sum, zip(*self._lengths, strict=True)), default=0)
+        given = self.sequences
         keys, values = self.gathered(pool, k, v)
         return hstu_attention(
             q,
             keys,
             values,
             self._offsets,
-            longest,
+            given.table.max_cached + given.table.max_new,  # bounds that many steps share
             offsets_q=given.table.offsets,
             max_seqlen_q=given.table.max_new,
             num_targets=given.table.num_targets,

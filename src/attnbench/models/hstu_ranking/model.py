@@ -195,7 +195,7 @@ class HstuRanking(nn.Module):
         Raises:
             UsageError: there is no such attention.
         """
-        staging = Staging(self.config, Sizes.of(step), self.device)
+        staging = Staging(self.config, Sizes.of(step).bounded(), self.device)
         staging.fill(requests, histories, step)
         return self.prepared(staging, step, attention, cache)
 

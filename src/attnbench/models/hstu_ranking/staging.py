@@ -7,7 +7,7 @@ the bounds by which kernels are launched hold for all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,20 +49,27 @@ class Sizes:
             step.max_cached,
         )
 
-    def bucket(self, page_size: int) -> Sizes:
-        """Sizes of the bucket that a step of these sizes is in.
+    def bounded(self) -> Sizes:
+        """The same with bounds that many steps share, so that they share kept calls of kernels.
 
-        Rows are rounded up by at most 1/32, as all work is in them.  A bound that is too high costs programs that end
-        at once: bounds and candidates are rounded up by at most a quarter, users to a power of two.
+        A bound that is too high costs programs that end at once: it is rounded up by at most a quarter.
         """
-        batch, new, cached = _power(self.batch), rounded(self.max_new, 4), rounded(self.max_cached, 4, LEAST_CACHED)
-        return Sizes(
-            batch,
-            rounded(self.rows, 32),
-            rounded(self.candidates, 4),
-            batch * -(-(new + cached) // page_size),
-            new,
-            cached,
+        return replace(self, max_new=rounded(self.max_new, 4), max_cached=rounded(self.max_cached, 4, LEAST_CACHED))
+
+    def bucket(self, page_size: int) -> Sizes:
+        """Sizes of the bucket that a step of these sizes is in, and its bounds.
+
+        Rows are rounded up by at most 1/32, as all work is in them, candidates by at most a quarter, users to a power
+        of two.
+        """
+        batch, given = _power(self.batch), self.bounded()
+        pages = -(-(given.max_new + given.max_cached) // page_size)
+        return replace(
+            given,
+            batch=batch,
+            rows=rounded(self.rows, 32),
+            candidates=rounded(self.candidates, 4),
+            entries=batch * pages,
         )
 
 

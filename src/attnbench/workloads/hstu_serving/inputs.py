@@ -133,7 +133,10 @@ def _check_memory(case: ServingCase, device: str | torch.device) -> None:
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         room = free = torch.cuda.mem_get_info(device)[0] + kept
     if wanted > room:
-        raise MemoryError(f"the tables of model {case.model} take {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+        theirs = "; half of it may be theirs" * (room < free)
+        raise MemoryError(
+            f"the tables of model {case.model} take {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free{theirs}"
+        )
 
 
 def _users(seed: int, count: int) -> Sequence[int]:

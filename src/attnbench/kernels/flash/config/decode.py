@@ -7,8 +7,9 @@ an equal share of the list:
 
     programs = min(SMs x `sharers`, tiles / LEAST_TILES)      share = tiles / programs, or one tile more
 
-whatever the batch and however uneven the lengths.  A share begins and ends wherever it does; keys that are cut have
-partial results, two a program at most, which a second kernel combines.  Imports without torch and Triton.
+whatever the batch and however uneven the lengths.  A share begins and ends wherever it does, but with the jobs where
+few programs less make that so; keys that are cut have partial results, two a program at most, which a second kernel
+combines.  Imports without torch and Triton.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from functools import cache
 from attnbench.kernels.flash.config.defaults import TABLE
 from attnbench.kernels.flash.config.forward import DECODE, ForwardConfig
 
-__all__ = ["LEAST_KEYS", "MOST_QUERIES", "MOST_ROWS", "decode_config", "is_decode", "programs_of", "tiles_of_job"]
+__all__ = [
+    "LEAST_KEYS",
+    "MOST_QUERIES",
+    "MOST_ROWS",
+    "decode_config",
+    "is_decode",
+    "lead_of",
+    "programs_of",
+    "tiles_of_job",
+]
 
 MOST_QUERIES = 16
 MOST_ROWS = 64
@@ -26,6 +36,10 @@ MOST_ROWS = 64
 LEAST_KEYS = 512
 LEAST_TILES = 2
 "Of a program: a tile more is read beside the first, a program more is a partial result more."
+START_BYTES = 96 * 1024
+"What an SM would read between a program's last tile of one job and its first of the next: some 3 us of an H200."
+FEWER = 1 / 16
+"Of the programs, which may stay away for even shares: so many fewer read memory as fast, or nearly."
 
 
 def is_decode(seqlen_q: int, seqlen_k: int, repeats: int) -> bool:
@@ -72,12 +86,28 @@ def tiles_of_job(queries: int, keys: int, left: int | None, right: int | None, b
     return max(-(-high // block_n) - low // block_n, 1)
 
 
-def programs_of(config: ForwardConfig, tiles: int, processors: int) -> int:
+def programs_of(config: ForwardConfig, tiles: int, processors: int, jobs: int = 1) -> int:
     """Programs among which a list of tiles is shared out.
+
+    Where FEWER of them let no share end one job and begin the next, they do: such a program starts twice, and what it
+    combines is two partial results.
 
     Args:
         config: of the order `decode`.
         tiles: in the list; packed, at most so many.
         processors: SMs of the card.
+        jobs: equally long ones that the list is made of.
     """
-    return max(1, min(processors * config.sharers, tiles // LEAST_TILES))
+    most = max(1, min(processors * config.sharers, tiles // LEAST_TILES))
+    even = most // jobs * jobs or next(programs for programs in range(most, 0, -1) if jobs % programs == 0)
+    return even if most - even <= most * FEWER else most
+
+
+def lead_of(config: ForwardConfig, row_bytes: int) -> int:
+    """Blanks in the list before the tiles of a job: its start, in tiles of a program.
+
+    Args:
+        config: of the order `decode`.
+        row_bytes: of a key and its value.
+    """
+    return -(-START_BYTES // (config.sharers * config.block_n * row_bytes))

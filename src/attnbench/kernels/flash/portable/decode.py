@@ -3,11 +3,15 @@
 
 A job is the queries of all heads that share a KV head, of one sequence: row r of its tile is query r / R of head r % R,
 with R heads to the KV head (more than BLOCK_M rows are several jobs).  The jobs' tiles of keys, one job after another,
-are a list, and program p of P has tiles [p T / P, (p + 1) T / P) of it (Ivanov et al. 2023 call that stream-K,
+are a list, and program p of P has entries [p T / P, (p + 1) T / P) of T (Ivanov et al. 2023 call that stream-K,
 arXiv:2301.03598).  Where a share ends the keys of a job are cut, and its results are combined from partial ones
 (Dao et al. 2023, "Flash-Decoding"):
 
     for each part:  O_p, l_p = log2 sum of its weights       l = log2 Σ 2^l_p       O = Σ 2^(l_p - l) O_p
+
+The start of a job is a wait for its queries and first tiles, and programs with several would end after the others.  So
+the list has `lead` blanks before each job's tiles, as many as an SM would read meanwhile; none where programs have
+equally many jobs, or one.
 
 A program's share begins within a job at most once, and ends so at most once: it has room for two partial results,
 [2 P, BLOCK_M, BLOCK_V] fp32 and [2 P, BLOCK_M] of the logarithms, the first for a job that another has begun, the
@@ -21,13 +25,17 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.flash.portable.forward import LN_2, fold
 from attnbench.kernels.flash.tiles import first_row, keys_of_rows, load_tile, sees, sequence
 
 SCAN = tl.constexpr(256)
 "Packed sequences whose lengths are looked at together."
-COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right", "batch", "heads_kv", "repeats", "row_tiles")
+COUNTS = (
+    *("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right"),
+    *("batch", "heads_kv", "repeats", "row_tiles", "lead"),
+)
 "Numbers of a call that no code is compiled anew for."
 
 
@@ -43,10 +51,17 @@ def tiles_seen(queries, keys, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl
 
 @triton.jit
 @no_type_check
-def tiles_listed(
-    first, batch, jobs, lengths, reach, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_N: tl.constexpr
+def entries_of(count, lead):
+    """Entries of a job in the list: blanks and tiles; none of a sequence without queries."""
+    return tl.where(count > 0, count + lead, 0)
+
+
+@triton.jit
+@no_type_check
+def entries_listed(
+    first, batch, jobs, lead, lengths, reach, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Tiles that packed sequences from `first` on have in the list; none past the last sequence."""
+    """Entries that packed sequences from `first` on have in the list; none past the last sequence."""
     cu_q_ptr, cu_k_ptr, _, _ = lengths
     left, right = reach
     at = first + tl.arange(0, SCAN)
@@ -54,15 +69,16 @@ def tiles_listed(
     queries = tl.load(cu_q_ptr + at + 1, mask=there, other=0) - tl.load(cu_q_ptr + at, mask=there, other=0)
     keys = tl.load(cu_k_ptr + at + 1, mask=there, other=0) - tl.load(cu_k_ptr + at, mask=there, other=0)
     _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-    return count * jobs
+    return entries_of(count, lead) * jobs
 
 
 @triton.jit
 @no_type_check
-def tiles_before(
+def entries_before(
     number,
     batch,
     jobs,
+    lead,
     lengths,
     reach,
     HAS_LEFT: tl.constexpr,
@@ -70,20 +86,20 @@ def tiles_before(
     PACKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Tiles in the list of sequences before this one, and of all."""
+    """Entries in the list of sequences before this one, and of all."""
     if PACKED:
         before = number * 0
         total = number * 0
         for first in range(0, batch, SCAN):
-            tiles = tiles_listed(first, batch, jobs, lengths, reach, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-            before += tl.sum(tl.where(first + tl.arange(0, SCAN) < number, tiles, 0))
-            total += tl.sum(tiles)
+            entries = entries_listed(first, batch, jobs, lead, lengths, reach, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+            before += tl.sum(tl.where(first + tl.arange(0, SCAN) < number, entries, 0))
+            total += tl.sum(entries)
     else:
         _, _, queries, keys = lengths
         left, right = reach
         _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-        before = number * count * jobs
-        total = batch * count * jobs
+        before = number * entries_of(count, lead) * jobs
+        total = batch * entries_of(count, lead) * jobs
     return before, total
 
 
@@ -93,6 +109,7 @@ def sequence_at(
     index,
     batch,
     jobs,
+    lead,
     lengths,
     reach,
     HAS_LEFT: tl.constexpr,
@@ -100,45 +117,51 @@ def sequence_at(
     PACKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sequence of the index-th tile in the list, and tiles of those before it."""
+    """Sequence of the index-th entry in the list, and entries of those before it."""
     if PACKED:
         number = index * 0
         before = index * 0
         passed = index * 0
         for first in range(0, batch, SCAN):
-            tiles = tiles_listed(first, batch, jobs, lengths, reach, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-            ends = passed + tl.cumsum(tiles, 0)
+            entries = entries_listed(first, batch, jobs, lead, lengths, reach, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+            ends = passed + tl.cumsum(entries, 0)
             over = ends <= index
             number += tl.sum(over.to(tl.int32))
             before = tl.maximum(before, tl.max(tl.where(over, ends, 0)))
-            passed += tl.sum(tiles)
+            passed += tl.sum(entries)
     else:
         _, _, queries, keys = lengths
         left, right = reach
         _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-        number = index // (count * jobs)
-        before = number * count * jobs
+        number = index // (entries_of(count, lead) * jobs)
+        before = number * entries_of(count, lead) * jobs
     return number, before
 
 
 @triton.jit
 @no_type_check
+def sharers_of(programs, total):
+    """Programs that have a share: no more than entries."""
+    return tl.maximum(tl.minimum(programs, total), 1)
+
+
+@triton.jit
+@no_type_check
 def share_of(program, programs, total):
-    """Tiles [first, end) of the list that a program has: as many as any other, or one more."""
-    each = total // programs
-    longer = total - each * programs
-    first = program * each + tl.minimum(program, longer)
-    return first, first + each + (program < longer).to(tl.int32)
+    """Entries [first, end) of the list that a program has: as many as any other, or one more; none past the sharers."""
+    sharers = sharers_of(programs, total)
+    each = total // sharers
+    rest = total - each * sharers
+    first = program * each + program * rest // sharers
+    end = (program + 1) * each + (program + 1) * rest // sharers
+    return first, tl.minimum(end, total)
 
 
 @triton.jit
 @no_type_check
 def sharer_of(index, programs, total):
-    """The program whose share has the index-th tile."""
-    each = total // programs
-    longer = total - each * programs
-    ends = longer * (each + 1)
-    return tl.where(index < ends, index // (each + 1), longer + (index - ends) // tl.maximum(each, 1))
+    """The program whose share has the index-th entry: the last one that begins at it or before."""
+    return (((index.to(tl.int64) + 1) * sharers_of(programs, total) - 1) // tl.maximum(total, 1)).to(tl.int32)
 
 
 @triton.jit
@@ -192,6 +215,7 @@ def decode_attend(
     heads_kv,
     repeats,
     row_tiles,
+    lead,
     DIM: tl.constexpr,
     DIM_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -204,8 +228,14 @@ def decode_attend(
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
     CUT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """A program's share of the list, job after job; CUT: some share may begin or end within a job."""
+    """A program's share of the list, job after job; CUT: some share may begin or end within a job.
+
+    DEPENDENT: `decode_combine` may be launched once all programs are, and waits for their end by itself.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
     lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
     reach = left, right
     _, q_row, q_head = q_strides
@@ -213,17 +243,18 @@ def decode_attend(
     _, v_row, _ = v_strides
     jobs = heads_kv * row_tiles
     program = tl.program_id(0)
-    _, total = tiles_before(program * 0, batch, jobs, lengths, reach, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
+    _, total = entries_before(program * 0, batch, jobs, lead, lengths, reach, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
     index, stop = share_of(program, tl.num_programs(0), total)
     while index < stop:
-        number, before = sequence_at(index, batch, jobs, lengths, reach, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
+        number, before = sequence_at(index, batch, jobs, lead, lengths, reach, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
         at_batch, query_start, key_start, queries, keys = sequence(
             cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED
         )
         begin, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-        job = (index - before) // count
-        start = index - before - job * count
-        end = tl.minimum(count, start + stop - index)
+        entries = entries_of(count, lead)
+        job = (index - before) // entries
+        entry = index - before - job * entries
+        after = tl.minimum(entries, entry + stop - index)
         head_kv = job // row_tiles
         rows = (job - head_kv * row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
         query = rows // repeats
@@ -238,7 +269,7 @@ def decode_attend(
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
-        for tile in tl.range(begin + start, begin + end):
+        for tile in tl.range(begin + tl.maximum(entry - lead, 0), begin + tl.maximum(after - lead, 0)):
             at = tile * BLOCK_N
             k = load_tile(
                 k_base, k_desc, at_batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False, TMA
@@ -269,8 +300,8 @@ def decode_attend(
         strides = out_strides, (lse_batch, 1, lse_head)
         where = at_batch, query_start
         if CUT:
-            if (start > 0) | (end < count):
-                slots = (2 * program + (start == 0).to(tl.int32)) * BLOCK_M + tl.arange(0, BLOCK_M)
+            if (entry > 0) | (after < entries):
+                slots = (2 * program + (entry == 0).to(tl.int32)) * BLOCK_M + tl.arange(0, BLOCK_M)
                 places = part_ptr + slots[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
                 tl.store(places, acc * (1.0 / whole)[:, None], mask=there[:, None])
                 tl.store(part_lse_ptr + slots, log, mask=there)
@@ -278,10 +309,10 @@ def decode_attend(
                 store_result(results, where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
         else:
             store_result(results, where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
-        index += end - start
+        index += after - entry
 
 
-@triton.jit(do_not_specialize=(*COUNTS, "groups", "programs"))
+@triton.jit(do_not_specialize=(*COUNTS, "most", "programs"))
 @no_type_check
 def decode_combine(
     out_ptr,
@@ -301,7 +332,8 @@ def decode_combine(
     heads_kv,
     repeats,
     row_tiles,
-    groups,
+    lead,
+    most,
     programs,
     DIM_V: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -310,51 +342,64 @@ def decode_combine(
     PACKED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """ROWS rows of a job whose keys were cut, PARTS partial results at a time; the others are there already."""
+    """COLUMNS of a head of a query, of `most` a sequence: PARTS partial results at a time, of a job that was cut.
+
+    DEPENDENT: launched while `decode_attend` runs.  What is before the wait reads nothing that it writes.
+    """
     lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
+    _, out_row, out_head = out_strides
+    number = tl.program_id(0) // most
+    query = tl.program_id(0) - number * most
+    head = tl.program_id(1)
+    dims = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    head_kv = head // repeats
+    row = query * repeats + head - head_kv * repeats
+    job = head_kv * row_tiles + row // BLOCK_M
+    place = row % BLOCK_M
     jobs = heads_kv * row_tiles
-    job = tl.program_id(0) // groups
-    group = tl.program_id(0) - job * groups
-    number = job // jobs
-    job = job - number * jobs
-    before, total = tiles_before(number, batch, jobs, lengths, (left, right), HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
+    before, total = entries_before(
+        number, batch, jobs, lead, lengths, (left, right), HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N
+    )
     at_batch, query_start, _, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
     _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-    head_kv = job // row_tiles
-    place = group * ROWS + tl.arange(0, ROWS)  # in the job's tile
-    rows = (job - head_kv * row_tiles) * BLOCK_M + place
-    query = rows // repeats
-    head = head_kv * repeats + rows - query * repeats
-    there = (query < queries) & (place < BLOCK_M)
-    begin = before + job * count
+    entries = entries_of(count, lead)
+    begin = before + job * entries
     first = sharer_of(begin, programs, total)
-    last = sharer_of(tl.maximum(begin + count - 1, begin), programs, total)
-    if first < last:
-        dims = tl.arange(0, BLOCK_V)
-        acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
-        row_max = tl.full([ROWS], float("-inf"), tl.float32)
-        row_sum = tl.zeros([ROWS], tl.float32)
-        for part in range(first, last + 1, PARTS):
-            program = part + tl.arange(0, PARTS)
-            slots = (2 * program + (program == first).to(tl.int32))[:, None] * BLOCK_M + place[None, :]
-            mask = (program <= last)[:, None] & there[None, :]
-            logs = tl.load(part_lse_ptr + slots, mask=mask, other=float("-inf"))  # [PARTS, ROWS]
-            values = tl.load(
-                part_ptr + slots[:, :, None] * BLOCK_V + dims[None, None, :], mask=mask[:, :, None], other=0.0
-            )
-            new_max = tl.maximum(row_max, tl.max(logs, 0))
-            pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
-            weights = tl.math.exp2(logs - pivot[None, :])
-            factor = tl.math.exp2(row_max - pivot)
-            acc = acc * factor[:, None] + tl.sum(values * weights[:, :, None], 0)
-            row_sum = row_sum * factor + tl.sum(weights, 0)
-            row_max = new_max
-        empty = row_sum == 0.0
-        whole = tl.where(empty, 1.0, row_sum)
-        log = tl.where(empty, float("-inf"), row_max + tl.math.log2(whole))
-        strides = out_strides, (lse_batch, 1, lse_head)
-        where = at_batch, query_start
-        store_result((out_ptr, lse_ptr), where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
+    last = sharer_of(begin + tl.maximum(entries, 1) - 1, programs, total)
+    there = (query < queries) & (first < last)
+    columns = tl.where(there, DIM_V, 0)
+    if DEPENDENT:
+        gdc_wait()
+    acc = tl.zeros([COLUMNS], tl.float32)
+    row_max = float("-inf")
+    row_sum = 0.0
+    for part in range(first, tl.where(there, last + 1, first), PARTS):
+        program = part + tl.arange(0, PARTS)
+        slots = (2 * program + (program == first).to(tl.int32)) * BLOCK_M + place
+        logs = tl.load(part_lse_ptr + slots, mask=program <= last, other=float("-inf"))
+        values = tl.load(
+            part_ptr + slots[:, None] * BLOCK_V + dims[None, :], mask=(program <= last)[:, None], other=0.0
+        )
+        new_max = tl.maximum(row_max, tl.max(logs, 0))
+        pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.math.exp2(logs - pivot)
+        factor = tl.math.exp2(row_max - pivot)
+        acc = acc * factor + tl.sum(values * weights[:, None], 0)
+        row_sum = row_sum * factor + tl.sum(weights, 0)
+        row_max = new_max
+    empty = row_sum == 0.0
+    whole = tl.where(empty, 1.0, row_sum)
+    log = tl.where(empty, float("-inf"), row_max + tl.math.log2(whole))
+    at = query.to(tl.int64) * out_row + head.to(tl.int64) * out_head
+    tl.store(
+        first_row(out_ptr, at_batch, query_start, 0, out_strides) + at + dims,
+        (acc * (1.0 / whole)).to(out_ptr.dtype.element_ty),
+        mask=dims < columns,
+    )
+    at = query + head.to(tl.int64) * lse_head
+    lse = first_row(lse_ptr, at_batch, query_start, 0, (lse_batch, 1, lse_head)) + at
+    tl.store(lse + dims * 0, log * LN_2, mask=(dims == 0) & (dims < columns))  # by the first program of the head

@@ -19,7 +19,7 @@ from attnbench.kernels.flash.quant.calls import call, config_for
 from attnbench.kernels.flash.quant.config import QuantConfig
 from attnbench.kernels.flash.quant.forward import launch_quant
 from attnbench.kernels.flash.quant.operators import FORWARD
-from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_quantise, launch_smooth
+from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_prepare, launch_quantise, launch_smooth
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of
 from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
 
@@ -30,6 +30,7 @@ __all__ = [
     "check_offsets",
     "config_for",
     "flash_quant_attention",
+    "launch_prepare",
     "launch_quant",
     "launch_quantise",
     "launch_smooth",

@@ -1,4 +1,4 @@
-"""A call of the quantised kernels: its configuration, its problem, and its three launches."""
+"""A call of the quantised kernels: its configuration, its problem, and its launches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnbench.kernels.flash.problem import Problem, lse_shape
 from attnbench.kernels.flash.quant.config import FORWARD, QuantConfig, Shape, default_config
 from attnbench.kernels.flash.quant.forward import launch_quant
 from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
-from attnbench.kernels.flash.quant.prepare import allocate, launch_quantise, launch_smooth
+from attnbench.kernels.flash.quant.prepare import allocate, launch_prepare
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 
@@ -42,13 +42,12 @@ def check_device(q: Tensor) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, config: QuantConfig) -> tuple[Tensor, Tensor]:
-    """Quantise and attend in three launches, of a problem that is checked."""
+    """Quantise and attend, of a problem that is checked."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):  # Triton launches on the current device
         made = allocate(q, k, problem)
-        launch_smooth(k, v, made, problem)
-        launch_quantise(q, k, v, made, problem)
+        launch_prepare(q, k, v, made, problem)
         launch_quant(made, out, lse, problem, config)
     return out, lse
 

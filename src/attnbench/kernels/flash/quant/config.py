@@ -43,10 +43,13 @@ class QuantConfig(LaunchConfig):
     products: Annotated[str, Spelled("-{}", ("apart", "beside"))] = "apart"
     "apart: one product of a warpgroup at a time; beside: the next scores beside the product with this tile's values (ws)"
 
+    programs: Annotated[int, Spelled("-x{}", (1, 2))] = 1
+    "programs of a multiprocessor at a time (ws)"
+
     def __post_init__(self) -> None:
         LaunchConfig.__post_init__(self)
-        if self.order == "plain" and self.products != "apart":
-            raise ValueError("order=plain has no beside; without, or order=ws")
+        if self.order == "plain" and (self.products, self.programs) != ("apart", 1):
+            raise ValueError("order=plain has no beside or x2; without, or order=ws")
 
     @property
     def groups(self) -> int:
@@ -56,7 +59,12 @@ class QuantConfig(LaunchConfig):
     @property
     def registers(self) -> int:
         """Registers of a thread that multiplies (ws): what the producer's warps, of 24 each, leave."""
-        return {2: 240, 3: 160}[self.groups]
+        return {1: 232, 2: 240, 3: 160}[self.groups]
+
+    @property
+    def most_registers(self) -> int | None:
+        """Registers of a thread as a ws program is launched, where several have to fit."""
+        return None if self.programs == 1 else 65536 // (self.programs * 128 * (self.groups + 1)) // 8 * 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +94,8 @@ def _hopper(config: QuantConfig, shape: Shape) -> str | None:
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
         (shape.dim % 8 != 0, f"takes multiples of 8 dims, not {shape.dim}; plain"),
-        (config.groups < 2 or config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
+        (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
+        ((config.groups == 1) != (config.programs == 2), "has one warpgroup where two programs are; m64 with x2"),
         (config.block_n != 128, "has tiles of 128 keys; n128"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
@@ -109,9 +118,10 @@ def shared_bytes(config: QuantConfig, shape: Shape) -> int:
 
 def _shared_memory(config: QuantConfig, shape: Shape) -> str | None:
     have = shared_bytes(config, shape) + 2048
-    if config.order == "plain" or have <= SHARED_BYTES:
+    room = (SHARED_BYTES + 1024) // config.programs - 1024
+    if config.order == "plain" or have <= room:
         return None
-    return f"takes {have // 1024} KiB of shared memory, and has {SHARED_BYTES // 1024}; fewer stages"
+    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}; fewer stages"
 
 
 RULES: dict[str, Callable[[QuantConfig, Shape], str | None]] = {
@@ -131,9 +141,13 @@ def fault(config: QuantConfig, shape: Shape) -> tuple[str, str] | None:
 def space(shape: Shape) -> list[QuantConfig]:
     """Every valid configuration for a shape, in one order."""
     there = (
-        QuantConfig(block_m=m, block_n=n, warps=warps, stages=stages, order=order, products=products)
-        for (order, products), m, n, warps, stages in product(
-            (("ws", "apart"), ("ws", "beside"), ("plain", "apart")), (64, 128, 192), (64, 128), (4, 8, 12), (2, 3, 4)
+        QuantConfig(block_m=m, block_n=n, warps=warps, stages=stages, order=order, products=products, programs=programs)
+        for (order, products, programs), m, n, warps, stages in product(
+            [*product(("ws",), ("apart", "beside"), (1, 2)), ("plain", "apart", 1)],
+            (64, 128, 192),
+            (64, 128),
+            (4, 8, 12),
+            (2, 3, 4),
         )
     )
     return [config for config in there if fault(config, shape) is None]

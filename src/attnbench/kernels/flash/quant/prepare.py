@@ -1,4 +1,4 @@
-"""Quantise the tensors of a call: two launches on their device, without a wait."""
+"""Quantise the tensors of a call: one launch on their device, and one that sets counters to 0; nothing waits for it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem, strides_of
-from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE, quantise, smooth
+from attnbench.kernels.flash.quant.portable.prepare import NUMBERS, Q_PAD, TILE, WIDTH, quantise
+from attnbench.kernels.shared.tiling import group_of
 
 LOG2_E = 1.4426950408889634
-WARPS = 8
-"Of a program that quantises."
-WIDTH, LEAST_CHUNK, MOST_CHUNKS = 32, 256, 8
-"Of the statistics: columns of a program, its rows at least, and into how many stretches a head's rows are cut at most."
+WARPS, REGISTERS = 8, 64
+"Of a program, and of a thread at most: four programs of a multiprocessor load at a time."
+LEAST_CHUNK, MOST_CHUNKS = 256, 64
+"Of the statistics: rows of a program at least, and into how many stretches a head's rows are cut at most."
+GROUP_MIB = 8
+"Heads whose K and V are this large together are read twice before others: the second time from the L2."
+AHEAD = 2
+"Groups by which the statistics are ahead of what waits for them."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +43,22 @@ class Quantised:
     "fp32 [G, rows / 128, 4]: of the keys n of a tile with the same (n % 8) // 2"
     v_scale: Tensor
     "fp32 [B, G, C]: of a channel"
-    counter: Tensor
-    "int32 [1]: of the Hopper kernel's tile scheduler, 0 between launches"
+    counters: Tensor
+    "int32 [4 + 2 B G], all 0 before the preparation"
     parts: Tensor
-    "fp32 [chunks, 2, B G, C]: sums of K and largest |V|, of a chunk of rows each"
+    "fp32 [2, B G, chunks, C]: sums of K and largest |V|, of a stretch of rows each"
+    found: Tensor
+    "fp32 [2, B G, C]: mean of K and largest |V|, of a head"
+
+    @property
+    def counter(self) -> Tensor:
+        """int32 [1]: of the Hopper kernel's tile scheduler, 0 between launches."""
+        return self.counters[:1]
+
+    @property
+    def arrived(self) -> Tensor:
+        """int32 [2 B G]: stretches of K and of V whose statistics are there, and one more when they are together."""
+        return self.counters[4:]
 
 
 def columns_of(dim: int) -> int:
@@ -74,53 +91,54 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
         q_shift=empty(heads, rows_q),
         k_scale=empty(heads_kv, rows_k // TILE.value, 4),
         v_scale=empty(batch, heads_kv, columns),
-        counter=empty(1, dtype=torch.int32),
-        parts=empty(chunks, 2, pairs, columns),
+        counters=empty(4 + 2 * pairs, dtype=torch.int32),
+        parts=empty(2, pairs, chunks, columns),
+        found=empty(2, pairs, columns),
     )
 
 
 def chunks_of(seqlen: int) -> tuple[int, int]:
     """Into how many stretches a head's rows are cut for the statistics, and how many rows each has."""
-    chunks = min(MOST_CHUNKS, -(-seqlen // LEAST_CHUNK))
-    chunk = -(-seqlen // max(1, chunks))
-    return -(-seqlen // max(1, chunk)), chunk
+    tiles = -(-seqlen // (MOST_CHUNKS * TILE.value))
+    chunk = max(LEAST_CHUNK, tiles * TILE.value)
+    return max(1, -(-seqlen // chunk)), chunk
 
 
-def launch_smooth(k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
-    """The first launch: sums of K and largest |V| of each channel."""
-    heads_kv, dim = k.shape[-2:]
-    pairs = problem.batch * heads_kv
-    chunks, chunk = chunks_of(problem.max_seqlen_k)
-    if pairs * chunks == 0:
-        return
-    columns = columns_of(dim)
-    smooth[(pairs, chunks, columns // WIDTH)](
-        k,
-        v,
-        made.parts,
-        problem.cu_seqlens_k,
-        problem.max_seqlen_k,
-        *strides_of(k),
-        *strides_of(v),
-        heads_kv,
-        pairs,
-        chunk,
-        DIM=dim,
-        COLUMNS=columns,
-        PACKED=problem.packed,
-        BLOCK=2048 // WIDTH,
-        WIDTH=WIDTH,
-        num_warps=4,
-    )
+def launch_smooth(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
+    """The statistics alone: of each channel the mean of K and the largest |V|."""
+    _launch(q, k, v, made, problem, smooths=True, quantises=False)
 
 
 def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
-    """The second launch: all three tensors in 8 bits."""
+    """All three tensors in 8 bits, of statistics that are there."""
+    _launch(q, k, v, made, problem, smooths=False, quantises=True)
+
+
+def launch_prepare(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
+    """Both as one: K and V are read for the second time soon after the first."""
+    _launch(q, k, v, made, problem, smooths=True, quantises=True)
+
+
+def _launch(
+    q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem, *, smooths: bool, quantises: bool
+) -> None:
     (heads, dim), heads_kv, batch = q.shape[-2:], k.shape[-2], problem.batch
-    # A head without keys has a tile too: it is what writes the scales of its channels.
-    tiles_q, tiles_k = -(-problem.max_seqlen_q // TILE.value), max(1, -(-problem.max_seqlen_k // TILE.value))
-    k_programs = batch * heads_kv * tiles_k
-    programs = 2 * k_programs + batch * heads * tiles_q
+    columns, pairs = columns_of(dim), batch * heads_kv
+    if pairs == 0:
+        return
+    chunks, chunk = chunks_of(problem.max_seqlen_k)
+    group = group_of(2 * problem.max_seqlen_k * dim * k.element_size(), GROUP_MIB, pairs)
+    groups = -(-pairs // group)
+    tiles_q, tiles_k = -(-problem.max_seqlen_q * columns // NUMBERS.value), -(-problem.max_seqlen_k // TILE.value)
+    statistics = 2 * chunks * group
+    # Of a group; statistics first, so that without either of the two kinds the other is a range of the programs.
+    share = (2 * tiles_k * (columns // WIDTH.value) + heads // heads_kv * tiles_q) * group
+    ahead = min(AHEAD, groups) if smooths and quantises else groups
+    later = statistics if ahead < groups else 0
+    first = 0 if smooths else ahead * statistics
+    programs = (ahead * statistics if smooths else 0) + (groups * (later + share) if quantises else 0)
+    if smooths:
+        made.counters.zero_()
     if programs == 0:
         return
     quantise[(programs,)](
@@ -128,6 +146,8 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         k,
         v,
         made.parts,
+        made.found,
+        made.arrived,
         made.q,
         made.k,
         made.v,
@@ -135,7 +155,6 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         made.q_shift,
         made.k_scale,
         made.v_scale,
-        made.counter,
         problem.cu_seqlens_q,
         problem.cu_seqlens_k,
         problem.max_seqlen_q,
@@ -146,16 +165,18 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
         problem.scale * LOG2_E,
         heads,
         heads_kv,
-        batch * heads_kv,
-        made.parts.shape[0],
+        pairs,
         made.q.shape[1],
         made.k.shape[1],
-        tiles_q,
-        tiles_k,
-        k_programs,
+        chunk,
+        group,
+        ahead,
+        first,
         DIM=dim,
-        COLUMNS=columns_of(dim),
+        COLUMNS=columns,
         PACKED=problem.packed,
         CHUNKS=MOST_CHUNKS,
+        REPEATS=NUMBERS.value // (WARPS * 32 * 8),
         num_warps=WARPS,
+        maxnreg=REGISTERS,
     )

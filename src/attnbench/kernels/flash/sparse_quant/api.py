@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_quantise, launch_smooth
+from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_prepare, launch_quantise, launch_smooth
 from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
 from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.flash.sparse_quant.config import FORWARD, Shape, SparseQuantConfig, default_config
@@ -31,6 +31,7 @@ __all__ = [
     "allocate",
     "config_for",
     "flash_sparse_quant_attention",
+    "launch_prepare",
     "launch_quantise",
     "launch_smooth",
     "launch_sparse_quant",
@@ -124,7 +125,6 @@ def flash_sparse_quant_attention(
     lse = torch.empty(problem.batch, problem.heads, problem.seqlen_q, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):  # Triton launches on the current device
         made = allocate(q, k, dense)
-        launch_smooth(k, v, made, dense)
-        launch_quantise(q, k, v, made, dense)
+        launch_prepare(q, k, v, made, dense)
         launch_sparse_quant(made, out, lse, lists, problem, chosen)
     return out, lse

@@ -107,6 +107,12 @@ def _registers(config: SparseQuantConfig, shape: Shape) -> str | None:
         # Output, its part of a tile, scores and weights, of 32 threads to a warp.
         need = config.block_m * (2 * shape.columns + config.block_n * 5 // 4) // (32 * config.warps)
         return f"keeps {need} numbers a thread; fewer keys or more warps" if need > 224 else None
+    # ptxas holds a product to the registers as launched, whatever those that multiply are given then.
+    product = config.block_n // 2 + 26
+    if product > config.registers:
+        return (
+            f"takes {product} registers for a product, and is launched with {config.registers}; fewer programs or keys"
+        )
     # Output and part, and beside them scores or the weights as an operand; some twenty for rows and sizes.
     scores, weights, half = config.block_n // 2, config.block_n // 8, shape.columns // 2
     most = half + scores + half if config.products == "beside" else half + max(half, scores) + weights

@@ -12,7 +12,7 @@ from attnbench.kernels.hstu.dense.portable.backward import (
     hstu_dense_backward_rows,
 )
 from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
-from attnbench.kernels.shared.kept import clear, launch
+from attnbench.kernels.shared.kept import clear, launch, rows_in
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 
@@ -162,13 +162,14 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
 
 
 def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
-    queries, heads, dims = dq.shape
-    rows, together = queries * heads, 4096 // block_of(dims)
-    if not rows:
+    _, heads, dims = dq.shape
+    rows = rows_in(dq) * heads
+    if dq.numel() == 0:
         return
+    together = 4096 // block_of(dims)
     launch(
         hstu_dense_backward_round,
-        (-(-rows // together),),
+        (rows.parts(together),),
         total,
         dq,
         *dq.stride()[:2],

@@ -35,7 +35,7 @@ from attnbench.kernels.hstu.dense.problem import (
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.hopper import is_rows
-from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import lies_in_rows
 
 
@@ -141,7 +141,7 @@ class Call:
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk and dv of the tensors of `_run_backward`."""
-        key = facts_of(dout, *tensors)
+        key = facts_of(dout, *tensors, jagged=range(4))
         found = self.backward.get(key)
         if found is None:
             launches = Launches(partial(_run_backward, self.problem_at, self.config))
@@ -157,7 +157,7 @@ CALLS: Kept[Call] = Kept()
 def _run_forward(
     problem_at: Callable[..., Problem], config: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, *table: Tensor | None
 ) -> Results:
-    out = empty((q.shape[0], q.shape[1], v.shape[2]), q)
+    out = empty((rows_in(q), q.shape[1], v.shape[2]), q)
     launch_forward(q, k, v, out, problem_at(**dict(zip(TABLE, table, strict=True))), config)
     return (out,)
 
@@ -171,9 +171,9 @@ def _run_backward(
     v: Tensor,
     *table: Tensor | None,
 ) -> Results:
-    dq, dk, dv = (empty(x.shape, x) for x in (q, k, v))
+    dq, dk, dv = (empty((rows_in(x), *x.shape[1:]), x) for x in (q, k, v))
     shape = workspace_shape(q, config)
-    workspace = None if shape is None else empty(shape, q, torch.float32)
+    workspace = None if shape is None else empty((rows_in(q), *shape[1:]), q, torch.float32)
     problem = problem_at(**dict(zip(TABLE, table, strict=True)))
     launch_backward(q, k, v, dout, dq, dk, dv, problem, config, workspace)
     return dq, dk, dv
@@ -269,7 +269,7 @@ def call_of(
         ValueError: as `hstu_attention` says.
     """
     key = (
-        facts_of(q, k, v, offsets, offsets_q, num_targets),
+        facts_of(q, k, v, offsets, offsets_q, num_targets, jagged=range(3)),
         exact(
             max_seqlen,
             max_seqlen_q,

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.hstu.dense.configs import LARGEST_PARTS
-from attnbench.kernels.shared.kept import empty, launch
+from attnbench.kernels.shared.kept import empty, launch, rows_in
 from attnbench.kernels.shared.tiling import block_of
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def workspace_shape(shape: Sequence[int], parts: int) -> tuple[int, ...] | None:
 def workspace_of(out: Tensor, parts: int) -> Tensor | None:
     """Room for the partial sums of an output [rows, heads, dim]; None where there are none."""
     shape = workspace_shape(out.shape, parts)
-    return None if shape is None else empty(shape, out, torch.float32)
+    return None if shape is None else empty((rows_in(out), *shape[1:]), out, torch.float32)
 
 
 def launch_sum(workspace: Tensor, out: Tensor, scale: float, *, hopper: bool) -> None:
@@ -128,10 +128,10 @@ def launch_sum(workspace: Tensor, out: Tensor, scale: float, *, hopper: bool) ->
 
     With `hopper` they are those of the kernel before, which is one for Hopper.
     """
-    rows, parts, heads, block = workspace.shape
+    _, parts, heads, block = workspace.shape
     launch(
         hstu_sum_parts,
-        (rows * heads,),
+        (rows_in(out) * heads,),
         workspace,
         out,
         scale,

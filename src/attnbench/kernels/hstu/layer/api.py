@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu
 from attnbench.kernels.shared.card import takes_compiled
-from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
 
 __all__ = ["embed", "gate", "norm", "pick", "silu"]
 
@@ -42,7 +42,7 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     scale, tensors = float(scale), (table, ids, positions, places)
-    key = "embed", facts_of(*tensors), exact(scale)
+    key = "embed", facts_of(*tensors, jagged=(1, 2)), exact(scale)
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_embed", {"table": table, "places": places}, {"ids": ids, "positions": positions})
@@ -53,9 +53,9 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
 
 
 def _run_embed(scale: float, table: Tensor, ids: Tensor, positions: Tensor, places: Tensor) -> Results:
-    out = empty((len(ids), table.shape[1]), table)
+    out = empty((rows_in(ids), table.shape[1]), table)
     if out.numel():
-        launch(hstu_embed, (len(ids),), ids, positions, table, places, out, scale, **_block(table))
+        launch(hstu_embed, (rows_in(ids),), ids, positions, table, places, out, scale, **_block(table))
     return (out,)
 
 
@@ -75,7 +75,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     eps = float(eps)
-    key = "norm", facts_of(x, weight, bias), exact(eps)
+    key = "norm", facts_of(x, weight, bias, jagged=(0,)), exact(eps)
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_norm", {"x": x, "weight": weight[None], "bias": bias[None]}, {})
@@ -86,9 +86,9 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
 
 
 def _run_norm(eps: float, x: Tensor, weight: Tensor, bias: Tensor) -> Results:
-    out = empty(x.shape, x)
+    out = empty((rows_in(x), x.shape[1]), x)
     if out.numel():
-        launch(hstu_norm, (len(x),), x, weight, bias, out, eps, **_block(x))
+        launch(hstu_norm, (rows_in(x),), x, weight, bias, out, eps, **_block(x))
     return (out,)
 
 
@@ -104,7 +104,7 @@ def silu(x: Tensor) -> Tensor:
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    key = "silu", facts_of(x)
+    key = "silu", facts_of(x, jagged=(0,))
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_silu", {"x": x}, {}, strided="x")
@@ -115,7 +115,7 @@ def silu(x: Tensor) -> Tensor:
 
 def _run_silu(x: Tensor) -> Results:
     if x.numel():
-        grid = len(x), -(-x.shape[1] // SILU_BLOCK)
+        grid = rows_in(x), -(-x.shape[1] // SILU_BLOCK)
         launch(hstu_silu, grid, x, x.stride(0), x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
     return ()
 
@@ -141,7 +141,7 @@ def gate(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     eps, whole, tensors = float(eps), bool(whole), (a, u, weight, bias, count)
-    key = "gate", facts_of(*tensors), exact(eps, whole)
+    key = "gate", facts_of(*tensors, jagged=(0, 1)), exact(eps, whole)
     launches = _calls.get(key)
     if launches is None:
         values = {"a": a, "u": u, "weight": weight[None], "bias": bias[None]}
@@ -158,10 +158,10 @@ def gate(
 def _run_gate(
     eps: float, whole: bool, a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, count: Tensor | None
 ) -> Results:
-    out = empty((len(a), a.shape[1] * (1 if whole else 3)), a)
+    out = empty((rows_in(a), a.shape[1] * (1 if whole else 3)), a)
     if out.numel():
         constants = {"WHOLE": whole, "COUNTED": count is not None, **_block(a)}
-        launch(hstu_gate, (len(a),), a, u, weight, bias, out, count, u.stride(0), eps, **constants)
+        launch(hstu_gate, (rows_in(a),), a, u, weight, bias, out, count, u.stride(0), eps, **constants)
     return (out,)
 
 
@@ -180,7 +180,7 @@ def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     eps = float(eps)
-    key = "pick", facts_of(x, rows), exact(eps)
+    key = "pick", facts_of(x, rows, jagged=(0, 1)), exact(eps)
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_pick", {"x": x}, {"rows": rows})
@@ -189,9 +189,9 @@ def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
 
 
 def _run_pick(eps: float, x: Tensor, rows: Tensor) -> Results:
-    out = empty((len(rows), x.shape[1]), x)
+    out = empty((rows_in(rows), x.shape[1]), x)
     if out.numel():
-        launch(hstu_pick, (len(rows),), x, rows, out, eps, **_block(x))
+        launch(hstu_pick, (rows_in(rows),), x, rows, out, eps, **_block(x))
     return (out,)
 
 

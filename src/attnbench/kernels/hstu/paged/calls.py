@@ -22,7 +22,7 @@ from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_app
 from attnbench.kernels.hstu.paged.problem import Step, check_step, check_values, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.hopper import is_rows
-from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import is_whole
 
 LARGEST_GRID = 2**31
@@ -49,7 +49,7 @@ def attend(
         ValueError: as `hstu_paged_attention` says.
     """
     tensors, bounds = (q, k, v, pool, *table_of(step)), bounds_of(step)
-    key = facts_of(*tensors), exact(*bounds, scaling_seqlen, alpha, splits, config)
+    key = facts_of(*tensors, jagged=JAGGED), exact(*bounds, scaling_seqlen, alpha, splits, config)
     launches = _attentions.get(key)
     if launches is None or validate:
         check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
@@ -78,7 +78,7 @@ def append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = F
         ValueError: as `hstu_paged_append` says.
     """
     tensors, bounds = (k, v, pool, *table_of(step)), bounds_of(step)
-    key = facts_of(*tensors), exact(*bounds)
+    key = facts_of(*tensors, jagged=APPENDED), exact(*bounds)
     launches = _appends.get(key)
     if launches is None or validate:
         check_step(APPEND, {"k": k, "v": v}, pool, step)
@@ -93,6 +93,8 @@ _attentions: Kept[Launches] = Kept()
 _appends: Kept[Launches] = Kept()
 TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
 "Fields of a `Step` that are tensors."
+JAGGED, APPENDED = (0, 1, 2, 7), (0, 1, 6)
+"Of the tensors of both calls those with other rows in every step: new rows, and the entries of `indices`."
 
 
 def table_of(step: Step) -> tuple[Tensor | None, ...]:
@@ -120,9 +122,9 @@ def _run_attention(
     pool: Tensor,
     *table: Tensor | None,
 ) -> Results:
-    out = empty(q.shape, q)
+    out = empty((rows_in(q), *q.shape[1:]), q)
     shape = workspace_shape(q, numbers["splits"])
-    workspace = None if shape is None else empty(shape, q, torch.float32)
+    workspace = None if shape is None else empty((rows_in(q), *shape[1:]), q, torch.float32)
     launch_forward(q, k, v, pool, out, step_of(bounds, table), config, workspace=workspace, **numbers)
     return (out,)
 

@@ -16,7 +16,8 @@ from attnbench.store.rows import Row, columns, rows
 
 CASE = "case."
 OF_NO_RECORD = ("run.", "environment.", "repro", "workload", "case_id", "group", "backend", "version", "config",
-                "source_hash", "status", "reason", "notes", "kernels", "kernel_ms", "replicate")  # fmt: skip
+                "source_hash", "status", "reason", "notes", "kernels", "kernel_launches", "kernel_ms",
+                "replicate")  # fmt: skip
 SHORT = {"time.median_ms": "time_ms", "rate.tflops": "tflops"}
 "As the older scripts' files are called."
 TITLES = {

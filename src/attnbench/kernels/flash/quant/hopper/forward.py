@@ -4,7 +4,7 @@
 The sums are those of portable.forward.  A consumer issues a product, waits for it and works on its result, so that
 output, part and scores of 64 x 128 take turns in 160 registers; what lies between its products runs beside those of
 two others.  Keys go from the last tile to the first, so that masked ones come before the steady state of the loop.
-One program an SM draws work items from a counter.
+Programs, one or two an SM, draw work items from a counter.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def flash_quant_hopper_forward(
         COLUMNS,
         BESIDE,
     )
-    if GROUPS == 2:
+    if GROUPS == 1:
+        gl.warp_specialize([(consume, (consumer, 0)), (produce, (producer,))], [1], [24])
+    elif GROUPS == 2:
         gl.warp_specialize(
             [(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [REGISTERS, 24]
         )
@@ -147,7 +149,7 @@ def launch_hopper_forward(
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     # Of no keys nothing is read, but a descriptor is of something.
     k, v = (made.k, made.v) if rows_k else (made.q, made.q)
-    flash_quant_hopper_forward[(min(tiles * pairs, processors(out)),)](
+    flash_quant_hopper_forward[(min(tiles * pairs, config.programs * processors(out)),)](
         rows_of(made.q.transpose(0, 1), ROWS.value, columns),
         rows_of(k.transpose(0, 1), config.block_n, columns),
         rows_of(v.view(heads_kv if rows_k else heads, -1, config.block_n).transpose(0, 1), columns, config.block_n),
@@ -179,4 +181,5 @@ def launch_hopper_forward(
         BESIDE=config.products == "beside",
         REGISTERS=config.registers,
         num_warps=4,
+        maxnreg=config.most_registers,
     )

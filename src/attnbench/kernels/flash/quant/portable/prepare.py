@@ -1,8 +1,11 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the forward needs of 16-bit tensors, in two launches: statistics of K and V, then all three quantised.
+"""What the forward needs of 16-bit tensors, in one launch: mean of K and largest |V|, then all three quantised.
 
-    smooth      sums of K and largest |V| of each channel, of a stretch of rows and a few columns a program
-    quantise    a program a tile of 128 rows of one:  q, k - mean(k) -> int8;  v -> e4m3, transposed
+Programs are small and of five kinds.  Those of K's and V's statistics take a stretch of a head's rows each, and the last
+of a head to arrive puts the stretches together; those that quantise take 8192 numbers of q, k or v and wait for what
+they need of the head.  They come group by group of heads, the statistics of a group a group ahead: its K and V are still
+in the L2 when they are read for the second time.  Programs begin in the order of their numbers and statistics wait
+for nobody, so whoever waits is waiting for programs that run.
 
 Rows of Q have a scale each.  K has four scales a tile: one for the keys n of the same (n % 8) // 2, which one thread of a
 tensor core's result holds, so that they cost it a number a tile.  V has one a channel.  e4m3 is transposed because 8-bit
@@ -18,33 +21,25 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.flash.tiles import padded_start, rows_from, sequence
-from attnbench.kernels.shared.rows import load_rows, store_rows
+from attnbench.kernels.shared.rows import load_rows, place_of, store_rows
 
 TILE = tl.constexpr(128)
-"Keys that have scales of their own, and rows of a program."
+"Keys that have scales of their own."
 Q_PAD = tl.constexpr(64)
 "Queries of a sequence begin at a multiple of this."
+NUMBERS = tl.constexpr(8192)
+"Of a program that quantises."
+WIDTH = tl.constexpr(64)
+"Channels of V of such a program."
 INT8 = tl.constexpr(127.0)
 E4M3 = tl.constexpr(448.0)
 LEAST = tl.constexpr(2.0**-60)
 "Rows and channels whose largest value is smaller count as zeros, so that a product of two scales is a normal number."
 ROUND = tl.constexpr(12582912.0)
 "1.5 · 2²³: a sum with it has the nearest whole number in its last bits."
-COUNTS = (
-    "chunk",
-    "chunks",
-    "heads",
-    "heads_kv",
-    "repeats",
-    "pairs",
-    "seqlen_q",
-    "seqlen_k",
-    "rows_q",
-    "rows_k",
-    "tiles_q",
-    "tiles_k",
-    "k_programs",
-)
+NEVER = tl.constexpr(-(2**31))
+"Fewer than any counter says."
+COUNTS = ("first", "ahead", "group", "chunk", "heads", "heads_kv", "pairs", "seqlen_q", "seqlen_k", "rows_q", "rows_k")
 "Numbers of a call that no code is compiled anew for."
 
 
@@ -78,69 +73,161 @@ def key_of(place):
     return place // 16 * 16 + (place // 2 % 2) * 8 + place % 16 // 4 * 2 + place % 2
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit
 @no_type_check
-def smooth(
-    k_ptr,
-    v_ptr,
+def wait_for(counter_ptr, ready):
+    """Until so many have arrived; what they wrote is seen afterwards by the whole program."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire") < ready:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+@no_type_check
+def stretches(keys, chunk):
+    """Into how many a head's keys are cut: one of no keys too."""
+    return tl.maximum((keys + chunk - 1) // chunk, 1)
+
+
+@triton.jit
+@no_type_check
+def statistic_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, OF_K: tl.constexpr):
+    """Of each channel the sum of a stretch of rows, or as bits the largest size.
+
+    Eight rows at a time are one thread's, whose layout is that of no other load here: else Triton would exchange them.
+    """
+    ROWS: tl.constexpr = 2 * NUMBERS // COLUMNS
+    found = tl.zeros([ROWS // 8, COLUMNS], tl.float32 if OF_K else tl.int32)
+    for first in range(start, end, ROWS):
+        x = load_rows(base, first, end, stride, DIM, ROWS, COLUMNS, False).to(tl.float32)
+        x = x.reshape([8, ROWS // 8, COLUMNS])
+        if OF_K:
+            found += tl.sum(x, 0)
+        else:
+            found = tl.maximum(found, tl.max(size_of(x), 0))
+    if OF_K:
+        return tl.sum(found, 0)
+    return tl.max(found, 0).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+@no_type_check
+def gather(
+    found,
     parts_ptr,
-    cu_k_ptr,
-    seqlen_k,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
-    heads_kv,
-    pairs,
-    chunk,
+    found_ptr,
+    scale_ptr,
+    counter_ptr,
+    part,
+    count,
+    keys,
+    COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    OF_K: tl.constexpr,
+):
+    """Store what was found of a stretch; the last of `count` to arrive stores the mean, or the largest and its scale."""
+    columns = tl.arange(0, COLUMNS)
+    tl.store(parts_ptr + part * COLUMNS + columns, found)
+    tl.debug_barrier()
+    if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == count - 1:
+        tl.debug_barrier()
+        parts = tl.arange(0, CHUNKS)
+        parts_at = parts_ptr + (parts[:, None] * COLUMNS + columns[None, :])
+        every = tl.load(parts_at, mask=(parts < count)[:, None], other=0.0)
+        if OF_K:
+            value = tl.sum(every, 0) / tl.maximum(keys, 1).to(tl.float32)
+        else:
+            most = tl.max(every.to(tl.int32, bitcast=True), 0)
+            value = most.to(tl.float32, bitcast=True)
+            tl.store(scale_ptr + columns, scale_of(most, E4M3)[0])
+        tl.store(found_ptr + columns, value)
+        tl.debug_barrier()
+        tl.atomic_add(counter_ptr, 1, sem="release")
+
+
+@triton.jit
+@no_type_check
+def quantise_k(
+    base,
+    k8_ptr,
+    scale_ptr,
+    mean_ptr,
+    counter_ptr,
+    ready,
+    first,
+    part,
+    keys,
+    stride,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
 ):
-    """Sums of K and largest |V| of `chunk` rows and WIDTH columns of a (sequence, head): [chunks, 2, pairs, COLUMNS]."""
-    pair = tl.program_id(0)
-    part = tl.program_id(1)
-    number = pair // heads_kv
-    head = pair - number * heads_kv
-    batch, _, start, _, keys = sequence(cu_k_ptr, cu_k_ptr, seqlen_k, seqlen_k, number, PACKED)
-    columns = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    there = (columns < DIM)[None, :]
-    k_base = rows_from(k_ptr, batch, start, head, k_batch, k_row, k_head) + columns[None, :]
-    v_base = rows_from(v_ptr, batch, start, head, v_batch, v_row, v_head) + columns[None, :]
-    sums = tl.zeros([BLOCK, WIDTH], tl.float32)
-    most = tl.zeros([BLOCK, WIDTH], tl.int32)
-    end = tl.minimum(part * chunk + chunk, keys)
-    for first in range(part * chunk, end, BLOCK):
-        rows = first + tl.arange(0, BLOCK)
-        mask = (rows < end)[:, None] & there
-        k = tl.load(k_base + rows.to(tl.int64)[:, None] * k_row, mask, other=0.0)
-        v = tl.load(v_base + rows.to(tl.int64)[:, None] * v_row, mask, other=0.0)
-        sums += k.to(tl.float32)
-        most = tl.maximum(most, size_of(v.to(tl.float32)))
-    sums_ptr = parts_ptr + (tl.cast(part, tl.int64) * 2 * pairs + pair) * COLUMNS
-    tl.store(sums_ptr + columns, tl.sum(sums, 0))
-    tl.store(sums_ptr + tl.cast(pairs, tl.int64) * COLUMNS + columns, tl.max(most, 0).to(tl.float32, bitcast=True))
+    """Keys of a tile from `first` that have the scales of one part of the four."""
+    PARTS: tl.constexpr = COLUMNS // WIDTH
+    SCALES: tl.constexpr = 4 // PARTS
+    ROWS: tl.constexpr = TILE // PARTS
+    at = tl.arange(0, ROWS)
+    at = at // (2 * SCALES) * 8 + part * (2 * SCALES) + at % (2 * SCALES)
+    columns = tl.arange(0, COLUMNS)
+    there = first + at < keys
+    k_at = base + tl.cast(first, tl.int64) * stride + (at[:, None] * stride + columns[None, :])
+    k = tl.load(k_at, mask=there[:, None] & (columns < DIM)[None, :], other=0.0, eviction_policy="evict_first")
+    wait_for(counter_ptr, ready)
+    k = tl.where(there[:, None], k.to(tl.float32) - tl.load(mean_ptr + columns)[None, :], 0.0)
+    sizes = tl.max(size_of(k), 1).reshape([TILE // 8, SCALES, 2])
+    scale, inverse = scale_of(tl.max(tl.max(sizes, 2), 0), INT8)
+    inverses = tl.broadcast_to(inverse[None, :, None], [TILE // 8, SCALES, 2]).reshape([ROWS])
+    tl.store(scale_ptr + part * SCALES + tl.arange(0, SCALES), scale)
+    tl.store(k8_ptr + (at[:, None] * COLUMNS + columns[None, :]), whole(k * inverses[:, None]))
 
 
 @triton.jit
 @no_type_check
-def parts_of(parts_ptr, pair, pairs, chunks, WHICH: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
-    """What all parts of a head found, [CHUNKS, COLUMNS], all loaded at once: 0 their sums of K, 1 their largest |V|."""
-    part = tl.arange(0, CHUNKS)
-    place = ((part.to(tl.int64) * 2 + WHICH) * pairs + pair) * COLUMNS
-    return tl.load(parts_ptr + place[:, None] + tl.arange(0, COLUMNS)[None, :], (part < chunks)[:, None], other=0.0)
+def quantise_v(
+    base, v8_ptr, most_ptr, counter_ptr, ready, first, part, keys, stride, DIM: tl.constexpr, REPEATS: tl.constexpr
+):
+    """WIDTH channels of a tile of values from `first`, transposed; of consecutive places one thread holds a few."""
+    BEHIND: tl.constexpr = TILE // REPEATS
+    columns = part * WIDTH + tl.arange(0, WIDTH)
+    keys_at = key_of(tl.arange(0, BEHIND)[None, :] * REPEATS + tl.arange(0, REPEATS)[:, None])[:, :, None]
+    v_at = base + tl.cast(first, tl.int64) * stride + (keys_at * stride + columns[None, None, :])
+    there = (first + keys_at < keys) & (columns < DIM)[None, None, :]
+    v = tl.load(v_at, mask=there, other=0.0, eviction_policy="evict_first")
+    wait_for(counter_ptr, ready)
+    most = tl.load(most_ptr + columns).to(tl.int32, bitcast=True)
+    _, inverse = scale_of(most, E4M3)
+    v8 = (v.to(tl.float32) * inverse[None, None, :]).to(tl.float8e4nv).permute(2, 1, 0).reshape([WIDTH, TILE])
+    tl.store(v8_ptr + (columns[:, None] * TILE + tl.arange(0, TILE)[None, :]), v8)
 
 
 @triton.jit
 @no_type_check
-def mean_of(parts_ptr, pair, pairs, chunks, keys, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Mean of a head's keys."""
-    sums = tl.sum(parts_of(parts_ptr, pair, pairs, chunks, 0, COLUMNS, CHUNKS), 0)
-    return sums / tl.maximum(keys, 1).to(tl.float32)
+def quantise_q(
+    base,
+    q8_ptr,
+    scale_ptr,
+    shift_ptr,
+    mean_ptr,
+    counter_ptr,
+    ready,
+    first,
+    queries,
+    stride,
+    softmax_scale,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Rows of Q from `first`; what taking the mean from K leaves out of a row's scores, for its lse, comes last."""
+    ROWS: tl.constexpr = NUMBERS // COLUMNS
+    at = first + tl.arange(0, ROWS)
+    where, there = place_of(base, first, queries, stride, DIM, ROWS, COLUMNS)
+    q = tl.load(where, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    end = (queries + Q_PAD - 1) // Q_PAD * Q_PAD
+    scale, inverse = scale_of(tl.max(size_of(q), 1), INT8)
+    tl.store(scale_ptr + at, scale * softmax_scale, mask=at < end)
+    store_rows(q8_ptr, first, end, COLUMNS, whole(q * inverse[:, None]), COLUMNS, ROWS, COLUMNS)
+    wait_for(counter_ptr, ready)
+    mean = tl.load(mean_ptr + tl.arange(0, COLUMNS))
+    tl.store(shift_ptr + at, tl.sum(q * mean[None, :], 1) * softmax_scale, mask=at < end)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -150,6 +237,8 @@ def quantise(
     k_ptr,
     v_ptr,
     parts_ptr,
+    found_ptr,
+    arrived_ptr,
     q8_ptr,
     k8_ptr,
     v8_ptr,
@@ -157,7 +246,6 @@ def quantise(
     q_shift_ptr,
     k_scale_ptr,
     v_scale_ptr,
-    counter_ptr,
     cu_q_ptr,
     cu_k_ptr,
     seqlen_q,
@@ -175,70 +263,89 @@ def quantise(
     heads,
     heads_kv,
     pairs,
-    chunks,
     rows_q,
     rows_k,
-    tiles_q,
-    tiles_k,
-    k_programs,
+    chunk,
+    group,
+    ahead,
+    first,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     PACKED: tl.constexpr,
     CHUNKS: tl.constexpr,
+    REPEATS: tl.constexpr,
 ):
-    """A tile of a head of K, of V or of Q; every row of the quantised tensors that a kernel reads is written."""
-    program = tl.program_id(0)
-    at = tl.arange(0, TILE)
-    columns = tl.arange(0, COLUMNS)
-    if program == 0:
-        tl.store(counter_ptr, 0)
-    if program < 2 * k_programs:
-        pair = program // 2 // tiles_k
-        first = (program // 2 - pair * tiles_k) * TILE
-        number = pair // heads_kv
-        head = pair - number * heads_kv
-        batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
-        place = tl.cast(head, tl.int64) * rows_k + padded_start(number, k_start, keys, PACKED, TILE) + first
-        if program % 2 == 0:
-            if first < keys:
-                k_base = rows_from(k_ptr, batch, k_start, head, k_batch, k_row, k_head)
-                k = load_rows(k_base, first, keys, k_row, DIM, TILE, COLUMNS, False).to(tl.float32)
-                mean = mean_of(parts_ptr, pair, pairs, chunks, keys, COLUMNS, CHUNKS)
-                k = tl.where((first + at < keys)[:, None], k - mean[None, :], 0.0)
-                sizes = tl.max(size_of(k), 1).reshape([TILE // 8, 4, 2])
-                k_scale, k_inverse = scale_of(tl.max(tl.max(sizes, 2), 0), INT8)
-                inverses = tl.broadcast_to(k_inverse[None, :, None], [TILE // 8, 4, 2]).reshape([TILE])
-                tl.store(k_scale_ptr + place // TILE * 4 + tl.arange(0, 4), k_scale)
-                k8 = whole(k * inverses[:, None])
-                tl.store(k8_ptr + place * COLUMNS + (at[:, None] * COLUMNS + columns[None, :]), k8)
+    """A program's share; every row of the quantised tensors that a kernel reads is written.
+
+    Of `ahead` groups the statistics come first, then for each group those of the group `ahead`, if there are more, and
+    what quantises its own.  The program is number `first` of all, and further.
+    """
+    PARTS: tl.constexpr = COLUMNS // WIDTH
+    ROWS: tl.constexpr = NUMBERS // COLUMNS
+    repeats = heads // heads_kv
+    chunks = stretches(seqlen_k, chunk)
+    of_k_or_v = (seqlen_k + TILE - 1) // TILE * PARTS
+    of_q = (seqlen_q + ROWS - 1) // ROWS * repeats
+    statistics = 2 * chunks * group
+    later = tl.where(ahead * group < pairs, statistics, 0)
+    number = tl.program_id(0) + first
+    turn = number // statistics
+    at = number - turn * statistics
+    counts = turn < ahead
+    if turn >= ahead:
+        number -= ahead * statistics
+        each = later + (2 * of_k_or_v + of_q) * group
+        turn = number // each
+        at = number - turn * each
+        counts = at < later
+        turn += tl.where(counts, ahead, 0)
+        at -= tl.where(counts, 0, later)
+    index = at // group
+    pair = turn * group + at - index * group
+    if pair < pairs:
+        batch_of = pair // heads_kv
+        head = pair - batch_of * heads_kv
+        batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, batch_of, PACKED)
+        count = stretches(keys, chunk)
+        # A launch without statistics waits for none, whatever stands in the counters.
+        ready = tl.where(first == 0, count + 1, NEVER)
+        k_base = rows_from(k_ptr, batch, k_start, head, k_batch, k_row, k_head)
+        v_base = rows_from(v_ptr, batch, k_start, head, v_batch, v_row, v_head)
+        k_arrived, v_arrived = arrived_ptr + pair, arrived_ptr + pairs + pair
+        k_found = found_ptr + tl.cast(pair, tl.int64) * COLUMNS
+        v_found = k_found + tl.cast(pairs, tl.int64) * COLUMNS
+        v_scale = v_scale_ptr + tl.cast(pair, tl.int64) * COLUMNS
+        if counts:
+            part = index // 2
+            if part < count:
+                end = tl.minimum(part * chunk + chunk, keys)
+                parts = parts_ptr + tl.cast(pair, tl.int64) * chunks * COLUMNS
+                if index % 2 == 0:
+                    found = statistic_of(k_base, part * chunk, end, k_row, DIM, COLUMNS, True)
+                    gather(found, parts, k_found, v_scale, k_arrived, part, count, keys, COLUMNS, CHUNKS, True)
+                else:
+                    found = statistic_of(v_base, part * chunk, end, v_row, DIM, COLUMNS, False)
+                    parts += tl.cast(pairs, tl.int64) * chunks * COLUMNS
+                    gather(found, parts, v_found, v_scale, v_arrived, part, count, keys, COLUMNS, CHUNKS, False)
+        elif index < 2 * of_k_or_v:
+            part = index // 2 % PARTS
+            begin = index // 2 // PARTS * TILE
+            place = tl.cast(head, tl.int64) * rows_k + padded_start(batch_of, k_start, keys, PACKED, TILE) + begin
+            if begin < keys:
+                if index % 2 == 0:
+                    k8, k_scale = k8_ptr + place * COLUMNS, k_scale_ptr + place // TILE * 4
+                    quantise_k(k_base, k8, k_scale, k_found, k_arrived, ready, begin, part, keys, k_row, DIM, COLUMNS)
+                else:
+                    v8 = v8_ptr + place * COLUMNS
+                    quantise_v(v_base, v8, v_found, v_arrived, ready, begin, part, keys, v_row, DIM, REPEATS)
         else:
-            most = parts_of(parts_ptr, pair, pairs, chunks, 1, COLUMNS, CHUNKS).to(tl.int32, bitcast=True)
-            v_scale, v_inverse = scale_of(tl.max(most, 0), E4M3)
-            if first == 0:
-                tl.store(v_scale_ptr + tl.cast(pair, tl.int64) * COLUMNS + columns, v_scale)
-            if first < keys:
-                rows = first + key_of(at)
-                v_base = rows_from(v_ptr, batch, k_start, head, v_batch, v_row, v_head)
-                v_at = v_base + tl.cast(first, tl.int64) * v_row + (key_of(at)[:, None] * v_row + columns[None, :])
-                v = tl.load(v_at, mask=(rows < keys)[:, None] & (columns < DIM)[None, :], other=0.0).to(tl.float32)
-                v8 = tl.trans((v * v_inverse[None, :]).to(tl.float8e4nv))  # [COLUMNS, TILE]
-                tl.store(v8_ptr + place * COLUMNS + (columns[:, None] * TILE + at[None, :]), v8)
-    else:
-        pair = (program - 2 * k_programs) // tiles_q
-        first = (program - 2 * k_programs - pair * tiles_q) * TILE
-        number = pair // heads
-        head = pair - number * heads
-        batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
-        if first < queries:
-            q_base = rows_from(q_ptr, batch, q_start, head, q_batch, q_row, q_head)
-            q = load_rows(q_base, first, queries, q_row, DIM, TILE, COLUMNS, False).to(tl.float32)
-            pair_kv = number * heads_kv + head // (heads // heads_kv)
-            mean = mean_of(parts_ptr, pair_kv, pairs, chunks, keys, COLUMNS, CHUNKS)
-            q_scale, q_inverse = scale_of(tl.max(size_of(q), 1), INT8)
-            place = tl.cast(head, tl.int64) * rows_q + padded_start(number, q_start, queries, PACKED, Q_PAD)
-            end = (queries + Q_PAD - 1) // Q_PAD * Q_PAD
-            tl.store(q_scale_ptr + place + first + at, q_scale * scale, mask=first + at < end)
-            # What taking the mean from K leaves out of a row's scores, for its lse.
-            tl.store(q_shift_ptr + place + first + at, tl.sum(q * mean[None, :], 1) * scale, mask=first + at < end)
-            q8 = whole(q * q_inverse[:, None])
-            store_rows(q8_ptr + place * COLUMNS, first, end, COLUMNS, q8, COLUMNS, TILE, COLUMNS)
+            index -= 2 * of_k_or_v
+            reader = head * repeats + index % repeats
+            begin = index // repeats * ROWS
+            if begin < queries:
+                q_base = rows_from(q_ptr, batch, q_start, reader, q_batch, q_row, q_head)
+                place = tl.cast(reader, tl.int64) * rows_q + padded_start(batch_of, q_start, queries, PACKED, Q_PAD)
+                q8, q_scale, q_shift = q8_ptr + place * COLUMNS, q_scale_ptr + place, q_shift_ptr + place
+                quantise_q(
+                    q_base, q8, q_scale, q_shift, k_found, k_arrived, ready, begin, queries, q_row, scale, DIM, COLUMNS
+                )

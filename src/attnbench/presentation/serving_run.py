@@ -1,0 +1,141 @@
+"""What all rows of a serving run say together: time over batch and candidates, what doubling costs, whether it works.
+
+A doubling is two cases of one backend that differ in one quantity alone, by a factor of two; its cost is the ratio of
+their times.  Times are medians end to end where every row has them, else those of the timer that all share.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attnbench.presentation import figures
+from attnbench.presentation.block import Block, Column, Line, backend_name
+from attnbench.presentation.serving import end_to_end
+from attnbench.record import Record, Run, Status, Time
+from attnbench.store.replicates import case_of
+
+WORKLOAD = "hstu-serving"
+ROWS, COLUMNS = "batch", "num_candidates"
+DOUBLED = {
+    "batch": "the users",
+    "num_candidates": "the candidates",
+    "cached": "the cached tokens",
+    "new_tokens": "the new tokens",
+}
+"Quantities of a case, and what they are called."
+
+Times = Mapping[str, Mapping[str, tuple[Record, float]]]
+"Of each backend and case a record and its median, ms."
+
+
+def grids(run: Run) -> list[Block]:
+    """Of each backend the time over users and candidates, a line for each number of users; nothing of fewer than 2 x 2."""
+    known, what = _times(run)
+    found = []
+    for backend, cases in known.items():
+        wide = sorted({record.case[COLUMNS] for record, _ in cases.values()})
+        if len(wide) < 2 or len({record.case[ROWS] for record, _ in cases.values()}) < 2:
+            continue
+        unit = figures.unit_for(ms for _, ms in cases.values())
+        rows: dict[tuple[Any, ...], tuple[Record, dict[str, str]]] = {}
+        varied = [name for name in _varied(cases) if name not in (ROWS, COLUMNS)]
+        order = {name: list(dict.fromkeys(record.case[name] for record, _ in cases.values())) for name in varied}
+        places = [
+            ((*(record.case[name] for name in varied), record.case[ROWS]), record, ms) for record, ms in cases.values()
+        ]
+        places.sort(key=lambda one: (*(order[name].index(one[0][at]) for at, name in enumerate(varied)), one[0][-1]))
+        for place, record, ms in places:
+            cells = rows.setdefault(place, (record, dict(zip((*varied, ROWS), map(str, place), strict=True))))[1]
+            cells[str(record.case[COLUMNS])] = figures.plain(ms * unit.per_ms)
+        columns = [*(Column(name, name.replace("_", " "), 0) for name in varied), Column(ROWS, "users", 0)]
+        columns += [Column(str(count), f"{count} candidates", 0) for count in wide]
+        lines = [Line(record, cells) for record, cells in rows.values()]
+        found.append(Block(f"{backend}: {what}, {unit.name}", None, columns, lines))
+    return found
+
+
+def doublings(run: Run) -> list[str]:
+    """What twice of each quantity costs, a sentence a backend."""
+    known, what = _times(run)
+    found = []
+    for backend, cases in known.items():
+        parts = []
+        for name, words in DOUBLED.items():
+            ratios = _ratios(cases.values(), name)
+            if not ratios:
+                continue
+            spread = f" ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs of cases)"
+            parts.append(f"twice {words} {statistics.median(ratios):.2f}x" + spread * (len(ratios) > 1))
+        if parts:
+            found.append(f"{what} of {backend}: {', '.join(parts)}")
+    return found
+
+
+def works(run: Run) -> list[str]:
+    """Whether a step of ranking works here, in one sentence; nothing of a run that was not checked."""
+    records = [record for record in run.records if record.workload == WORKLOAD]
+    right = [record for record in records if record.status is Status.PASSED and record.errors]
+    wrong = [record for record in records if record.status not in (Status.PASSED, Status.SKIPPED)]
+    if not right and not wrong:
+        return []
+    absent = _names(record for record in records if record.status is Status.SKIPPED)
+    parts = [f"not here: {absent}"] if absent else []
+    missing = len({group.case_id for group in run.plan} - {record.case_id for record in records})
+    parts += [f"{missing} of {len(run.plan)} cases were not reached"] if missing else []
+    if not wrong:
+        cases = len({case_of(record) for record in right})
+        first = f"works here: {_names(right)} gave the right logits in {_counted(cases, 'case')}"
+        return ["; ".join([first, *parts])]
+    reason = " ".join((wrong[0].reason or "").split())
+    first = f"does not work here: {_names(wrong)}, {len(wrong)} of {_counted(len(records), 'row')}"
+    return ["; ".join([f"{first}; {wrong[0].status.value} in {wrong[0].case_id}: {reason}", *parts])]
+
+
+def _names(records: Iterable[Record]) -> str:
+    return ", ".join(dict.fromkeys(map(backend_name, records)))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)
+
+
+def _times(run: Run) -> tuple[Times, str]:
+    """The medians of all rows, and what they are of."""
+    timed = [record for record in run.records if record.workload == WORKLOAD and record.time]
+    whole = [end_to_end(record) for record in timed]
+    is_whole = all(whole)
+    known: dict[str, dict[str, list[tuple[Record, float]]]] = {}
+    for record, time in zip(timed, whole, strict=True):
+        if (ms := _median(time if is_whole else record.time)) is not None:
+            known.setdefault(backend_name(record), {}).setdefault(record.case_id, []).append((record, ms))
+    found = {
+        backend: {case: (some[0][0], statistics.median(ms for _, ms in some)) for case, some in cases.items()}
+        for backend, cases in known.items()
+    }
+    return found, "p50 end to end" if is_whole else "median"
+
+
+def _median(time: Time | None) -> float | None:
+    return time.median_ms if time is not None and time.median_ms else None
+
+
+def _varied(cases: Mapping[str, tuple[Record, float]]) -> list[str]:
+    """Fields that the cases do not all have alike."""
+    first: Sequence[Mapping[str, Any]] = [record.case for record, _ in cases.values()]
+    return [name for name in first[0] if len({str(case.get(name)) for case in first}) > 1]
+
+
+def _ratios(cases: Iterable[tuple[Record, float]], name: str) -> list[float]:
+    """Times of cases with twice the quantity, in units of those with it."""
+    known = {_place(record.case, name, record.case[name]): ms for record, ms in cases}
+    return [
+        known[twice] / ms
+        for record, ms in cases
+        if record.case[name] and (twice := _place(record.case, name, 2 * record.case[name])) in known
+    ]
+
+
+def _place(case: Mapping[str, Any], name: str, value: Any) -> tuple[str, ...]:
+    return tuple(f"{key}={value if key == name else one}" for key, one in case.items())
