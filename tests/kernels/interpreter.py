@@ -14,6 +14,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,21 @@ def _made_before(make: Any) -> Any:
     return copied
 
 
+def _of_a_shape_before(make: Any) -> Any:
+    """The constructor of a tile, which wraps each extent anew for each operation."""
+    known: dict[tuple[int, ...], dict[str, Any]] = {}
+
+    def copied(self: Any, handle: Any, of: Any) -> None:
+        shape = tuple(of.shape) if of.is_block() else ()
+        if shape in known:
+            vars(self).update(known[shape], handle=handle, type=of, dtype=of.scalar)
+        else:
+            make(self, handle, of)
+            known[shape] = {name: value for name, value in vars(self).items() if name in ("shape", "numel")}
+
+    return copied
+
+
 @contextmanager
 def interpreted(*names: str) -> Iterator[list[ModuleType]]:
     """Modules of kernels, imported anew to be interpreted; a plain import meets them too while this is open.
@@ -122,7 +138,11 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
         patch.setattr(interpreter, "_get_np_dtype", _known(interpreter._get_np_dtype))
+        # It works out whether integers overflow and, as it is not debugging, throws the answer away.
+        builder = interpreter.interpreter_builder
+        patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=builder.options.debug))
         patch.setattr(tl.block_type, "__init__", _made_before(tl.block_type.__init__))
+        patch.setattr(tl.tensor, "__init__", _of_a_shape_before(tl.tensor.__init__))
         for library in (tl, tl.standard, tl.random):
             for name, value in list(vars(library).items()):
                 if isinstance(value, JITFunction):

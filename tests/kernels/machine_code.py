@@ -155,11 +155,12 @@ def counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def before_wait(names: Iterable[str]) -> dict[str, int]:
-    """Accesses to global memory before the wait for the end of the kernel before (dependent launch)."""
+    """Accesses to global memory in front of the wait for the kernel before; none where there is no wait."""
     before = list(names)
     end = before.index("ACQBULK") if "ACQBULK" in before else 0
-    accesses = ("LDG", "STG", "RED", "REDG", "ATOM", "ATOMG", "LDGSTS")
-    return dict(Counter(name for name in before[:end] if name in accesses))
+    return dict(
+        Counter(name for name in before[:end] if name in ("LDG", "STG", "RED", "REDG", "ATOM", "ATOMG", "LDGSTS"))
+    )
 
 
 def loops(code: Code) -> list[dict[str, dict[str, int]]]:

@@ -21,13 +21,12 @@ CELLS = {
     "3.6": [
         ("m192n128w12s4-ws", 128, False),
         ("m64n128w4s2-ws-x2", 128, False),
-        ("m64n128w4s4-ws-x2", 64, True),
         ("m192n128w12s4-ws", 64, True),
         ("m128n64w8s3", 128, False),
         ("m128n128w8s3", 64, True),
     ],
 }
-MORE = {"3.6": [("m128n128w8s4-ws-beside", 128, True)]}
+MORE = {"3.6": [("m64n128w4s4-ws-x2", 64, True), ("m128n128w8s4-ws-beside", 128, True)]}
 """Short form, dim, causal."""
 BATCH, HEADS, SEQLEN = 2, 16, 4096
 

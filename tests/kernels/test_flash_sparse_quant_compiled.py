@@ -29,15 +29,15 @@ CELLS = {
     "3.6": [
         ("m64n128w4s2-ws-x2", 128, (128, 128), True),
         ("m64n128w4s4-ws-x2", 64, (64, 128), False),
-        ("m64n64w4s4-ws-beside-x2", 64, (128, 64), False),
-        ("m128n64w8s6-ws-beside", 128, (128, 64), True),
-        ("m64n128w4s2-ws-beside-x2", 128, (64, 128), False),
         ("m64n64w4s3", 128, (64, 64), True),
     ],
 }
 MORE = {
     "3.6": [
+        ("m64n64w4s4-ws-beside-x2", 64, (128, 64), False),
         ("m128n128w8s4-ws-beside", 128, (128, 128), False),
+        ("m128n64w8s6-ws-beside", 128, (128, 64), True),
+        ("m64n128w4s2-ws-beside-x2", 128, (64, 128), False),
         ("m64n64w4s4-ws-beside-x2", 128, (64, 64), True),
         ("m128n128w8s4-ws-beside", 64, (128, 128), True),
         ("m64n64w4s4-ws-x3", 64, (64, 64), False),
