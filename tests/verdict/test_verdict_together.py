@@ -128,6 +128,8 @@ def test_rows_that_are_all_called_slower_are_the_code_too():
     found = shift(rows, {"matmul": 0.0}, cases=1, verdicts="slower")
     assert (found.cause, found.change, found.low) == ("code", pytest.approx(math.expm1(0.05)), None)
     assert shift(rows, {"matmul": 0.0}, cases=1).cause == "unknown"
+    apart = {"a": (0.1, 0.1), "b": (0.01, 0.01)}
+    assert shift(apart, {"matmul": 0.0}, cases=1, verdicts="slower") is None, "the one hardly moved beside the other"
     assert shift(rows, cases=1, verdicts="slower").cause == "unknown", "nothing to hold on to"
 
 
