@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from test_cheats import BACKENDS, COMPUTES, LATE, NEW_DATA, UNTIMED, WRONG, carried_out, ended, verdict
+from test_cheats import BACKENDS, CLASS, COMPUTES, LATE, NEW_DATA, UNTIMED, WRONG, carried_out, ended, verdict
 
 from attnbench.backends.registry import resolve
 
@@ -20,6 +20,8 @@ NOTHING = r".*launched nothing on the device.*|cupti: .* launches have no kernel
 EXPECTED = {
     "future": f"{LATE}|{NOTHING}|{ORDER}|{WRONG}|{NEW_DATA}",
     "in-outputs": f"{COMPUTES.format('outputs')}|{LATE}|{NOTHING}",
+    "future-of-reload": f"{UNTIMED.format('what follows reload')}|{NEW_DATA}|{ORDER}|{WRONG}|{NOTHING}",
+    "when-read": CLASS,
     "in-reset": f".*{WRONG}|{NOTHING}",
     "in-reload": f"{COMPUTES.format('reload')}|{UNTIMED.format('reload')}",
     "by-dirty-flag": NEW_DATA,

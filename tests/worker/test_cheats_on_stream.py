@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from itertools import cycle
 
 import pytest
 import torch
 from cheating import ByNumpy
-from test_cheats import LATE
+from test_cheats import LATE, UNTIMED
 
 from attnbench.check.inspection import MOST_LOOKS, Inspection
 from attnbench.check.reference import References
@@ -39,7 +40,13 @@ class Stream:
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        self.aside_ms = 0.0
+
+    def synchronize(self, device: object) -> None:
+        """Wait for what is queued on another stream."""
+        time.sleep(1e-3 * self.aside_ms)
+        self.aside_ms = 0.0
 
 
 class ByThread(ByNumpy):
@@ -64,9 +71,17 @@ class ByThread(ByNumpy):
         self.out, self.pending = self.work(), False
 
 
-def said_of(monkeypatch, race: list[bool], samples_ms: list[float]) -> str | None:
+class AsideFromReload(ByThread):
+    """Its reload queues the work on another stream, for which its calls wait."""
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.stream.aside_ms = 5 * WORK_MS
+
+
+def said_of(monkeypatch, race: list[bool], samples_ms: list[float], kind: type[ByThread] = ByThread) -> str | None:
     """The end of looks at a launch whose samples take so long in turn."""
-    backend, workload = ByThread(Stream(monkeypatch)), load_workload("attention")
+    backend, workload = kind(Stream(monkeypatch)), load_workload("attention")
     case = workload.case(CASE)
     first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
     references = References(workload, case, first, second)
@@ -88,6 +103,11 @@ def said_of(monkeypatch, race: list[bool], samples_ms: list[float]) -> str | Non
 @pytest.mark.parametrize("race", [[LATER], [BEFORE_THE_END], [LATER, BEFORE_THE_END, BEFORE_THE_END]])
 def test_work_that_samples_leave_out_is_found_whoever_comes_first(monkeypatch, race):
     assert re.fullmatch(LATE, said_of(monkeypatch, race, [0.01]) or "")
+
+
+def test_work_that_reload_leaves_to_another_stream_is_found(monkeypatch):
+    said = said_of(monkeypatch, [BEFORE_THE_END], [WORK_MS], AsideFromReload)
+    assert re.fullmatch(UNTIMED.format("what follows reload"), said or "")
 
 
 def test_a_sample_now_and_then_that_has_the_work_in_it_lets_nobody_off(monkeypatch):

@@ -52,6 +52,8 @@ COPIES = 10.0
 """Times a plain copy of the tensors concerned that `reload`, `reset` and `outputs` may take: layouts differ."""
 AHEAD_CYCLES = 10_000_000
 """How long a GPU's stream is held, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
+THREAD_S = 1e-3
+"""Given to a thread that `reload` has started to queue its work on a GPU."""
 CACHES = 4.0
 """Times such a copy that a call may take longer where its tensors have left the caches."""
 SHARE = 0.5
@@ -75,7 +77,7 @@ class _Look:
     new: float
     "the sample on new data"
     untimed: dict[str, float] = field(default_factory=dict)
-    "of reload, reset, outputs, and in mode bwd of the forward"
+    "of reload, reset, outputs, on a GPU of what follows reload, and in mode bwd of the forward"
     first: float = 0.0
     "of outputs right after the call; `untimed` has that of a second time"
     whole: float = 0.0
@@ -254,6 +256,10 @@ class Inspection:
             with products() as names:
                 call()
             found[name] = names
+        if self.cuda:
+            look.untimed["what follows reload"] = self._after_reload()
+            if launch.reset is not None:
+                launch.reset()
         if self.mode == "bwd":
             launch.forward()
         if look.spent:
@@ -271,6 +277,18 @@ class Inspection:
             ),
             None,
         )
+
+    def _after_reload(self) -> float:
+        """On a GPU: how long it works once `reload` has returned, on whatever stream, for whatever thread; ms."""
+        self._synchronise()
+        self.launch.reload(self.references.first.inputs)
+        spent = 0.0
+        for pause_s in (0.0, THREAD_S):
+            time.sleep(pause_s)
+            started = time.perf_counter()
+            self._synchronise()
+            spent += 1e3 * (time.perf_counter() - started)
+        return spent
 
     def _queued(self, call: Callable[[], object], look: _Look) -> None:
         """On a GPU: what does the stream get to do after the call has returned, until its outputs are there?
