@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnbench.stats import change_points as module
 from attnbench.stats import shift_test
 from attnbench.stats.change_points import (
     FEWEST,
@@ -204,6 +205,16 @@ def test_no_way_to_cut_costs_less(seed, count):
 def test_twelve_runs_are_enough_and_eleven_are_not():
     assert [one.index for one in change_points([1.0] * 6 + [2.0] * 6)] == [6]
     assert change_points([1.0] * 5 + [2.0] * 6) == ()
+
+
+def test_a_cut_costs_twice_the_logarithm_of_the_runs_in_variances(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "segment", lambda calm, penalty: asked.append((calm, penalty)) or [])
+    values = np.exp(np.random.default_rng(10).normal(0.0, NOISE, 50))
+    assert change_points(values.tolist()) == ()
+    ((calm, penalty),) = asked
+    assert penalty == pytest.approx(2.0 * np.log(50) * _power(np.diff(calm)))
+    assert calm == pytest.approx(_without_outliers(np.log(values)))
 
 
 def test_a_value_is_drawn_in_to_three_spreads_of_its_neighbours():

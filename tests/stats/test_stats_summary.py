@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.stats.dependence import variance_inflation
-from attnbench.stats.summary import Summary, is_wild, median_interval, order_rank, percentile, summarise
+from attnbench.stats.summary import (
+    Summary,
+    critical_value,
+    interval_of,
+    is_wild,
+    median_interval,
+    order_rank,
+    percentile,
+    summarise,
+)
 from waiting import calls_of
 
 TIMES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60)
@@ -43,6 +52,14 @@ def test_interval_is_measured_times():
     assert median_interval(samples, 0.6) == (4.0, 7.0)
     assert median_interval(samples[:5]) is None
     assert median_interval(samples[:6]) == (1.0, 9.0)
+
+
+def test_dependence_moves_the_ends_outwards_by_the_root_of_what_it_costs():
+    samples = [float(value) for value in range(1, 101)]
+    # (100 - 2 * sqrt(100 * inflation)) / 2, rounded down
+    for inflation, rank in ((1.0, 40), (1.3, 38), (2.0, 35), (9.0, 20), (200.0, 1)):
+        assert interval_of(samples, inflation) == (float(rank), float(101 - rank)), inflation
+    assert critical_value(100) == pytest.approx(2.0), "what the exact rank shows is more than the normal 1.96"
 
 
 def test_summary_of_known_samples():

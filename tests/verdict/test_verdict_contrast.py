@@ -116,12 +116,12 @@ def test_of_three_references_the_one_without_which_the_median_moves_most_counts(
 
 
 def test_a_process_that_a_reference_missed_is_held_against_the_others():
-    rows = [row([1.0, 1.0], [1.0, 1.0]), row([0.0, 0.2], [0.4, 0.4]), row({0: 0.5}, [0.7, 0.9])]
+    rows = [row([1.0, 1.0], [1.0, 1.0]), row([0.0, 0.2], [0.4, 0.4]), row({0: 0.5}, [0.7, 1.3])]
     found, *_ = of_case(rows, [False, True, True])
-    # Middles are 0.25 and 0.65; the second process of A has the first reference alone.
+    # Middles are 0.25 and 0.75; the second process of A has the first reference alone.
     assert found.counts == (2, 2)
-    a = [1.0 - (-0.25 - 0.15) / 2, 1.0 + 0.05]
-    b = [1.0 - (0.15 + 0.05) / 2, 1.0 - (0.15 + 0.25) / 2]
+    a = [1.0 - (-0.25 - 0.25) / 2, 1.0 + 0.05]
+    b = [1.0 - (0.15 - 0.05) / 2, 1.0 - (0.15 + 0.55) / 2]
     assert found.change == pytest.approx(sum(b) / 2 - sum(a) / 2)
 
 

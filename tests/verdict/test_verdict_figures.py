@@ -87,6 +87,16 @@ def test_medians_are_compared_where_all_have_one_and_else_means(here, beside, le
     assert _imported(row, records[0]).raw == pytest.approx(math.log(level))
 
 
+def test_means_are_compared_too_where_the_other_side_has_no_median():
+    time = make_time(2.0, SimpleNamespace(gauss=lambda middle, spread: middle), samples=1)
+    bare = dataclasses.replace(time, samples_ms=(), rounds=(), **ABSENT)
+    means, both = ({"mean_ms": 3.0}, {"median_ms": 4.0, "mean_ms": 5.0})
+    for a, b in ((means, both), (both, means)):
+        records = [SimpleNamespace(time=dataclasses.replace(bare, **one)) for one in (a, b)]
+        row = SimpleNamespace(timed=lambda side, records=records: {0: records[side]})
+        assert _imported(row, records[[a, b].index(both)]).raw == pytest.approx(math.log(5.0))
+
+
 def placed(quiet, changed, degrees=0):
     """Limits of rows that stayed, by their changes, and of one of so many that did not."""
     rows = [SimpleNamespace(change=one, degrees=degrees, has_reference=True) for one in [*quiet, *[0.5] * changed]]

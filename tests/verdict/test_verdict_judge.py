@@ -240,6 +240,8 @@ def test_unchanged_rows_have_a_fifth_of_the_alarms():
     assert found[False] == pytest.approx(1 - 0.8 * 0.03)
     alone = _confidence([rows], [[True] * 6], [names])
     assert alone[True] == pytest.approx((1 - 0.03) ** (1 / 3))
+    changed = _confidence([rows], [[False] * 6], [names])
+    assert changed[False] == pytest.approx((1 - 0.03) ** (1 / 3))
 
 
 def test_rows_with_and_without_references_do_not_teach_each_other():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -83,6 +84,15 @@ def test_what_the_reference_did_in_the_same_round_is_taken():
         assert side[ONE].value == pytest.approx(math.log(level * MIDDLE))
         assert side[ONE].error == pytest.approx(0.0, abs=1e-12), "nothing but drift was in it"
     assert reference.sides[0][ONE].error > 0.01, "held against nothing"
+
+
+def test_of_two_references_the_mean_of_what_they_did_is_taken():
+    flat = timed([2.0] * 7)
+    still, beside = of_case([row(flat, flat), row(drifting(2.0), flat)], [False, True])
+    found, *_ = of_case([row(flat, flat), row(drifting(2.0), flat), row(flat, flat)], [False, True, True])
+    assert still.sides[0][ONE].error == pytest.approx(beside.sides[0][ONE].error)
+    assert found.sides[0][ONE].error == pytest.approx(beside.sides[0][ONE].error / 2)
+    assert found.sides[1][ONE].error == 0.0
 
 
 def test_a_reference_that_jumps_moves_nobody_where_there_are_three():
@@ -201,6 +211,17 @@ def test_a_clock_that_stood_still_tells_nothing_of_the_answer():
     (one,) = of_case([row(timed([2.0, 2.1, 1.9], [1000.0] * 3), timed([2.0, 2.1, 1.9], [1100.0] * 3))], [False])
     assert one.exponent_doubt == pytest.approx(0.35, rel=1e-6)
     assert one.sides[1][ONE].value - one.sides[0][ONE].value == pytest.approx(0.75 * math.log(1.1), rel=1e-6)
+
+
+def test_a_sample_without_a_clock_says_nothing_of_the_answer():
+    def unread(mhz):
+        time = clocked(2.0, mhz, 1.0, [*STEPS, 0.02])
+        return dataclasses.replace(
+            time, samples_ms=(*time.samples_ms[:-1], 2.0), sm_mhz=(*time.sm_mhz[:-1], None), rounds=tuple(range(9))
+        )
+
+    (one,) = of_case([row(unread(1000.0), unread(1100.0))], [False])
+    assert one.exponent_doubt == pytest.approx((1 / 0.05**2 + PRIOR) ** -0.5), "the others fit without a rest"
 
 
 def test_a_process_without_a_clock_leaves_its_row_as_it_is_and_no_other():

@@ -63,6 +63,12 @@ def test_what_the_machine_did_is_said_where_not_all_rows_did(machine, said):
     assert notes(a, b) == ((took,) if said else ())
 
 
+def test_what_all_rows_did_is_the_first_line_and_no_note():
+    found = diff([make_run(8, replicates=3)], [make_run(9, replicates=3, machine=1.05)])
+    assert found.shift is not None
+    assert found.notes == ()
+
+
 def test_another_clock_is_said_by_its_size():
     a, b = (make_run(seed, clock=clock, replicates=3) for seed, clock in ((10, 1700.0), (11, 1615.0)))
     (found,) = [note for note in notes(a, b) if "clock" in note]
