@@ -51,6 +51,11 @@ def test_a_fixed_count_is_met_whatever_the_clock_and_the_interval_say():
     assert rule.decide([[1.0] * 7, [1.0] * 7], 0.0) == "iterations"
 
 
+def test_a_round_that_not_all_have_does_not_count():
+    assert StopRule(iterations=2).decide([[1.0, 1.0], [1.0]], 0.0) is None
+    assert StopRule().decide([[1.0] * 15, [1.0] * 14], 0.0) is None
+
+
 def test_time_ends_a_group_after_any_round():
     rule = StopRule(max_seconds=0.5)
     assert rule.decide([[1.0], [2.0]], 0.5) == "max-seconds"

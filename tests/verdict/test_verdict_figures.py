@@ -120,4 +120,4 @@ def test_few_unchanged_rows_do_not_show_how_far_chance_moves_one():
 
 
 def test_rows_are_counted_in_words():
-    assert [_of(1, 1), _of(3, 3), _of(2, 3)] == ["the row", "all rows", "2 of 3 rows"]
+    assert [_of(1, 1), _of(2, 2), _of(1, 2)] == ["the row", "all rows", "1 of 2 rows"]

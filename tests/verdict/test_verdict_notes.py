@@ -126,6 +126,11 @@ def test_times_without_samples_are_said(median, what):
     said = f"rests on {what} of another program's file, without samples: what these vary by is assumed"
     assert remark(judged(), times=(bare,)) == said
     assert remark(judged(), times=(SAMPLED, bare)) == said
+    for side in (0, 1):
+        row = SimpleNamespace(
+            timed=lambda which, side=side: {0: SimpleNamespace(time=bare if which == side else SAMPLED)}
+        )
+        assert remark_of(row, judged(), 0.0, None) == said
 
 
 def test_a_row_called_with_its_group_says_by_how_much_that_moved():

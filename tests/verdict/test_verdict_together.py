@@ -12,7 +12,7 @@ from attnbench.stats.moderated import quantile
 from attnbench.stats.signed_rank import common_shift
 from attnbench.verdict.levels import Level, Leveled
 from attnbench.verdict.shift import shift_of_all
-from attnbench.verdict.together import Move, against_yardsticks, move_of, moves_of, steady
+from attnbench.verdict.together import Move, against_yardsticks, move_of, moves_of, shift_of, steady
 
 # ── groups of rows ─────────────────────────────────────────────────────────────────────────────────
 
@@ -71,6 +71,15 @@ def leveled(shift, raw=None):
     )
 
 
+def test_a_row_without_a_level_on_a_side_has_no_shift():
+    one = leveled(0.02, raw=0.03)
+    assert (shift_of(one), shift_of(one, raw=True)) == (pytest.approx(0.02), pytest.approx(0.03))
+    for side in (0, 1):
+        lacking = leveled(0.02)
+        lacking.sides[side].clear()
+        assert math.isnan(shift_of(lacking))
+
+
 def test_yardsticks_are_what_rows_are_held_against_and_their_difference_is_doubt():
     shifts = (0.018, 0.02, 0.021, 0.024)
     cases = [[leveled(0.05 + one), leveled(9.0), leveled(0.01), leveled(0.03)] for one in shifts]
@@ -127,6 +136,7 @@ def test_rows_that_are_all_called_slower_are_the_code_too():
     rows = {"a": (0.05, 0.07), "b": (0.05, 0.07)}
     found = shift(rows, {"matmul": 0.0}, cases=1, verdicts="slower")
     assert (found.cause, found.change, found.low) == ("code", pytest.approx(math.expm1(0.05)), None)
+    assert found.shown
     assert shift(rows, {"matmul": 0.0}, cases=1).cause == "unknown"
     apart = {"a": (0.1, 0.1), "b": (0.01, 0.01)}
     assert shift(apart, {"matmul": 0.0}, cases=1, verdicts="slower") is None, "the one hardly moved beside the other"
