@@ -106,6 +106,14 @@ def test_a_final_is_cut_to_the_seconds_left(seconds, rounds, heats):
     assert race.heat.names[0] == race.anchor
 
 
+def test_a_final_without_its_anchor_has_another_and_short_times_are_times():
+    race = after_first_stage()
+    race.running, race.anchor = ["c4", "c7", "c9"], "c0"
+    race._start_final()
+    assert race.heat.names == ("c4", "c7", "c9")
+    assert take(race, ms=1e-4).final
+
+
 @pytest.mark.parametrize(("seconds", "more"), [(0.2601, 5), (0.2599, 4)])
 def test_another_heat_of_the_final_is_held_where_it_fits(monkeypatch, seconds, more):
     monkeypatch.setattr(Race, "_decided", lambda self: False)

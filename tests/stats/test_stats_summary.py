@@ -3,13 +3,14 @@
 import math
 import random
 import statistics
+from itertools import pairwise
 
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.stats.dependence import variance_inflation
+from attnbench.stats.dependence import of_signs, variance_inflation, without_bias
 from attnbench.stats.summary import (
     Summary,
     critical_value,
@@ -129,6 +130,33 @@ def test_a_drift_widens_the_interval_and_white_noise_hardly():
     assert variance_inflation(ramp) > 20
     low, high = median_interval(ramp)
     assert high - low > 3 * (independent(ramp)[1] - independent(ramp)[0])
+
+
+def test_neighbours_that_resemble_each_other_cost_what_their_signs_do():
+    """Ranks -2.5 ... 2.5 of six rising samples: their first correlation, by hand."""
+    ranks = [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]
+    first = sum(a * b for a, b in pairwise(ranks)) / 5 / (sum(one * one for one in ranks) / 6) + 1 / 6
+    without = min(0.98, 6 * first / 4)
+    regressed = 1 + 2 * sum(2 / math.pi * math.asin(round(without, 3) ** lag) for lag in range(1, 400))
+    pair = 1 + 2 / math.pi * math.asin(first)
+    second, third = (
+        sum(a * b for a, b in zip(ranks, ranks[lag:], strict=False)) / (6 - lag) / (17.5 / 6) + 1 / 6 for lag in (2, 3)
+    )
+    signs = 2 / math.pi * (math.asin(max(-1.0, second)) + math.asin(max(-1.0, third)))
+    summed = 2 * (pair + max(0.0, min(pair, signs))) - 1
+    summed /= max(0.25, 1 - summed / 6)
+    assert variance_inflation([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx(max(summed, regressed))
+    assert variance_inflation([1.0, 2.0, 3.0]) == 1.0, "too few"
+
+
+def test_the_correlation_of_signs_is_that_of_normal_values():
+    assert [of_signs(one) for one in (0.0, 0.5, -0.5)] == pytest.approx([0.0, 1 / 3, -1 / 3])
+    assert [of_signs(one) for one in (1.2, -1.2)] == pytest.approx([1.0, -1.0]), "sums of few may exceed 1"
+
+
+@pytest.mark.parametrize(("first", "count", "found"), [(0.3, 10, 0.5), (0.3, 6, 0.45), (0.9, 8, 0.98), (-0.1, 50, 0.0)])
+def test_the_bias_of_short_series_is_taken_out(first, count, found):
+    assert without_bias(first, count) == pytest.approx(found)
 
 
 @pytest.mark.parametrize("samples", [[1.0] * 50, [1.0, 2.0, 1.5], [1.0] * 49 + [2.0]])

@@ -259,6 +259,11 @@ def test_the_tick_of_a_timer_is_doubt_of_both_that_are_held_together():
     assert bare.sides[0][ONE].error == pytest.approx(0.0025 * math.sqrt(2) / 9)
 
 
+def test_samples_of_nothing_are_none():
+    (found,) = of_case([row(timed([0.0, 0.0], median_ms=3.0), drifting(2.0))], [False])
+    assert (found.sides[0][ONE].value, found.sides[0][ONE].error) == (pytest.approx(math.log(3.0)), 0.01)
+
+
 def test_a_time_without_samples_stands_beside_sampled_ones():
     bare = timed([], median_ms=3.0)
     found = of_case([row(bare, drifting(2.0)), row(bare, bare)], [False, False])
