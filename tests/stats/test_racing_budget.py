@@ -133,6 +133,16 @@ def test_a_final_is_decided_where_nobody_may_be_over_one_per_cent_faster(monkeyp
     assert Race(names(2), Rules())._decided() is decided
 
 
+def test_who_led_instead_of_the_anchor_is_what_the_anchor_is_linked_by():
+    assert after_first_stage()._leads == {}
+    race = Race(names(20), Rules())
+    while race.stage == 1:
+        take(race, c4=0.5)
+    assert (race.anchor, list(race._leads)) == ("c4", [1])
+    lead = race._leads[1]
+    assert (lead.log, lead.anchor) == (pytest.approx(math.log(2)), "c4")
+
+
 def test_every_stage_has_its_share_of_the_risk(monkeypatch):
     asked = []
     monkeypatch.setattr(racing, "slower", lambda placed, risk: asked.append(risk) or set())

@@ -61,6 +61,7 @@ def test_dependence_moves_the_ends_outwards_by_the_root_of_what_it_costs():
     for inflation, rank in ((1.0, 40), (1.3, 38), (2.0, 35), (9.0, 20), (200.0, 1)):
         assert interval_of(samples, inflation) == (float(rank), float(101 - rank)), inflation
     assert critical_value(100) == pytest.approx(2.0), "what the exact rank shows is more than the normal 1.96"
+    assert critical_value(6) == pytest.approx(1.959964), "of six the extremes are only 1.63"
 
 
 def test_summary_of_known_samples():

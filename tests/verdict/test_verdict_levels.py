@@ -270,5 +270,5 @@ def test_a_time_without_samples_stands_beside_sampled_ones():
     assert found[0].sides[0][ONE].value == pytest.approx(math.log(3.0))
     assert found[0].sides[1][ONE].value == pytest.approx(math.log(2.0))
     assert (found[0].sides[0][ONE].error, found[0].sides[0][ONE].degrees) == (0.01, 4)
-    assert found[1].sides[1][ONE].clock is None
+    assert (found[1].sides[1][ONE].clock, found[1].exponent_doubt) == (None, 0.0)
     assert of_case([row(bare, bare)], [False])[0].sides[1][ONE].raw == pytest.approx(math.log(3.0))
