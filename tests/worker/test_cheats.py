@@ -33,6 +33,7 @@ BACKENDS = {kind.name: kind for kind in vars(cheating).values() if "name" in get
 THREADS = r"until a call on data it has not seen is done, all threads compute for .*, for one on data it has .*"
 CLASS = r"out: type=Lazy is wrong; torch\.Tensor: a class of its own may compute when it is read"
 NEW_DATA = r"a call on data it has not seen takes .*, on data it has .*: its samples are not the time of its work"
+LEFT = r"what reload leaves to the device takes .*, copies of .*, a call .*: work is done outside the sample"
 COMPUTES = r"{} computes: it calls .*, and is not timed"
 LATE = r"unfinished work: a call returns after .*, its outputs are there .* later"
 UNTIMED = r"{} takes .*, a copy of all inputs and outputs .*, a call .*: work is done outside the sample"

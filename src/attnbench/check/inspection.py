@@ -54,6 +54,8 @@ AHEAD_CYCLES = 10_000_000
 """How long a GPU's stream is held, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
 THREAD_S = 1e-3
 """Given to a thread that `reload` has started to queue its work on a GPU."""
+LEFT_SLACK_MS = 0.1
+"""Always allowed of that work: two waits for a device that has nothing to do."""
 CACHES = 4.0
 """Times such a copy that a call may take longer where its tensors have left the caches."""
 SHARE = 0.5
@@ -77,13 +79,15 @@ class _Look:
     new: float
     "the sample on new data"
     untimed: dict[str, float] = field(default_factory=dict)
-    "of reload, reset, outputs, on a GPU of what follows reload, and in mode bwd of the forward"
+    "of reload, reset, outputs, and in mode bwd of the forward"
     first: float = 0.0
     "of outputs right after the call; `untimed` has that of a second time"
     whole: float = 0.0
     "from where the call could begin until its outputs were there, less what they take a second time"
     copies: float = 0.0
     "of all inputs and outputs"
+    left: tuple[float, float] | None = None
+    "on a GPU, what it had still to do once a reload, and copies of all inputs and outputs, had returned"
     spent: tuple[float, float] | None = None
     """CPU time of all threads, on a CPU: from loading new data until its outputs were there, and for a call on known
     data and loading it, each until it returned"""
@@ -144,8 +148,7 @@ class Inspection:
     def disturb(self) -> None:
         """Touch as much memory as `prepare` does, and leave the launch as it is."""
         self.variation.apply()
-        for tensor in (*self.references.second.inputs.tensors().values(), *self.launch.outputs().values()):
-            tensor.detach().clone()
+        self._copy(self.launch.outputs())
         self.variation.undo()
         if self.mode == "bwd":
             self.launch.forward()
@@ -192,7 +195,7 @@ class Inspection:
         look = _Look(repeated=repeated_ms, ordinary=ordinary_ms, new=new_ms)
         outputs = self._outputs(look)
         self.announce("inspection")
-        fault = self._wrong(outputs) or self._computes_untimed(look)
+        fault = self._wrong(outputs) or self._computes_untimed(look, outputs)
         look.untimed |= {name: span.ms() for name, span in self._spans.items()}
         look.copies = self._copies_ms(outputs)
         self._looks.append(look)
@@ -241,7 +244,7 @@ class Inspection:
             return f"in a timed call on new data: {wrong}"
         return None
 
-    def _computes_untimed(self, look: _Look) -> str | None:
+    def _computes_untimed(self, look: _Look, outputs: Mapping[str, Tensor]) -> str | None:
         """Load the first data and call once, with an eye on the operators of what is not timed."""
         launch = self.launch
         calls: dict[str, Callable[[], object]] = {
@@ -257,7 +260,7 @@ class Inspection:
                 call()
             found[name] = names
         if self.cuda:
-            look.untimed["what follows reload"] = self._after_reload()
+            look.left = self._left_to_do(calls["reload"]), self._left_to_do(lambda: self._copy(outputs))
             if launch.reset is not None:
                 launch.reset()
         if self.mode == "bwd":
@@ -269,19 +272,13 @@ class Inspection:
             self._queued(call, look)
         else:
             call()
-        return next(
-            (
-                f"{name} computes: it calls {', '.join(sorted(names))}, and is not timed"
-                for name, names in found.items()
-                if names
-            ),
-            None,
-        )
+        words = (f"{name} computes: it calls {', '.join(sorted(names))}" for name, names in found.items() if names)
+        return next((f"{one}, and is not timed" for one in words), None)
 
-    def _after_reload(self) -> float:
-        """On a GPU: how long it works once `reload` has returned, on whatever stream, for whatever thread; ms."""
+    def _left_to_do(self, call: Callable[[], object]) -> float:
+        """On a GPU: how long it works once a call has returned, on whatever stream, for whatever thread; ms."""
         self._synchronise()
-        self.launch.reload(self.references.first.inputs)
+        call()
         spent = 0.0
         for pause_s in (0.0, THREAD_S):
             time.sleep(pause_s)
@@ -343,6 +340,14 @@ class Inspection:
                 f"{name} takes {_said(min(spent))}, a copy of all inputs and outputs {_said(min(copies))}, a "
                 f"call {_said(call)}: work is done outside the sample",
             )
+        if left := [look.left for look in looks if look.left]:
+            reloaded, copied = ([times[side] for times in left] for side in (0, 1))
+            yield _Rule(
+                [(one - SHARE * call - LEFT_SLACK_MS) / COPIES for one in reloaded],
+                copied,
+                f"what reload leaves to the device takes {_said(min(reloaded))}, copies of all inputs and outputs "
+                f"{_said(min(copied))}, a call {_said(call)}: work is done outside the sample",
+            )
         whole = [((look.new if self.cuda else look.whole) - slack) / SLOWER[kind] for look in looks]
         # A launch may also tell by a pause, or by who asks for its outputs, that it is looked at; between samples that
         # follow one another as they are recorded nobody asks. Their caches are warm: less what copies take.
@@ -371,13 +376,15 @@ class Inspection:
 
     def _copies_ms(self, outputs: Mapping[str, Tensor]) -> float:
         """What plain copies of inputs and outputs take."""
-        tensors = [*self.references.second.inputs.tensors().values(), *outputs.values()]
         self._synchronise()
         started = time.perf_counter()
-        for tensor in tensors:
-            tensor.detach().clone()
+        self._copy(outputs)
         self._synchronise()
         return 1e3 * (time.perf_counter() - started)
+
+    def _copy(self, outputs: Mapping[str, Tensor]) -> None:
+        for tensor in (*self.references.second.inputs.tensors().values(), *outputs.values()):
+            tensor.detach().clone()
 
     def _synchronise(self) -> None:
         if self.cuda:
