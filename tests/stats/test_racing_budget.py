@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnbench.stats import racing
-from attnbench.stats.placing import Placing
+from attnbench.stats.placing import Placing, hope
 from attnbench.stats.race_data import Rules
 from attnbench.stats.racing import Race
 
@@ -76,6 +76,8 @@ def test_where_a_stage_does_not_fit_half_go_on_and_in_a_hurry_the_finalists(seco
     assert race.heat.final is (left == 8)
     assert set(race._ended.values()) == {"cut"}
     assert len(race._ended) == 20 - left
+    odd = after_first_stage(21, seconds=seconds, share=0.0, first_rounds=30)
+    assert len(odd.running) == {10: 11, 8: 8}[left]
 
 
 def test_who_is_cut_is_who_least_is_to_be_hoped_of_and_never_the_anchor():
@@ -84,9 +86,10 @@ def test_who_is_cut_is_who_least_is_to_be_hoped_of_and_never_the_anchor():
     logs = {"c1": 0.01, "c2": 0.3, "c3": 0.02, "c4": 0.0}
     race.running = ["c1", "c0", "c3", "c2", "c4"]
     race.anchor = "c0"
-    race._placings = {"c0": Placing(0.0, 0.0, "c0", 1, 5, 1.0)} | {
-        name: Placing(log, errors[name], "c0", 1, 5, math.exp(log)) for name, log in logs.items()
+    race._placings = {"c0": Placing(0.0, 0.0, "c0", 1, 5, 3.0)} | {
+        name: Placing(log, errors[name], "c0", 1, 5, 3.0 * math.exp(log)) for name, log in logs.items()
     }
+    assert race._hope("c2") == pytest.approx(hope(0.3, 0.5))
     race._ended = {}
     race._narrow(3)
     assert race.running == ["c0", "c2", "c4"], "one hardly known, one not at all; in the order that they had"

@@ -35,6 +35,10 @@ def test_rows_that_differ_are_drawn_less():
     assert degrees == pytest.approx(6.0, rel=0.25)
 
 
+def test_three_rows_are_a_grid():
+    assert moderated.prior_of([2.0, 2.0, 2.0], [2, 3, 1]) == (pytest.approx(2.0), 6.0)
+
+
 def test_two_rows_are_no_grid_and_equal_figures_no_proof():
     assert moderated.prior_of([0.1, 0.2], [2, 2]) == (1.0, 4.0)
     scale, _ = moderated.prior_of([0.0] * 10, [2] * 10)

@@ -56,6 +56,13 @@ def test_a_round_that_not_all_have_does_not_count():
     assert StopRule().decide([[1.0] * 15, [1.0] * 14], 0.0) is None
 
 
+def test_a_narrow_interval_of_neighbours_that_resemble_each_other_is_not_known():
+    still, rising = [1.0] * 15, [1.0 + 1e-5 * index for index in range(15)]
+    mixed = [rising[(7 * index) % 15] for index in range(15)]
+    assert StopRule().decide([still, rising], 0.0) is None
+    assert StopRule().decide([still, mixed], 0.0) == "rel-ci"
+
+
 def test_time_ends_a_group_after_any_round():
     rule = StopRule(max_seconds=0.5)
     assert rule.decide([[1.0], [2.0]], 0.5) == "max-seconds"

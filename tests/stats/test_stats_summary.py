@@ -237,3 +237,4 @@ def test_a_tick_moves_both_ends_and_not_below_nothing():
     assert median_interval([0.0] * 10, tick=0.5) == (0.0, 0.5)
     assert median_interval(samples[:5], tick=0.5) is None
     assert summarise(samples, tick=0.5).median == summarise(samples).median
+    assert median_interval([-1.0, 4.0, 1.0, 3.0, 2.0, 5.0], tick=0.5) == (-1.5, 5.5), "logarithms may be below"

@@ -671,10 +671,10 @@ def test_yardsticks_beside_some_cases_are_a_reference():
 def test_memory_is_compared():
     b = edit(make_run(36), lambda one: one.backend == "mine", memory=Memory(peak_allocated_mb=80.0))
     b = edit(b, lambda one: one.backend == "base", memory=None)
-    found = diff([make_run(35)], [b])
+    found = diff([edit(make_run(35), lambda one: one.backend == "other", memory=None)], [b])
     assert {one.key[2]: one.memory_change_mb for one in found.changes} == {
         "base": None,
-        "other": 0.0,
+        "other": None,
         "third": 0.0,
         "fourth": 0.0,
         "mine": 16.0,
@@ -716,6 +716,9 @@ def test_runs_with_nothing_in_common_are_refused():
         r"\(A has old, B has new\); two runs of one suite",
     ):
         diff([a], [b])
+    many = make_run(41, backends=dict.fromkeys("edcba", 1.0))
+    with pytest.raises(UsageError, match=r"\(A has a, b, c, B has new\)"):
+        diff([many], [b])
     with pytest.raises(UsageError, match="A has no row"):
         diff([dataclasses.replace(a, records=())], [b])
 

@@ -46,6 +46,7 @@ def test_what_rows_of_other_cases_say_of_the_machine():
     [
         ((1.0, 6.0, 2.0), 10.0, 49 / (1 / 10 + 36 / 2)),
         ((6.0, 1.0, 1.0), 10.0, 10.0),  # no more than either gives, and what was assumed and seen together
+        ((5.0, 5.0, 4.0), 3.0, 100 / (25 / 3 + 25 / 4)),
         ((0.0, 0.0, 0.0), 7.0, 7.0),
     ],
 )

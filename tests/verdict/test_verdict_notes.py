@@ -30,8 +30,8 @@ def notes(a, b, **options):
 
 def test_rows_of_one_process_are_counted():
     assert notes(make_run(1), make_run(2)) == (ALONE.format("all rows"),)
+    assert notes(make_run(1, replicates=2), make_run(2, replicates=2)) == ()
     three = make_run(1, replicates=3), make_run(2, replicates=3)
-    assert notes(*three) == ()
     once = edit(three[1], lambda one: one.replicate and one.backend == "mine", time=None)
     assert notes(three[0], once) == (ALONE.format("4 of 20 rows"),)
 
