@@ -128,6 +128,15 @@ def test_another_heat_of_the_final_is_held_where_it_fits(monkeypatch, seconds, m
     assert heats == more
 
 
+@pytest.mark.parametrize(("first", "most", "held"), [(1, 9, 1), (2, 3, 3), (2, 2, 2)])
+def test_a_final_of_several_heats_goes_on_to_the_most_and_one_of_one_does_not(monkeypatch, first, most, held):
+    monkeypatch.setattr(Race, "_decided", lambda self: False)
+    race, seeds = Race(names(2), Rules(final_heats=first, most_heats=most), seed=5), []
+    while race.heat is not None:
+        seeds.append(take(race).seed)
+    assert seeds == [5 + 999_983, 5 + 2 * 999_983, 5 + 2 * 999_983 + 1][:held]
+
+
 @pytest.mark.parametrize(("ahead", "decided"), [(1e-6, True), (-1e-6, False)])
 def test_a_final_is_decided_where_nobody_may_be_over_one_per_cent_faster(monkeypatch, ahead, decided):
     reach = 1.645 * math.hypot(0.01, 0.02)

@@ -37,6 +37,7 @@ def test_rows_that_differ_are_drawn_less():
 
 def test_three_rows_are_a_grid():
     assert moderated.prior_of([2.0, 2.0, 2.0], [2, 3, 1]) == (pytest.approx(2.0), 6.0)
+    assert moderated.prior_of([0.0, 0.0, 0.0], [2, 2, 2]) == (1e-4, 6.0)
 
 
 def test_two_rows_are_no_grid_and_equal_figures_no_proof():

@@ -49,6 +49,15 @@ def test_inside_one_tick_the_centre_is_the_mean_of_the_logs():
         assert sum(away) == pytest.approx(side * critical_value(7) * math.sqrt(squares), rel=1e-6)
 
 
+def test_ratios_further_apart_than_a_tick_count_as_above_or_below():
+    ratios, tick = [1.0, 1.1, 1.2, 1.2002, 1.201, 1.3, 1.4], 0.01
+    estimate = paired_ratio(rounds(ratios), rounds([1.0] * 7), tick=tick)
+    middle = sum(map(math.log, ratios[2:5])) / 3
+    assert estimate.ratio == pytest.approx(math.exp(middle), rel=1e-9), "two on either side, three within a tick"
+    assert paired_ratio(rounds(ratios), rounds([1.0] * 7)).ratio == pytest.approx(1.2002)
+    assert paired_ratio(rounds(ratios), rounds([1.0] * 7), tick=1e-9).ratio == pytest.approx(1.2002)
+
+
 def test_an_interval_with_one_end_is_unclear():
     assert judge(None, 1.0) == judge(-1.0, None) == judge(None, None) == "unclear"
 

@@ -89,6 +89,8 @@ def test_yardsticks_are_what_rows_are_held_against_and_their_difference_is_doubt
     assert found.change == pytest.approx((first.change + second.change) / 2)
     assert (found.low, found.high) == pytest.approx((second.low, first.high))
     assert found.cases == 4
+    beside = against_yardsticks([*cases, [leveled(9.0)]], [*names, ["a"]], [*[[True, False, True, True]] * 4, [True]])
+    assert beside == found, "a case without yardsticks tells nothing"
     assert against_yardsticks(cases, [["a", "b", "c", "d"]] * 4, [[True] * 4] * 4) is None
     assert against_yardsticks(cases[:1], names[:1], [[True] * 4]) is None
 
