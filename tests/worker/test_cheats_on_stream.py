@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from itertools import cycle
 
 import pytest
@@ -11,9 +10,11 @@ import torch
 from cheating import ByNumpy
 from test_cheats import LATE, LEFT
 
+from attnbench.check import inspection
 from attnbench.check.inspection import MOST_LOOKS, Inspection
 from attnbench.check.reference import References
 from attnbench.workloads.base import load_workload
+from waiting import Clock
 
 CASE = {"batch": 1, "seqlen": 5, "nheads": 1, "headdim": 8, "dtype": "fp32", "causal": True}
 WORK_MS, OUTPUTS_MS = 2.0, 0.1
@@ -41,11 +42,12 @@ class Stream:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        self.aside_ms = 0.0
+        self.clock, self.aside_ms = Clock(), 0.0
+        self.clock.put_into(monkeypatch, inspection)
 
     def synchronize(self, device: object) -> None:
         """Wait for what is queued on another stream."""
-        time.sleep(1e-3 * self.aside_ms)
+        self.clock.pass_by(1e-3 * self.aside_ms)
         self.aside_ms = 0.0
 
 
@@ -86,16 +88,16 @@ def said_of(monkeypatch, race: list[bool], samples_ms: list[float], kind: type[B
     first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
     references = References(workload, case, first, second)
     with backend.session(case, first) as launch:
-        inspection = Inspection(launch, references, variant="softmax", budget=backend.budget(case))
-        inspection.cuda = True
+        looking = Inspection(launch, references, variant="softmax", budget=backend.budget(case))
+        looking.cuda = True
         launch.forward()
         backend.race, samples = cycle(race), cycle(samples_ms)
         for _ in range(MOST_LOOKS):
-            inspection.prepare()
+            looking.prepare()
             launch.forward()
             new_ms = next(samples)
-            said = inspection.finish(repeated_ms=new_ms, ordinary_ms=new_ms, new_ms=new_ms)
-            if said or not inspection.undecided:
+            said = looking.finish(repeated_ms=new_ms, ordinary_ms=new_ms, new_ms=new_ms)
+            if said or not looking.undecided:
                 return said
     pytest.fail("looks have no end")
 
