@@ -90,6 +90,7 @@ def test_who_is_cut_is_who_least_is_to_be_hoped_of_and_never_the_anchor():
         name: Placing(log, errors[name], "c0", 1, 5, 3.0 * math.exp(log)) for name, log in logs.items()
     }
     assert race._hope("c2") == pytest.approx(hope(0.3, 0.5))
+    assert race._hope("c4") == race._hope("nobody") == math.inf
     race._ended = {}
     race._narrow(3)
     assert race.running == ["c0", "c2", "c4"], "one hardly known, one not at all; in the order that they had"
@@ -212,3 +213,27 @@ def test_one_whose_anchor_is_gone_is_linked_by_the_bare_times():
     race._placings = {"x": Placing(0.1, 0.01, "gone", 3, 5, 4.8)}
     assert race._link("x", {"c0", "c1"}) == Placing(pytest.approx(math.log(3.0)), math.inf, "c1", 3, 5, 4.8)
     assert race._link("x", {"gone"}) == race._placings["x"]
+
+
+def test_who_left_before_the_final_stands_by_its_link_to_the_pick():
+    race = Race(names(2), Rules())
+    race._placings, race._ended, race._pick_ms = {"x": Placing(0.1, 0.01, "c0", 3, 7, 4.8)}, {"x": "dropped"}, 2.0
+    found = race._out_before("x", 0.2, 0.03)
+    assert (found.ratio, found.median_ms) == pytest.approx((math.exp(0.2), 2.0 * math.exp(0.2)))
+    assert (found.ci_low, found.ci_high) == pytest.approx(
+        (math.exp(0.2 - 1.959964 * 0.03), math.exp(0.2 + 1.959964 * 0.03))
+    )
+    assert (found.rounds, found.stage, found.ended) == (7, 3, "dropped")
+    unknown = race._out_before("x", 0.2, math.inf)
+    assert (unknown.ratio, unknown.ci_low, unknown.ci_high) == (pytest.approx(math.exp(0.2)), None, None)
+
+
+def test_a_finalist_stands_by_its_rounds_beside_the_pick():
+    race = Race(names(3), Rules())
+    pick = {index: 1.0 + 0.1 * index for index in range(9)}
+    race.final = {"c0": pick, "c1": {index: 1.02 * ms for index, ms in pick.items()}, "c2": {99: 2.1}}
+    first, second, third = (race._in_final(name, "c0") for name in names(3))
+    assert (first.ended, first.ratio, first.ci_low, first.median_ms) == ("picked", 1.0, None, pytest.approx(1.4))
+    assert (second.ended, second.ratio, second.ci_low) == ("final", pytest.approx(1.02), pytest.approx(1.02))
+    assert (second.median_ms, second.rounds) == (pytest.approx(1.02 * 1.4), 9)
+    assert (third.ended, third.ratio, third.ci_low) == ("final", pytest.approx(1.5), None)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.stats.dependence import of_signs, variance_inflation, without_bias
+from attnbench.stats.dependence import autoregression, of_signs, variance_inflation, without_bias
 from attnbench.stats.summary import (
     Summary,
     critical_value,
@@ -153,6 +153,12 @@ def test_neighbours_that_resemble_each_other_cost_what_their_signs_do():
 def test_the_correlation_of_signs_is_that_of_normal_values():
     assert [of_signs(one) for one in (0.0, 0.5, -0.5)] == pytest.approx([0.0, 1 / 3, -1 / 3])
     assert [of_signs(one) for one in (1.2, -1.2)] == pytest.approx([1.0, -1.0]), "sums of few may exceed 1"
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.3, 0.5, 0.9])
+def test_an_autoregression_costs_the_sum_over_its_signs(strength):
+    signs = [2 / math.pi * math.asin(strength**lag) for lag in range(1, 400)]
+    assert autoregression(strength) == pytest.approx(1 + 2 * sum(signs))
 
 
 @pytest.mark.parametrize(("first", "count", "found"), [(0.3, 10, 0.5), (0.3, 6, 0.45), (0.9, 8, 0.98), (-0.1, 50, 0.0)])

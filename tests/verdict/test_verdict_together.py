@@ -36,6 +36,12 @@ def test_too_few_cases_for_ranks_are_taken_for_normal():
     assert (found.low, found.high) == pytest.approx((0.02 - reach, 0.02 + reach))
 
 
+def test_three_cases_have_two_degrees():
+    found = move_of([[0.01], [0.02], [0.03]])
+    reach = quantile(0.995, 2) * 0.01 / math.sqrt(3)
+    assert (found.low, found.high) == pytest.approx((0.02 - reach, 0.02 + reach))
+
+
 @pytest.mark.parametrize(
     ("change", "low", "high", "shown"),
     [
