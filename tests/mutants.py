@@ -1,6 +1,7 @@
 """Mutation testing of a room by hand: which small mistakes in its code does no test see, and which tests see none?
 
-A mutant differs in one place: a comparison, an operator, a number, a condition, `min` for `max`, a statement left out.
+A mutant differs in one place: a comparison, an operator, a number, a condition or a part of it, `min` for `max`, a
+statement or an early end left out.
 Each is tried in a forked process by the tests that run its line (found by `coverage`, `pip install coverage`), fast
 ones first; the slow ones only judge what all fast ones let pass.
 
@@ -40,6 +41,7 @@ OPTIONS = [
     "no:attnbench",
     "-p",
     "no:randomly",
+    "--timeout=0",  # its alarm would take the place of the one that ends what hangs
 ]
 SLOW_S = 0.5
 """A test function that takes longer, all its parameters together, is asked last."""
@@ -95,6 +97,11 @@ def places(path: Path) -> list[tuple[Path, int, int]]:
 
 def _changes(node: ast.AST) -> Iterator:
     """What can be done to a node, in place."""
+    if isinstance(node, ast.BoolOp):
+        for index in range(len(node.values)):
+            yield lambda index=index: node.values.pop(index)
+    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
+        yield lambda: node.body.__setitem__(-1, ast.copy_location(ast.Pass(), node.body[-1]))
     if isinstance(node, ast.Compare):
         for index, operator in enumerate(node.ops):
             yield lambda index=index, operator=operator: node.ops.__setitem__(index, OTHER[type(operator)]())

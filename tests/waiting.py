@@ -79,7 +79,7 @@ class Clock:
         """Seconds by this clock."""
         return self.perf_counter_ns() / 1e9
 
-    monotonic = perf_counter
+    monotonic = process_time = perf_counter
 
     def put_into(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
         """Have these modules read this clock."""

@@ -135,6 +135,53 @@ class FutureAfterAWhile(Future):
             self.out.result()
 
 
+class FutureOfReload(Cheating):
+    """A thread works from `reload` on; a call waits for it and copies."""
+
+    name = "future-of-reload"
+
+    def prepare(self):
+        self.pool = ThreadPoolExecutor(1)
+        self.kept = self.pool.submit(self.work)
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.kept = self.pool.submit(self.work)
+
+    def forward(self):
+        self.out = self.kept.result().clone()
+
+
+class FutureOfReloadByNumpy(FutureOfReload):
+    name, attend = "future-of-reload-by-numpy", staticmethod(attend_by_numpy)
+
+
+class WhenRead(Cheating):
+    """A tensor of a class of its own, which computes itself when an operator reads it."""
+
+    name = "when-read"
+
+    def forward(self):
+        import torch
+
+        class Lazy(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                with torch._C.DisableTorchFunctionSubclass():
+                    for one in args:
+                        if isinstance(one, Lazy) and (compute := one.__dict__.pop("compute", None)):
+                            one.copy_(compute())
+                    return func(*args, **(kwargs or {}))
+
+        self.out = torch.empty_like(self.data["q"]).transpose(1, 2).as_subclass(Lazy)
+        self.out.compute = lambda: self.work().transpose(1, 2)
+
+    def launch(self, case, inputs):
+        launch = super().launch(case, inputs)
+        launch.outputs = lambda: {"out": self.out}
+        return launch
+
+
 # ── in a call that is not timed ────────────────────────────────────────────────────────────────────
 
 

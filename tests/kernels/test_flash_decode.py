@@ -52,6 +52,7 @@ CASES = {
     "more-queries": ({"batch": 2, "seqlen": 40, "seqlen_k": 7, "causal": True}, SMALL, 3),
     "window": ({"batch": 2, "seqlen": 4, "seqlen_k": 180, "window": (50, 1)}, SMALL, 4),
     "window-causal": ({"batch": 2, "seqlen": 4, "seqlen_k": 180, "window": (9, 0), "causal": True}, SMALL, 4),
+    "window-far": ({"batch": 1, "seqlen": 4, "seqlen_k": 60, "window": (2**31 - 1, 2**31 - 1)}, SMALL, 4),
     "window-before": ({"batch": 1, "seqlen": 30, "seqlen_k": 3, "window": (0, 0)}, SMALL, 4),
     "packed": (
         {"batch": 4, "seqlen": 5, "seqlen_k": 300, "lengths": "5/300:1/1:2/33:3/64", "nheads_kv": 1, "causal": True},

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attnbench.check.globals import GlobalState
 from attnbench.machine import ceilings
 from attnbench.machine.device import CPU, Device
 
@@ -47,10 +48,23 @@ def test_nothing_global_is_left_changed():
     torch.manual_seed(7)
     wanted = torch.rand(3)
     torch.manual_seed(7)
-    before = torch.get_float32_matmul_precision()
+    state = GlobalState.capture()
     ceilings.ceilings(CPU, "fp32")
+    assert state.restore() == []
     assert torch.equal(torch.rand(3), wanted)
-    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_a_precision_that_was_chosen_is_put_back(precision):
+    whole = GlobalState.capture()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        chosen = GlobalState.capture()
+        ceilings.ceilings(CPU, "fp32")
+        assert chosen.restore() == []
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        whole.restore()
 
 
 @pytest.mark.gpu

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
 from itertools import pairwise
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.stats.change_points import FEWEST, SHORTEST, _power, change_points, segment
+from attnbench.stats import change_points as module
+from attnbench.stats import shift_test
+from attnbench.stats.change_points import (
+    FEWEST,
+    SHORTEST,
+    _Candidates,
+    _power,
+    _without_outliers,
+    _without_small,
+    change_points,
+    segment,
+)
 from attnbench.stats.shift_test import STRENGTHS, confirmed, statistics, threshold
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,19 +167,134 @@ def test_what_has_no_logarithm_is_refused(bad):
         change_points([1.0] * 20 + [bad])
 
 
-def test_ten_times_as_many_runs_take_no_thirty_times_as_long():
-    least = []
+def test_ten_times_as_many_runs_look_at_no_thirty_times_as_many_starts(monkeypatch):
+    looked = []
+    best = _Candidates.best
+    monkeypatch.setattr(_Candidates, "best", lambda self, *given: looked.append(self._count) or best(self, *given))
+    starts = []
     for count in (1_000, 10_000):
         values = np.exp(np.random.default_rng(4).normal(0.0, NOISE, count))
         values[7 * count // 10 :] *= 1 + SHIFT
-        spent = []
-        for _ in range(5):
-            began = time.process_time()
-            [change] = change_points(values.tolist())
-            spent.append(time.process_time() - began)
+        looked.clear()
+        [change] = change_points(values.tolist())
         assert abs(change.index - 7 * count // 10) <= 3
-        least.append(min(spent))
-    assert least[1] < 30 * least[0]  # 8; of every pair of runs it would be 100
+        starts.append(sum(looked))
+    assert starts[1] < 15 * starts[0]  # of every pair of runs it would be 100
+
+
+def every_way(count, shortest):
+    """All ways to cut so many values into levels."""
+    yield []
+    for first in range(shortest, count - shortest + 1):
+        yield from ([first, *(first + one for one in rest)] for rest in every_way(count - first, shortest))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("count", [3, 5, 6, 11, 14])
+def test_no_way_to_cut_costs_less(seed, count):
+    lots = np.random.default_rng(seed)
+    values = lots.normal(0.0, 1.0, count) + 4.0 * (np.arange(count) >= count // 2)
+    penalty = float(lots.choice([0.1, 1.0, 10.0]))
+    found = segment(values, penalty)
+    assert found in list(every_way(count, 3))
+    assert cost_of(values, found, penalty) == pytest.approx(
+        min(cost_of(values, cuts, penalty) for cuts in every_way(count, 3))
+    )
+
+
+def test_twelve_runs_are_enough_and_eleven_are_not():
+    assert [one.index for one in change_points([1.0] * 6 + [2.0] * 6)] == [6]
+    assert change_points([1.0] * 5 + [2.0] * 6) == ()
+
+
+def test_a_cut_costs_twice_the_logarithm_of_the_runs_in_variances(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "segment", lambda calm, penalty: asked.append((calm, penalty)) or [])
+    values = np.exp(np.random.default_rng(10).normal(0.0, NOISE, 50))
+    assert change_points(values.tolist()) == ()
+    ((calm, penalty),) = asked
+    assert penalty == pytest.approx(2.0 * np.log(50) * _power(np.diff(calm)))
+    assert calm == pytest.approx(_without_outliers(np.log(values)))
+
+
+def test_a_value_is_drawn_in_to_three_spreads_of_its_neighbours():
+    lots = np.random.default_rng(9)
+    for count in (13, 14, 40):
+        logs = lots.normal(0.0, 1.0, count)
+        logs[count // 3] = 50.0
+        window = min(15, count if count % 2 else count - 1)
+        reflected = [*logs[::-1], *logs, *logs[::-1]]
+        middle = np.array(
+            [np.median(reflected[at - window // 2 : at + window // 2 + 1]) for at in range(count, 2 * count)]
+        )
+        away = logs - middle
+        bound = 3.0 * np.quantile(np.abs(away), 0.9) / 1.6448536
+        drawn = _without_outliers(logs)
+        assert drawn == pytest.approx(middle + np.clip(away, -bound, bound), abs=1e-6)
+        assert drawn[count // 3] < 20.0
+
+
+def test_the_smallest_of_the_changes_that_do_not_matter_goes_first():
+    logs = np.repeat([0.0, 0.1, 0.103, 0.09, 0.3], 4)
+    assert _without_small(logs, [4, 8, 12, 16], 0.05) == [4, 16]
+    assert _without_small(logs, [4, 8, 12, 16], 0.0035) == [4, 12, 16]
+    assert _without_small(logs, [4, 8, 12, 16], 0.001) == [4, 8, 12, 16]
+    assert _without_small(logs, [8], 1.0) == []
+
+
+def test_a_change_as_large_as_the_limit_is_reported():
+    values = [1.0] * 20 + [1.25] * 20
+    assert [one.index for one in change_points(values, least_change=0.2499)] == [20]
+    assert change_points(values, least_change=0.2501) == ()
+    (change,) = change_points(values)
+    assert (change.before, change.after, change.ratio) == pytest.approx((1.0, 1.25, 1.25))
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(6, 2), (9, 2), (60, 2), (100, 3), (3, 1)])
+def test_the_largest_differences_are_left_out_of_the_power(count, left_out):
+    differences = np.arange(1.0, count + 1)
+    share = left_out / count
+    bound = NormalDist().inv_cdf(1 - share / 2)
+    kept = 1 - 2 * bound * NormalDist().pdf(bound) / (1 - share)
+    assert _power(differences) == pytest.approx((differences[:-left_out] ** 2).mean() / kept / 2)
+
+
+# ── which proposals hold ───────────────────────────────────────────────────────────────────────────
+
+
+def chosen(monkeypatch, gains, proposals, pairs=(), count=100):
+    """What is confirmed where each proposal gains so much over its threshold, and each two neighbours so much."""
+    limit = 16.0 + 2.0 * np.log(count)
+
+    def statistics(values, taken, left):
+        single = np.array([gains[one] + limit for one in left])
+        double = [dict(pairs).get(pair, -50.0) + limit + 9.0 for pair in pairwise(left)]
+        return single, np.array(double)
+
+    monkeypatch.setattr(shift_test, "statistics", statistics)
+    return confirmed(np.zeros(count), proposals)
+
+
+def test_changes_above_their_threshold_are_taken_the_largest_first(monkeypatch):
+    assert threshold(100) == pytest.approx(16.0 + 2.0 * np.log(100))
+    assert chosen(monkeypatch, {20: -1e-9, 50: 3.0, 80: 1e-9}, [20, 50, 80]) == [50, 80]
+    assert chosen(monkeypatch, {20: -1.0}, [20]) == []
+
+
+def test_two_neighbours_are_taken_where_together_they_gain_more_than_either(monkeypatch):
+    gains = {20: -1.0, 28: -1.0, 80: -1.0}
+    assert chosen(monkeypatch, gains, [20, 28, 80], {(20, 28): 1.0}) == [20, 28]
+    assert chosen(monkeypatch, gains, [20, 28, 80], {(20, 28): 1.0, (28, 80): 2.0}) == [28, 80]
+    assert chosen(monkeypatch, gains, [20, 28, 80], {(20, 28): -1e-9}) == []
+    assert chosen(monkeypatch, {20: -1.0, 27: -1.0}, [20, 27], {(20, 27): 50.0}) == [], "seven runs are outliers"
+    assert chosen(monkeypatch, {20: 1.0, 28: -1.0}, [20, 28], {(20, 28): 0.5}) == [20]
+    assert chosen(monkeypatch, {20: 1.0, 28: -1.0}, [20, 28], {(20, 28): 1.5}) == [20, 28]
+
+
+def test_strengths_rise_from_none_to_nearly_all():
+    assert list(STRENGTHS) == sorted(set(STRENGTHS))
+    assert STRENGTHS[0] == 0.0
+    assert STRENGTHS[-1] < 1.0
 
 
 # ── looked at after every run ───────────────────────────────────────────────────────────────────────

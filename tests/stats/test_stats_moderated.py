@@ -35,6 +35,27 @@ def test_rows_that_differ_are_drawn_less():
     assert degrees == pytest.approx(6.0, rel=0.25)
 
 
+def test_three_rows_are_a_grid():
+    assert moderated.prior_of([2.0, 2.0, 2.0], [2, 3, 1]) == (pytest.approx(2.0), 6.0)
+    assert moderated.prior_of([0.0, 0.0, 0.0], [2, 2, 2]) == (1e-4, 6.0)
+
+
+@pytest.mark.parametrize("apart", [1.4335, 4.605])
+def test_rows_that_differ_by_more_than_chance_have_the_degrees_of_that(apart):
+    """Two degrees each: the logarithm of such a multiple has the mean -0.5772 and the variance pi^2 / 6."""
+    scale, degrees = moderated.prior_of([math.exp(one) for one in (-apart, 0.0, apart)], [2, 2, 2])
+    beyond = apart**2 - math.pi**2 / 6
+    assert moderated.trigamma(degrees / 2) == pytest.approx(beyond)
+    assert scale == pytest.approx(math.exp(0.5772156649 + moderated.digamma(degrees / 2)) / (degrees / 2))
+    assert degrees < 6.0
+
+
+def test_rows_that_differ_by_chance_are_pooled():
+    apart = math.sqrt(math.pi**2 / 6 + 0.38)  # beyond chance by less than six degrees are known to, trigamma(3)
+    multiples = [math.exp(one) for one in (-apart, 0.0, apart)]
+    assert moderated.prior_of(multiples, [2, 2, 2]) == (pytest.approx(sum(multiples) / 3), 6.0)
+
+
 def test_two_rows_are_no_grid_and_equal_figures_no_proof():
     assert moderated.prior_of([0.1, 0.2], [2, 2]) == (1.0, 4.0)
     scale, _ = moderated.prior_of([0.0] * 10, [2] * 10)

@@ -1,5 +1,6 @@
 """Who has won a table, and which rows are noisy."""
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -51,6 +52,16 @@ def test_noise_is_a_wide_interval_or_a_long_tail():
     assert not is_noisy(summarise([1.0] * 58 + [1.5] * 2))
     assert not is_noisy(summarise([1.0, 1.05, 1.02]))
     assert is_noisy(summarise([1.0, 1.5, 1.02]))
+
+
+@pytest.mark.parametrize(
+    ("half", "tail", "noisy"),
+    [(0.039, 0.19, False), (0.041, 0.0, True), (0.0, 0.21, True), (None, 0.19, False), (None, 0.21, True)],
+)
+def test_noise_is_over_two_per_cent_or_a_tail_over_ten(half, tail, noisy):
+    known = {} if half is None else {"ci_low": 2.0 - half, "ci_high": 2.0 + half}
+    plain = summarise([2.0])
+    assert is_noisy(dataclasses.replace(plain, p95=2.0 + tail, **known)) is noisy
 
 
 def test_the_room_needs_neither_torch_nor_numpy():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from attnbench.stats.ratio import RatioEstimate, judge, paired_ratio
 from attnbench.stats.replicates import combine_replicates, student_quantile
+from attnbench.stats.summary import critical_value
 
 TICK = 0.032
 PAIRS = st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0)), min_size=1, max_size=40)
@@ -34,6 +35,31 @@ def test_median_of_the_ratios_with_its_order_statistics():
     estimate = paired_ratio(rounds([ratios[place] * own[index] for index, place in enumerate(order)]), own)
     assert ends(estimate) == pytest.approx((1.5, 1.2, 1.8))
     assert (estimate.num_pairs, estimate.verdict) == (9, "faster")
+
+
+def test_inside_one_tick_the_centre_is_the_mean_of_the_logs():
+    ratios = [1.001, 1.002, 0.998, 1.004, 0.999, 1.0005, 1.003]
+    estimate = paired_ratio(rounds(ratios), rounds([1.0] * 7), tick=0.1)
+    assert estimate.ratio == pytest.approx(math.exp(sum(map(math.log, ratios)) / 7), rel=1e-12)
+    # Its ends: sum of the logs' distances in corners = critical value * root of (their squares + 2).
+    corner = 0.1 * math.hypot(1 / 1.001, 1.0) / math.sqrt(2)
+    for end, side in ((estimate.ci_low, 1), (estimate.ci_high, -1)):
+        away = [(math.log(one) - math.log(end)) / corner for one in ratios]
+        squares = sum(one * one for one in away) + 2
+        assert sum(away) == pytest.approx(side * critical_value(7) * math.sqrt(squares), rel=1e-6)
+
+
+def test_ratios_further_apart_than_a_tick_count_as_above_or_below():
+    ratios, tick = [1.0, 1.1, 1.2, 1.2002, 1.201, 1.3, 1.4], 0.01
+    estimate = paired_ratio(rounds(ratios), rounds([1.0] * 7), tick=tick)
+    middle = sum(map(math.log, ratios[2:5])) / 3
+    assert estimate.ratio == pytest.approx(math.exp(middle), rel=1e-9), "two on either side, three within a tick"
+    assert paired_ratio(rounds(ratios), rounds([1.0] * 7)).ratio == pytest.approx(1.2002)
+    assert paired_ratio(rounds(ratios), rounds([1.0] * 7), tick=1e-9).ratio == pytest.approx(1.2002)
+
+
+def test_an_interval_with_one_end_is_unclear():
+    assert judge(None, 1.0) == judge(-1.0, None) == judge(None, None) == "unclear"
 
 
 def test_only_common_rounds_count():

@@ -22,7 +22,7 @@ def streams(seed, count, length, memory=0.0):
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("length", [5, 6, 31, 100])
+@pytest.mark.parametrize("length", [3, 4, 5, 6, 31, 100])
 def test_dependence_is_seen_as_one_series_sees_it(memory, length):
     found = streams(4, 40, length, memory)
     table = np.array(found)
@@ -54,6 +54,12 @@ def test_few_samples_are_known_by_their_range_and_one_by_nothing():
     assert errors[0] == pytest.approx(0.1)
     assert np.isnan(errors[1:]).all()
     assert np.isnan(middle[2])
+
+
+def test_one_sample_each_has_a_centre_and_no_error():
+    middle, errors = centres(np.array([[1.5], [2.5]]), np.zeros(2))
+    assert middle.tolist() == [1.5, 2.5]
+    assert np.isnan(errors).all()
 
 
 def test_a_coarse_timer_is_averaged_over_as_in_a_ratio():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from statistics import median
+from statistics import NormalDist, median
 
 import pytest
 
@@ -64,3 +65,24 @@ def test_of_very_many_a_spread_of_them_is_looked_at():
     centre, (low, high) = common_shift(values, 0.99)
     assert low <= centre <= high
     assert centre == pytest.approx(1.003, abs=5e-4)
+
+
+def test_many_values_have_the_normal_rank():
+    spread = math.sqrt(61 * 62 * 123 / 24)
+    assert _rank(61, 0.01) == math.floor(61 * 62 / 4 - NormalDist().inv_cdf(0.995) * spread - 0.5) == 586
+    assert _rank(61, 1e-15) == 0, "all there is"
+    assert [_rank(count, 0.05) for count in (10, 25, 50)] == [8, 89, 434], "tables of the signed-rank test"
+
+
+def test_ends_are_means_of_pairs_counted_from_either_side():
+    values = [0.0, 1.0, 10.0, 100.0, 1000.0, 10_000.0, 100_000.0]
+    pairs = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
+    rank = _rank(7, 0.1)
+    assert rank == 3
+    assert common_shift(values, 0.9)[1] == (pairs[3], pairs[-4])
+
+
+def test_of_more_than_a_thousand_every_second_is_looked_at():
+    values = [float(index) for index in range(MOST + 2)]
+    assert common_shift(values, 0.95)[0] == MOST / 2, "the even ones"
+    assert common_shift(values[:MOST], 0.95)[0] == (MOST - 1) / 2, "all"

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from attnbench.stats.ratio import paired_ratio
+from attnbench.stats import stopping
+from attnbench.stats.ratio import RatioEstimate, paired_ratio
 from attnbench.stats.stopping import StopRule
 from attnbench.stats.summary import median_interval
 
@@ -49,6 +50,63 @@ def test_a_fixed_count_is_met_whatever_the_clock_and_the_interval_say():
     rule = StopRule(iterations=7, max_seconds=0.1)
     assert rule.decide([[1.0] * 6, [1.0] * 6], 99.0) is None
     assert rule.decide([[1.0] * 7, [1.0] * 7], 0.0) == "iterations"
+
+
+def test_a_round_that_not_all_have_does_not_count():
+    assert StopRule(iterations=2).decide([[1.0, 1.0], [1.0]], 0.0) is None
+    assert StopRule().decide([[1.0] * 15, [1.0] * 14], 0.0) is None
+
+
+def test_a_narrow_interval_of_neighbours_that_resemble_each_other_is_not_known():
+    still, rising = [1.0] * 15, [1.0 + 1e-5 * index for index in range(15)]
+    mixed = [rising[(7 * index) % 15] for index in range(15)]
+    assert StopRule().decide([still, rising], 0.0) is None
+    assert StopRule().decide([still, mixed], 0.0) == "rel-ci"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "inflation", "half", "known"),
+    [
+        (15, 1.5, 0.02, True),
+        (15, 1.51, 0.02, False),
+        (15, 1.5, 0.0201, False),
+        (31, 2.0, 0.0, True),
+        (29, 2.0, 0.0, False),
+    ],
+)
+def test_a_ratio_is_known_by_its_interval_and_thirty_pairs_for_each_doubling(
+    monkeypatch, pairs, inflation, half, known
+):
+    found = RatioEstimate(
+        ratio=2.0, ci_low=2.0 - half, ci_high=2.0 + half, num_pairs=pairs, verdict="faster", inflation=inflation
+    )
+    monkeypatch.setattr(stopping, "paired_ratio", lambda *given, **options: found)
+    assert StopRule(rel_ci=0.01 * (1 + 1e-9))._ratio_known({}, {}) is known
+
+
+@pytest.mark.parametrize(
+    ("half", "tick", "inflation", "known"),
+    [
+        (0.02, 0.0, 1.0, True),
+        (0.0201, 0.0, 1.0, False),
+        (0.05, 0.1, 1.0, True),
+        (0.0501, 0.1, 1.0, False),
+        (0.0, 0.0, 4 / 3, True),
+        (0.0, 0.0, 1.34, False),
+    ],
+)
+def test_a_median_is_known_by_its_interval_or_the_tick_and_thirty_samples_worth(
+    monkeypatch, half, tick, inflation, known
+):
+    monkeypatch.setattr(stopping, "median_interval", lambda samples: (2.0 - half, 2.0 + half))
+    monkeypatch.setattr(stopping, "variance_inflation", lambda samples: inflation)
+    assert StopRule(rel_ci=0.01, tick=tick)._median_known([2.0] * 40) is known
+
+
+@pytest.mark.parametrize(("known", "ends"), [({10, 15}, "rel-ci"), ({15}, None), ({10}, None)])
+def test_two_looks_in_a_row_have_to_agree(monkeypatch, known, ends):
+    monkeypatch.setattr(StopRule, "_known", lambda self, group, rounds: rounds in known)
+    assert StopRule().decide([[1.0] * 15] * 2, 0.0) == ends
 
 
 def test_time_ends_a_group_after_any_round():

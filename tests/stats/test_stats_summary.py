@@ -3,14 +3,24 @@
 import math
 import random
 import statistics
+from itertools import pairwise
 
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.stats.dependence import variance_inflation
-from attnbench.stats.summary import Summary, is_wild, median_interval, order_rank, percentile, summarise
+from attnbench.stats.dependence import autoregression, of_signs, variance_inflation, without_bias
+from attnbench.stats.summary import (
+    Summary,
+    critical_value,
+    interval_of,
+    is_wild,
+    median_interval,
+    order_rank,
+    percentile,
+    summarise,
+)
 from waiting import calls_of
 
 TIMES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60)
@@ -43,6 +53,15 @@ def test_interval_is_measured_times():
     assert median_interval(samples, 0.6) == (4.0, 7.0)
     assert median_interval(samples[:5]) is None
     assert median_interval(samples[:6]) == (1.0, 9.0)
+
+
+def test_dependence_moves_the_ends_outwards_by_the_root_of_what_it_costs():
+    samples = [float(value) for value in range(1, 101)]
+    # (100 - 2 * sqrt(100 * inflation)) / 2, rounded down
+    for inflation, rank in ((1.0, 40), (1.3, 38), (2.0, 35), (9.0, 20), (200.0, 1)):
+        assert interval_of(samples, inflation) == (float(rank), float(101 - rank)), inflation
+    assert critical_value(100) == pytest.approx(2.0), "what the exact rank shows is more than the normal 1.96"
+    assert critical_value(6) == pytest.approx(1.959964), "of six the extremes are only 1.63"
 
 
 def test_summary_of_known_samples():
@@ -112,6 +131,39 @@ def test_a_drift_widens_the_interval_and_white_noise_hardly():
     assert variance_inflation(ramp) > 20
     low, high = median_interval(ramp)
     assert high - low > 3 * (independent(ramp)[1] - independent(ramp)[0])
+
+
+def test_neighbours_that_resemble_each_other_cost_what_their_signs_do():
+    """Ranks -2.5 ... 2.5 of six rising samples: their first correlation, by hand."""
+    ranks = [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]
+    first = sum(a * b for a, b in pairwise(ranks)) / 5 / (sum(one * one for one in ranks) / 6) + 1 / 6
+    without = min(0.98, 6 * first / 4)
+    regressed = 1 + 2 * sum(2 / math.pi * math.asin(round(without, 3) ** lag) for lag in range(1, 400))
+    pair = 1 + 2 / math.pi * math.asin(first)
+    second, third = (
+        sum(a * b for a, b in zip(ranks, ranks[lag:], strict=False)) / (6 - lag) / (17.5 / 6) + 1 / 6 for lag in (2, 3)
+    )
+    signs = 2 / math.pi * (math.asin(max(-1.0, second)) + math.asin(max(-1.0, third)))
+    summed = 2 * (pair + max(0.0, min(pair, signs))) - 1
+    summed /= max(0.25, 1 - summed / 6)
+    assert variance_inflation([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx(max(summed, regressed))
+    assert variance_inflation([1.0, 2.0, 3.0]) == 1.0, "too few"
+
+
+def test_the_correlation_of_signs_is_that_of_normal_values():
+    assert [of_signs(one) for one in (0.0, 0.5, -0.5)] == pytest.approx([0.0, 1 / 3, -1 / 3])
+    assert [of_signs(one) for one in (1.2, -1.2)] == pytest.approx([1.0, -1.0]), "sums of few may exceed 1"
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.3, 0.5, 0.9])
+def test_an_autoregression_costs_the_sum_over_its_signs(strength):
+    signs = [2 / math.pi * math.asin(strength**lag) for lag in range(1, 400)]
+    assert autoregression(strength) == pytest.approx(1 + 2 * sum(signs))
+
+
+@pytest.mark.parametrize(("first", "count", "found"), [(0.3, 10, 0.5), (0.3, 6, 0.45), (0.9, 8, 0.98), (-0.1, 50, 0.0)])
+def test_the_bias_of_short_series_is_taken_out(first, count, found):
+    assert without_bias(first, count) == pytest.approx(found)
 
 
 @pytest.mark.parametrize("samples", [[1.0] * 50, [1.0, 2.0, 1.5], [1.0] * 49 + [2.0]])
@@ -191,3 +243,4 @@ def test_a_tick_moves_both_ends_and_not_below_nothing():
     assert median_interval([0.0] * 10, tick=0.5) == (0.0, 0.5)
     assert median_interval(samples[:5], tick=0.5) is None
     assert summarise(samples, tick=0.5).median == summarise(samples).median
+    assert median_interval([-1.0, 4.0, 1.0, 3.0, 2.0, 5.0], tick=0.5) == (-1.5, 5.5), "logarithms may be below"

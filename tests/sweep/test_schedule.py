@@ -22,6 +22,7 @@ from attnbench.sweep.run import execute
 from attnbench.sweep.schedule import in_order
 from attnbench.worker.activity import HARNESS, Activity
 from attnbench.worker.process import Loss
+from waiting import PATIENCE_S
 
 LINUX = Environment(os="Linux", python="3.11")
 
@@ -82,7 +83,7 @@ def complete(run):
 
 
 def test_each_group_goes_to_one_executor_and_its_records_name_its_gpu():
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
     begun = {"a": False, "b": False}
 
     def first_together(name):

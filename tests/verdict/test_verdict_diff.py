@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+import statistics
 
 import pytest
 
 from attnbench.errors import UsageError
 from attnbench.record import Environment, Memory, Record, Run, Settings, Status, Time, Yardstick
+from attnbench.verdict.change import key_of
 from attnbench.verdict.diff import diff
 
 CARD = Environment(os="Linux", python="3.12", torch="2.11", triton="3.6", gpu="NVIDIA H200", gpu_uuid="GPU-0")
@@ -612,13 +614,67 @@ def test_what_fails_is_slower_by_more_than_the_limit_and_shown():
     assert found.slower_than(0.08) == []
 
 
+def test_of_several_processes_the_largest_peak_counts():
+    a, b = make_run(35, replicates=2), make_run(36, replicates=2)
+    a, b = (
+        edit(run, lambda one: one.replicate == 1, memory=Memory(peak_allocated_mb=peak))
+        for run, peak in ((a, 10.0), (b, 70.0))
+    )
+    assert {one.memory_change_mb for one in diff([a], [b]).changes} == {6.0}
+    b = edit(b, lambda one: one.replicate == 0, memory=Memory(peak_allocated_mb=None))
+    assert {one.memory_change_mb for one in diff([a], [b]).changes} == {6.0}
+
+
+def test_rows_are_in_the_order_of_a_not_of_cases():
+    a = make_run(35)
+    a = dataclasses.replace(a, records=tuple(sorted(a.records, key=lambda one: one.backend)))
+    found = diff([a], [make_run(36)])
+    assert [one.key for one in found.changes] == [key_of(one) for one in a.records]
+    first = found.changes[0]
+    assert (first.a, first.b.backend) == (a.records[0], a.records[0].backend)
+    assert first.a_ms == pytest.approx(statistics.median(first.a.time.samples_ms))
+    assert first.b_ms == pytest.approx(statistics.median(first.b.time.samples_ms))
+    assert first.time_change == pytest.approx(first.b_ms / first.a_ms - 1)
+
+
+def test_a_machine_is_said_once_where_both_sides_have_it():
+    assert diff([make_run(37)], [make_run(38)]).machines == ("NVIDIA H200 · torch 2.11 · triton 3.6",)
+    nothing = make_run(37, environments=()), make_run(38, environments=())
+    bare = [edit(run, lambda one: True, environment=None) for run in nothing]
+    assert diff(bare[:1], bare[1:]).machines == ()
+
+
+def test_rows_that_ended_alike_without_a_time_are_of_a():
+    lost = {"time": None, "status": Status.OOM}
+    a = edit(make_run(43), lambda one: one.backend == "mine", reason="of A", **lost)
+    b = edit(make_run(44), lambda one: one.backend == "mine", reason="of B", **lost)
+    assert {one.reason for one in diff([a], [b]).untimed} == {"of A"}
+    # A passed row without samples and figures has no time either.
+    bare = dict.fromkeys(("median_ms", "mean_ms", "min_ms", "max_ms", "p95_ms", "p99_ms")) | {"samples_ms": ()}
+    a = make_run(43)
+    times = {id(one): dataclasses.replace(one.time, **bare, rounds=()) for one in a.records}
+    b = dataclasses.replace(
+        a, records=tuple(dataclasses.replace(one, time=times[id(one)]) for one in a.records), id="0000002c"
+    )
+    for sides in (a, b), (b, a), (b, dataclasses.replace(b, id="0000002d")):
+        found = diff(*([one] for one in sides))
+        assert (found.changes, len(found.untimed)) == ((), 20)
+
+
+def test_yardsticks_beside_some_cases_are_a_reference():
+    a, b = (edit(make_run(seed, yardsticks=1.0), lambda one: one.case_id == "s0", yardsticks={}) for seed in (45, 46))
+    found = diff([a], [b], references=["yardsticks"])
+    assert {one.references for one in found.changes if one.key[1] == "s0"} == {()}
+    assert {one.references for one in found.changes if one.key[1] == "s1"} == {("yardstick matmul", "yardstick copy")}
+
+
 def test_memory_is_compared():
     b = edit(make_run(36), lambda one: one.backend == "mine", memory=Memory(peak_allocated_mb=80.0))
     b = edit(b, lambda one: one.backend == "base", memory=None)
-    found = diff([make_run(35)], [b])
+    found = diff([edit(make_run(35), lambda one: one.backend == "other", memory=None)], [b])
     assert {one.key[2]: one.memory_change_mb for one in found.changes} == {
         "base": None,
-        "other": 0.0,
+        "other": None,
         "third": 0.0,
         "fourth": 0.0,
         "mine": 16.0,
@@ -660,6 +716,9 @@ def test_runs_with_nothing_in_common_are_refused():
         r"\(A has old, B has new\); two runs of one suite",
     ):
         diff([a], [b])
+    many = make_run(41, backends=dict.fromkeys("edcba", 1.0))
+    with pytest.raises(UsageError, match=r"\(A has a, b, c, B has new\)"):
+        diff([many], [b])
     with pytest.raises(UsageError, match="A has no row"):
         diff([dataclasses.replace(a, records=())], [b])
 

@@ -46,6 +46,7 @@ def test_what_rows_of_other_cases_say_of_the_machine():
     [
         ((1.0, 6.0, 2.0), 10.0, 49 / (1 / 10 + 36 / 2)),
         ((6.0, 1.0, 1.0), 10.0, 10.0),  # no more than either gives, and what was assumed and seen together
+        ((5.0, 5.0, 4.0), 3.0, 100 / (25 / 3 + 25 / 4)),
         ((0.0, 0.0, 0.0), 7.0, 7.0),
     ],
 )
@@ -87,6 +88,16 @@ def test_medians_are_compared_where_all_have_one_and_else_means(here, beside, le
     assert _imported(row, records[0]).raw == pytest.approx(math.log(level))
 
 
+def test_means_are_compared_too_where_the_other_side_has_no_median():
+    time = make_time(2.0, SimpleNamespace(gauss=lambda middle, spread: middle), samples=1)
+    bare = dataclasses.replace(time, samples_ms=(), rounds=(), **ABSENT)
+    means, both = ({"mean_ms": 3.0}, {"median_ms": 4.0, "mean_ms": 5.0})
+    for a, b in ((means, both), (both, means)):
+        records = [SimpleNamespace(time=dataclasses.replace(bare, **one)) for one in (a, b)]
+        row = SimpleNamespace(timed=lambda side, records=records: {0: records[side]})
+        assert _imported(row, records[[a, b].index(both)]).raw == pytest.approx(math.log(5.0))
+
+
 def placed(quiet, changed, degrees=0):
     """Limits of rows that stayed, by their changes, and of one of so many that did not."""
     rows = [SimpleNamespace(change=one, degrees=degrees, has_reference=True) for one in [*quiet, *[0.5] * changed]]
@@ -110,4 +121,4 @@ def test_few_unchanged_rows_do_not_show_how_far_chance_moves_one():
 
 
 def test_rows_are_counted_in_words():
-    assert [_of(1, 1), _of(3, 3), _of(2, 3)] == ["the row", "all rows", "2 of 3 rows"]
+    assert [_of(1, 1), _of(2, 2), _of(1, 2)] == ["the row", "all rows", "1 of 2 rows"]

@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from test_cheats import BACKENDS, COMPUTES, LATE, NEW_DATA, UNTIMED, WRONG, carried_out, ended, verdict
+from test_cheats import BACKENDS, CLASS, COMPUTES, LATE, LEFT, NEW_DATA, UNTIMED, WRONG, carried_out, ended, verdict
 
 from attnbench.backends.registry import resolve
 
@@ -20,6 +20,8 @@ NOTHING = r".*launched nothing on the device.*|cupti: .* launches have no kernel
 EXPECTED = {
     "future": f"{LATE}|{NOTHING}|{ORDER}|{WRONG}|{NEW_DATA}",
     "in-outputs": f"{COMPUTES.format('outputs')}|{LATE}|{NOTHING}",
+    "future-of-reload": f"{LEFT}|{NEW_DATA}|{ORDER}|{WRONG}|{NOTHING}",
+    "when-read": CLASS,
     "in-reset": f".*{WRONG}|{NOTHING}",
     "in-reload": f"{COMPUTES.format('reload')}|{UNTIMED.format('reload')}",
     "by-dirty-flag": NEW_DATA,
@@ -27,9 +29,9 @@ EXPECTED = {
     "by-version": NEW_DATA,
     "by-version-of-views": WRONG,
     "slow-for-two-calls": NEW_DATA,
-    "when-asked-for": NEW_DATA,
-    "after-a-pause": f"{NEW_DATA}|.*{WRONG}",
-    "now-and-then": NEW_DATA,
+    "when-asked-for": f"{NEW_DATA}|{NOTHING}",
+    "after-a-pause": f"{NEW_DATA}|.*{WRONG}|{NOTHING}",
+    "now-and-then": f"{NEW_DATA}|{NOTHING}",
     "stops-working": f"{WRONG}|{NOTHING}",
     "not-waited-for": f"{ORDER}|{WRONG}",
     "does-not-wait": f"{ORDER}|{WRONG}",

@@ -8,11 +8,13 @@ from itertools import cycle
 import pytest
 import torch
 from cheating import ByNumpy
-from test_cheats import LATE
+from test_cheats import LATE, LEFT
 
+from attnbench.check import inspection
 from attnbench.check.inspection import MOST_LOOKS, Inspection
 from attnbench.check.reference import References
 from attnbench.workloads.base import load_workload
+from waiting import Clock
 
 CASE = {"batch": 1, "seqlen": 5, "nheads": 1, "headdim": 8, "dtype": "fp32", "causal": True}
 WORK_MS, OUTPUTS_MS = 2.0, 0.1
@@ -39,7 +41,14 @@ class Stream:
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        self.clock, self.aside_ms = Clock(), 0.0
+        self.clock.put_into(monkeypatch, inspection)
+
+    def synchronize(self, device: object) -> None:
+        """Wait for what is queued on another stream."""
+        self.clock.pass_by(1e-3 * self.aside_ms)
+        self.aside_ms = 0.0
 
 
 class ByThread(ByNumpy):
@@ -64,23 +73,31 @@ class ByThread(ByNumpy):
         self.out, self.pending = self.work(), False
 
 
-def said_of(monkeypatch, race: list[bool], samples_ms: list[float]) -> str | None:
+class AsideFromReload(ByThread):
+    """Its reload queues the work on another stream, for which its calls wait."""
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.stream.aside_ms = 5 * WORK_MS
+
+
+def said_of(monkeypatch, race: list[bool], samples_ms: list[float], kind: type[ByThread] = ByThread) -> str | None:
     """The end of looks at a launch whose samples take so long in turn."""
-    backend, workload = ByThread(Stream(monkeypatch)), load_workload("attention")
+    backend, workload = kind(Stream(monkeypatch)), load_workload("attention")
     case = workload.case(CASE)
     first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
     references = References(workload, case, first, second)
     with backend.session(case, first) as launch:
-        inspection = Inspection(launch, references, variant="softmax", budget=backend.budget(case))
-        inspection.cuda = True
+        looking = Inspection(launch, references, variant="softmax", budget=backend.budget(case))
+        looking.cuda = True
         launch.forward()
         backend.race, samples = cycle(race), cycle(samples_ms)
         for _ in range(MOST_LOOKS):
-            inspection.prepare()
+            looking.prepare()
             launch.forward()
             new_ms = next(samples)
-            said = inspection.finish(repeated_ms=new_ms, ordinary_ms=new_ms, new_ms=new_ms)
-            if said or not inspection.undecided:
+            said = looking.finish(repeated_ms=new_ms, ordinary_ms=new_ms, new_ms=new_ms)
+            if said or not looking.undecided:
                 return said
     pytest.fail("looks have no end")
 
@@ -88,6 +105,11 @@ def said_of(monkeypatch, race: list[bool], samples_ms: list[float]) -> str | Non
 @pytest.mark.parametrize("race", [[LATER], [BEFORE_THE_END], [LATER, BEFORE_THE_END, BEFORE_THE_END]])
 def test_work_that_samples_leave_out_is_found_whoever_comes_first(monkeypatch, race):
     assert re.fullmatch(LATE, said_of(monkeypatch, race, [0.01]) or "")
+
+
+def test_work_that_reload_leaves_to_another_stream_is_found(monkeypatch):
+    said = said_of(monkeypatch, [BEFORE_THE_END], [WORK_MS], AsideFromReload)
+    assert re.fullmatch(LEFT, said or "")
 
 
 def test_a_sample_now_and_then_that_has_the_work_in_it_lets_nobody_off(monkeypatch):

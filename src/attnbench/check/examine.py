@@ -352,10 +352,17 @@ class Examination:
 
 
 def check_form(outputs: Mapping[str, Tensor], truth: Truth, words: str) -> None:
-    """Refuse outputs that are missing, of another dtype, unwritten or not finite."""
+    """Refuse outputs that are missing, of another class or dtype, unwritten or not finite."""
+    import torch
+
     for name in truth.oracle:
         if name not in outputs:
             raise Wrong(f"{words}{name}: missing from the outputs ({', '.join(outputs)})")
+        if type(outputs[name]) not in (torch.Tensor, torch.nn.Parameter):
+            raise Wrong(
+                f"{words}{name}: type={type(outputs[name]).__name__} is wrong; torch.Tensor: a class of its own may "
+                "compute when it is read"
+            )
         if outputs[name].dtype != truth.dtype:
             raise Wrong(f"{words}{name}: dtype={outputs[name].dtype} is wrong; {truth.dtype}")
     faults = [fault for name in truth.oracle if (fault := unusable(name, outputs[name].detach()))]

@@ -5,7 +5,7 @@ A launch is right in every check and still misleading where its answer comes fro
 So a drawn sample is taken on data that the launch has never seen (`variation`), over spoiled outputs, and
 held against the ordinary samples:
 
-    new data loaded, outputs spoiled, the call timed      right? as fast as on data it knows, and as a few in a row?
+    outputs spoiled, new data loaded, the call timed      right? as fast as on data it knows, and as a few in a row?
     `outputs` twice                                       does the first one wait, or compute?
     time of `reload`, `reset`, `outputs`                  no more than copies?
     torch operators in them                               no products of matrices?
@@ -52,6 +52,10 @@ COPIES = 10.0
 """Times a plain copy of the tensors concerned that `reload`, `reset` and `outputs` may take: layouts differ."""
 AHEAD_CYCLES = 10_000_000
 """How long a GPU's stream is held, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
+THREAD_S = 1e-3
+"""Given to a thread that `reload` has started to queue its work on a GPU."""
+LEFT_SLACK_MS = 0.1
+"""Always allowed of that work: two waits for a device that has nothing to do."""
 CACHES = 4.0
 """Times such a copy that a call may take longer where its tensors have left the caches."""
 SHARE = 0.5
@@ -82,6 +86,11 @@ class _Look:
     "from where the call could begin until its outputs were there, less what they take a second time"
     copies: float = 0.0
     "of all inputs and outputs"
+    left: tuple[float, float] | None = None
+    "on a GPU, what it had still to do once a reload, and copies of all inputs and outputs, had returned"
+    spent: tuple[float, float] | None = None
+    """CPU time of all threads, on a CPU: from loading new data until its outputs were there, and for a call on known
+    data and loading it, each until it returned"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,42 +138,48 @@ class Inspection:
         self.cuda = references.device.type == "cuda"
         self._spans: dict[str, _Span] = {}
         self._looks: list[_Look] = []
-        self._released_s = 0.0
+        self._released: _Moment | None = None
         "when the last call could begin"
-        self._ordinary_ms: float | None = None
+        self._ordinary: _Moment | None = None
         "from then to the next call's preparation, for the last ordinary call"
+        self._loading = _Moment(0.0, 0.0)
+        "when the new data began to be loaded"
 
     def disturb(self) -> None:
         """Touch as much memory as `prepare` does, and leave the launch as it is."""
         self.variation.apply()
-        for tensor in (*self.references.second.inputs.tensors().values(), *self.launch.outputs().values()):
-            tensor.detach().clone()
+        self._copy(self.launch.outputs())
         self.variation.undo()
         if self.mode == "bwd":
             self.launch.forward()
         if self.launch.reset is not None:
             self.launch.reset()
-        self._released_s = time.perf_counter()
+        self._released = _Moment.now()
 
     def prepare(self) -> None:
-        """Load data never seen, reset, spoil the outputs; in mode bwd run the forward."""
+        """Spoil the outputs, load data never seen, reset; in mode bwd run the forward.
+
+        Nothing comes between loading and the call: a thread that `reload` starts has no time to compute the answer.
+        """
         launch, mode = self.launch, self.mode
-        self._ordinary_ms = 1e3 * (time.perf_counter() - self._released_s) if self._released_s else None
+        self._ordinary = self._released and _Moment.now() - self._released
         old = launch.outputs()
+        if mode == "bwd":
+            # The backward may read the output and the choice of the forward.
+            old = {name: tensor for name, tensor in old.items() if self.examination.is_gradient(name)}
+        poison_outputs(old, self.examination.inputs())
         self.variation.apply()
         self._spans = {}
+        self._loading = _Moment.now()
         with self._span("reload"):
             launch.reload(self.references.second.inputs)
         if mode == "bwd":
             with self._span("forward"):
                 launch.forward()
-            # The backward may read the output and the choice of the forward.
-            old = {name: tensor for name, tensor in old.items() if self.examination.is_gradient(name)}
         if launch.reset is not None:
             with self._span("reset"):
                 launch.reset()
-        poison_outputs(old, self.examination.inputs())
-        self._released_s = time.perf_counter()
+        self._released = _Moment.now()
 
     def finish(self, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
         """Look at what the sample left, load the first data again and call once.
@@ -180,7 +195,7 @@ class Inspection:
         look = _Look(repeated=repeated_ms, ordinary=ordinary_ms, new=new_ms)
         outputs = self._outputs(look)
         self.announce("inspection")
-        fault = self._wrong(outputs) or self._computes_untimed(look)
+        fault = self._wrong(outputs) or self._computes_untimed(look, outputs)
         look.untimed |= {name: span.ms() for name, span in self._spans.items()}
         look.copies = self._copies_ms(outputs)
         self._looks.append(look)
@@ -205,13 +220,15 @@ class Inspection:
             outputs = self.launch.outputs()
             self._synchronise()
             times.append(1e3 * (time.perf_counter() - started))
-            if not self.cuda and len(times) == 1:
+            if not self.cuda and self._released and len(times) == 1:
                 # By the host's clock, until the outputs are there: a thread may do the work while this one is held up.
-                look.whole = 1e3 * (time.perf_counter() - self._released_s)
+                look.whole = (_Moment.now() - self._released).wall_ms
+                if self._ordinary:
+                    look.spent = (_Moment.now() - self._loading).cpu_ms, self._ordinary.cpu_ms
         look.first, look.untimed["outputs"] = times
         look.whole -= times[1]
-        look.ordinary = look.ordinary if self.cuda or self._ordinary_ms is None else self._ordinary_ms
-        self._released_s = 0.0
+        look.ordinary = look.ordinary if self.cuda or self._ordinary is None else self._ordinary.wall_ms
+        self._released = None
         return outputs
 
     def _wrong(self, outputs: Mapping[str, Tensor]) -> str | None:
@@ -227,7 +244,7 @@ class Inspection:
             return f"in a timed call on new data: {wrong}"
         return None
 
-    def _computes_untimed(self, look: _Look) -> str | None:
+    def _computes_untimed(self, look: _Look, outputs: Mapping[str, Tensor]) -> str | None:
         """Load the first data and call once, with an eye on the operators of what is not timed."""
         launch = self.launch
         calls: dict[str, Callable[[], object]] = {
@@ -237,25 +254,38 @@ class Inspection:
         if launch.reset is not None:
             calls["reset"] = launch.reset
         found = {}
+        began = _Moment.now()
         for name, call in calls.items():
             with products() as names:
                 call()
             found[name] = names
+        if self.cuda:
+            look.left = self._left_to_do(calls["reload"]), self._left_to_do(lambda: self._copy(outputs))
+            if launch.reset is not None:
+                launch.reset()
         if self.mode == "bwd":
             launch.forward()
+        if look.spent:
+            look.spent = look.spent[0], look.spent[1] + (_Moment.now() - began).cpu_ms
         call = launch.call(self.mode)
         if self.cuda:
             self._queued(call, look)
         else:
             call()
-        return next(
-            (
-                f"{name} computes: it calls {', '.join(sorted(names))}, and is not timed"
-                for name, names in found.items()
-                if names
-            ),
-            None,
-        )
+        words = (f"{name} computes: it calls {', '.join(sorted(names))}" for name, names in found.items() if names)
+        return next((f"{one}, and is not timed" for one in words), None)
+
+    def _left_to_do(self, call: Callable[[], object]) -> float:
+        """On a GPU: how long it works once a call has returned, on whatever stream, for whatever thread; ms."""
+        self._synchronise()
+        call()
+        spent = 0.0
+        for pause_s in (0.0, THREAD_S):
+            time.sleep(pause_s)
+            started = time.perf_counter()
+            self._synchronise()
+            spent += 1e3 * (time.perf_counter() - started)
+        return spent
 
     def _queued(self, call: Callable[[], object], look: _Look) -> None:
         """On a GPU: what does the stream get to do after the call has returned, until its outputs are there?
@@ -310,17 +340,33 @@ class Inspection:
                 f"{name} takes {_said(min(spent))}, a copy of all inputs and outputs {_said(min(copies))}, a "
                 f"call {_said(call)}: work is done outside the sample",
             )
+        if left := [look.left for look in looks if look.left]:
+            reloaded, copied = ([times[side] for times in left] for side in (0, 1))
+            yield _Rule(
+                [(one - SHARE * call - LEFT_SLACK_MS) / COPIES for one in reloaded],
+                copied,
+                f"what reload leaves to the device takes {_said(min(reloaded))}, copies of all inputs and outputs "
+                f"{_said(min(copied))}, a call {_said(call)}: work is done outside the sample",
+            )
         whole = [((look.new if self.cuda else look.whole) - slack) / SLOWER[kind] for look in looks]
         # A launch may also tell by a pause, or by who asks for its outputs, that it is looked at; between samples that
         # follow one another as they are recorded nobody asks. Their caches are warm: less what copies take.
         cold = CACHES * min(copies) / SLOWER[kind]
         repeated, ordinary = [look.repeated for look in looks], [look.ordinary for look in looks]
         for above, below in ((whole, ordinary), ([one - cold for one in whole], repeated)):
-            seen = (
+            words = (
                 f"a call on data it has not seen takes {_said(call)}, on data it has "
                 f"{_said(statistics.median(below))}: its samples are not the time of its work"
             )
-            yield _Rule(above, below, late if first > call and not self.cuda else seen)
+            yield _Rule(above, below, late if first > call and not self.cuda else words)
+        if cpu_ms := [look.spent for look in looks if look.spent]:
+            unseen, seen = ([times[side] for times in cpu_ms] for side in (0, 1))
+            yield _Rule(
+                [(one - slack) / SLOWER[kind] - cold for one in unseen],
+                seen,
+                f"until a call on data it has not seen is done, all threads compute for {_said(min(unseen))}, for one "
+                f"on data it has {_said(min(seen))}: its samples are not the time of its work",
+            )
 
     def _judged(self, rule: _Rule) -> _Suspicion | None:
         count, chance = len(self._looks), chance_of_lead(rule.above, rule.below)
@@ -330,13 +376,15 @@ class Inspection:
 
     def _copies_ms(self, outputs: Mapping[str, Tensor]) -> float:
         """What plain copies of inputs and outputs take."""
-        tensors = [*self.references.second.inputs.tensors().values(), *outputs.values()]
         self._synchronise()
         started = time.perf_counter()
-        for tensor in tensors:
-            tensor.detach().clone()
+        self._copy(outputs)
         self._synchronise()
         return 1e3 * (time.perf_counter() - started)
+
+    def _copy(self, outputs: Mapping[str, Tensor]) -> None:
+        for tensor in (*self.references.second.inputs.tensors().values(), *outputs.values()):
+            tensor.detach().clone()
 
     def _synchronise(self) -> None:
         if self.cuda:
@@ -350,6 +398,21 @@ class Inspection:
         span.begin()
         yield
         span.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """The host's clock and the CPU time of all threads of this process; or what lies between two of these."""
+
+    wall_ms: float
+    cpu_ms: float
+
+    @classmethod
+    def now(cls) -> _Moment:
+        return cls(1e3 * time.perf_counter(), 1e3 * time.process_time())
+
+    def __sub__(self, before: _Moment) -> _Moment:
+        return _Moment(self.wall_ms - before.wall_ms, self.cpu_ms - before.cpu_ms)
 
 
 class _Span:

@@ -71,6 +71,8 @@ def matmul_tflops(device: Device, dtype: str) -> float | None:
     size = (8192 if dtype != "fp32" else 4096) if device.on_gpu else 256
     shape = (size, size)
     precision = torch.get_float32_matmul_precision()
+    # Setting that gives these a value of their own: they would no longer follow a wider switch.
+    narrower = {one: one.fp32_precision for one in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)}
     torch.set_float32_matmul_precision("highest")
     try:
         generator = _generator(device)
@@ -84,6 +86,8 @@ def matmul_tflops(device: Device, dtype: str) -> float | None:
         return None
     finally:
         torch.set_float32_matmul_precision(precision)
+        for one, value in narrower.items():
+            one.fp32_precision = value
         a = b = out = torch.empty(0)
         _free(device)
     return 2 * size**3 / seconds / 1e12

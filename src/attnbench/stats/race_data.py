@@ -19,7 +19,7 @@ class Rules:
     growth: float = 2.0
     "rounds of a stage over those of the stage before"
     stages: int = 4
-    "before the final, at most"
+    "before the final; of who is left after these, half go on from stage to stage"
     finalists: int = 8
     final_rounds: int = 100
     "of the final's first heats together"
