@@ -4,7 +4,7 @@ import random
 import pytest
 
 from attnbench.presentation.columns import View
-from attnbench.presentation.matrix import summary
+from attnbench.presentation.matrix import _out_of_memory, summary
 from attnbench.record import Settings, Status
 from attnbench.store.derive import derive
 from made_up_run import make_case, make_group, make_lost, make_run, make_time
@@ -113,6 +113,25 @@ def test_memory_that_is_short_again_and_again_is_said_with_what_to_do():
     words = "2 of 4 rows ran out of device memory: a smaller --batch, --seqlen or --nheads"
     assert summary(run_of(*measured, full)).results == [words]
     assert summary(run_of(*measured, full[:1])).results == []
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"batch": 8, "cached": 4096, "num_candidates": 128, "dtype": "bf16"}, "--batch, --cached or --num-candidates"),
+        ({"model": "cogvideox-2b", "frames": 49, "height": 480, "width": 720}, "--frames, --height or --width"),
+        ({"frames": 49}, "--frames"),
+    ],
+)
+def test_the_sizes_named_are_those_that_the_workload_has(case, words):
+    lost = dataclasses.replace(make_lost(make_case(), "mine", Status.OOM, "out of device memory"), case=case)
+    (found,) = _out_of_memory([lost, lost])
+    assert found == f"2 of 2 rows ran out of device memory: a smaller {words}"
+
+
+def test_a_workload_without_sizes_is_told_no_flag():
+    lost = dataclasses.replace(make_lost(make_case(), "mine", Status.OOM, "out of device memory"), case={"kind": "odd"})
+    assert _out_of_memory([lost, lost]) == ["2 of 2 rows ran out of device memory"]
 
 
 def test_another_number_is_shown_where_it_is_asked_for():

@@ -22,6 +22,8 @@ BEST, SAME, UNCLEAR = "*", "=", "?"
 MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not told apart from it"}
 OFTEN = 2
 "Rows out of memory that are no longer one row's own affair."
+SIZES = ("batch", "seqlen", "nheads", "cached", "num_candidates", "frames", "height", "width")
+"Fields of cases of any workload by which memory grows, in the order in which to try a smaller one."
 RIGHT = "ok"
 "What a place of a check says where every output was right."
 
@@ -139,12 +141,12 @@ def summary(run: Run, view: View | None = None) -> Summary:
 
 def _out_of_memory(records: Sequence[Record]) -> list[str]:
     """What to do where it happened again and again; each row has its own reason."""
-    full = sum(record.status is Status.OOM for record in records)
-    return (
-        [f"{full} of {len(records)} rows ran out of device memory: a smaller --batch, --seqlen or --nheads"]
-        if full >= OFTEN
-        else []
-    )
+    full = [record for record in records if record.status is Status.OOM]
+    if len(full) < OFTEN:
+        return []
+    flags = [f"--{name.replace('_', '-')}" for name in SIZES if any(name in record.case for record in full)]
+    smaller = f": a smaller {' or '.join(filter(None, (', '.join(flags[:-1]), flags[-1])))}" if flags else ""
+    return [f"{len(full)} of {len(records)} rows ran out of device memory{smaller}"]
 
 
 def _matrix(
