@@ -233,10 +233,11 @@ def test_values_of_an_axis(axis, text, values):
         ("seqlen_k", "0", r"attnbench run: --seqlen-k=0 cannot be used; a whole number from 1"),
         ("dtype", "bf16,fp8", r"attnbench run: --dtype=fp8 cannot be used; one of fp32, fp16, bf16"),
         ("seqlen", "0:8:4", r"--seqlen=0:8:4 cannot be used; a whole number from 1"),
+        ("seqlen", "1:4", r"--seqlen=1:4 cannot be used; .*, or FROM:TO:STEP"),
+        ("seqlen", "1:4:x", r"--seqlen=1:4:x cannot be used; .*, or FROM:TO:STEP"),
         ("seqlen", "8:4:2", r"--seqlen=8:4:2 cannot be used; FROM:TO:STEP of 1 to 10000 numbers"),
         ("seqlen", "1:4:0", r"--seqlen=1:4:0 cannot be used; FROM:TO:STEP of 1 to 10000 numbers"),
         ("seqlen", "1:999999999:1", r"--seqlen=1:999999999:1 cannot be used; FROM:TO:STEP of 1 to 10000 numbers"),
-        ("seqlen", "1:4", r"--seqlen=1:4 cannot be used; a whole number from 1"),
         ("causal", "yes", r"causal=yes cannot be used; one of true, false, both"),
     ],
 )

@@ -23,6 +23,7 @@ from attnbench.workloads.base import Axis, Workload, load_workload, unknown_axis
 
 MOST_GROUPS = 10_000
 """Above any run that ends: lists whose product slipped are refused at once."""
+STEPS, STEPPED = "FROM:TO:STEP", re.compile(r"([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,10 @@ def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tupl
             values += [axis.parse(word) for word in _steps(part.strip())]
         except ValueError as error:
             name = flag or "--" + axis.name.replace("_", "-")
-            raise UsageError(refusal(who, name, part.strip() or "''", "cannot be used", str(error))) from None
+            accepted = str(error)
+            if re.match(r"\s*[0-9]+:", part) and not STEPPED.fullmatch(part.strip()):
+                accepted += f", or {STEPS}"
+            raise UsageError(refusal(who, name, part.strip() or "''", "cannot be used", accepted)) from None
     return tuple(dict.fromkeys(values))
 
 
@@ -172,13 +176,13 @@ def _steps(text: str) -> list[str]:
     Raises:
         ValueError: it stands for none, or for more than a run has groups.
     """
-    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})", text)
+    found = STEPPED.fullmatch(text)
     if found is None:
         return [text]
     first, last, step = map(int, found.groups())
     count = len(range(first, last + 1, step)) if step else 0
     if not 1 <= count <= MOST_GROUPS:
-        raise ValueError(f"FROM:TO:STEP of 1 to {MOST_GROUPS} numbers")
+        raise ValueError(f"{STEPS} of 1 to {MOST_GROUPS} numbers")
     return [str(number) for number in range(first, last + 1, step)]
 
 
