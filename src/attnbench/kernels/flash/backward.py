@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnbench.kernels.flash.config.backward import why_not
-from attnbench.kernels.flash.portable.arguments import ColumnsMeta, ColumnsStrides, RowsMeta, RowsStrides
+from attnbench.kernels.flash.portable.arguments import ColumnsMeta, ColumnsOperands, RowsMeta, RowsOperands
 from attnbench.kernels.flash.portable.backward_columns import flash_backward_columns
 from attnbench.kernels.flash.portable.backward_rows import (
     flash_backward_prepare,
@@ -191,22 +191,18 @@ def _columns(
         tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums) and math.prod(sums.shape[:2]) < 2**31
     )
     reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
+    operands = ColumnsOperands(q, k, v, dout, dk, dv)
     launch(
         flash_backward_columns,
         (tiles * pairs,),
-        q,
-        k,
-        v,
-        dout,
-        dk,
-        dv,
+        operands,
         sums,
         workspace.stats,
         descriptor(q, sizes.block_m, block_of(dim)) if tma else None,
         descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
         _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None,
         *problem.lengths(),
-        ColumnsStrides(*map(strides_of, (q, k, v, dout, dk, dv))),
+        ColumnsOperands(*map(strides_of, operands)),
         (problem.scale, problem.scale / math.log(2)),
         *problem.reach(),
         workspace.stats.shape[2],
@@ -251,18 +247,15 @@ def _rows(
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, sizes.block_n, block_of(x.shape[-1])) if tma else None for x in (k, v)]
     reread = problem.max_seqlen_k * (dim + dim_v) * k.element_size()
+    operands = RowsOperands(q, k, v, dout, dq)
     launch(
         flash_backward_rows,
         (tiles * pairs,),
-        q,
-        k,
-        v,
-        dout,
-        dq,
+        operands,
         workspace.stats,
         *described,
         *problem.lengths(),
-        RowsStrides(*map(strides_of, (q, k, v, dout, dq))),
+        RowsOperands(*map(strides_of, operands)),
         problem.scale,
         problem.scale / math.log(2),
         *problem.reach(),

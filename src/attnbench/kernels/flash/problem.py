@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
@@ -145,9 +146,9 @@ def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
     return q.shape[0], q.shape[2], q.shape[1]
 
 
-def strides_of(x: Tensor) -> tuple[int, int, int]:
-    """Elements from one sequence, row and head to the next; packed sequences are 0 apart, `sequence` says where."""
-    return (0, *x.stride()[:2]) if x.dim() == 3 else x.stride()[:3]
+def strides_of(x: Tensor) -> Strides:
+    """Strides of a tensor; packed sequences are 0 apart, `sequence` says where."""
+    return Strides(0, *x.stride()[:2]) if x.dim() == 3 else Strides(*x.stride()[:3])
 
 
 def blocks_of(dim: int, dim_v: int) -> dict[str, Any]:
