@@ -43,7 +43,8 @@ def flash_backward_columns(
     seqlen_q,
     seqlen_k,
     strides,
-    scales,
+    scale,
+    scale_log2,
     left,
     right,
     stats_rows,
@@ -60,7 +61,6 @@ def flash_backward_columns(
     BLOCK_N: tl.constexpr = META.BLOCK_N
     ORDER: tl.constexpr = META.ORDER
     PRECISION: tl.constexpr = META.PRECISION
-    scale, scale_log2 = scales
     # Which tile of keys: the first are seen by most rows.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads_kv

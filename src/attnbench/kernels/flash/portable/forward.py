@@ -87,32 +87,56 @@ def fold(scores, row_max, row_sum, scale, MIX: tl.constexpr):
     return weights, factor, new_max, row_sum * factor + tl.sum(weights, 1)
 
 
+class Mask(NamedTuple):
+    """What a tile of rows sees of a sequence's keys, and which tiles of keys every row sees whole: [whole, split)."""
+
+    rows: Any
+    "numbers of the rows"
+    whole: Any
+    split: Any
+    keys: Any
+    "of the sequence"
+    shift: Any
+    left: Any
+    right: Any
+
+
 @triton.jit
 @no_type_check
-def hide(
-    scores,
-    rows,
-    at,
-    tile,
-    whole,
-    split,
-    keys,
-    shift,
-    left,
-    right,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    FUSED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Scores of a tile with the hidden ones at -∞, where the tile is one that some row does not see whole."""
-    if FUSED:
-        cut = tile >= split
-        if HAS_LEFT:
-            cut |= tile < whole
+def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
+    """Scores of a tile with the hidden ones at -∞.
+
+    Of every tile where MASKED; where META.FUSED, of those that some row does not see whole.
+    """
+    rows = mask.rows[:, None]
+    if MASKED:
+        # Counted from the tile's first key: sums of its place and each column would fill registers.
+        see = sees(
+            rows,
+            tl.arange(0, META.BLOCK_N)[None, :],
+            mask.keys - at,
+            mask.shift - at,
+            mask.left,
+            mask.right,
+            META.HAS_LEFT,
+            META.HAS_RIGHT,
+        )
+        scores = tl.where(see, scores, float("-inf"))
+    elif META.FUSED:
+        cut = tile >= mask.split
+        if META.HAS_LEFT:
+            cut |= tile < mask.whole
         if cut:
-            # Counted from the tile's first key: sums of its place and each column would fill registers.
-            see = sees(rows, tl.arange(0, BLOCK_N)[None, :], keys - at, shift - at, left, right, HAS_LEFT, HAS_RIGHT)
+            see = sees(
+                rows,
+                tl.arange(0, META.BLOCK_N)[None, :],
+                mask.keys - at,
+                mask.shift - at,
+                mask.left,
+                mask.right,
+                META.HAS_LEFT,
+                META.HAS_RIGHT,
+            )
             scores = tl.where(see, scores, float("-inf"))
     return scores
 
@@ -196,6 +220,7 @@ def attend_rows(program, given, META: tl.constexpr):
             META.HAS_RIGHT,
         )
         begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_N)
+        mask = Mask(rows=rows, whole=whole, split=split, keys=keys, shift=shift, left=given.left, right=given.right)
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -210,22 +235,7 @@ def attend_rows(program, given, META: tl.constexpr):
                     k_rows, start * META.BLOCK_N, META.DIM, META.BLOCK_N, META.BLOCK_D, not META.FUSED, META.TMA
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(
-                    scores,
-                    rows[:, None],
-                    start * META.BLOCK_N,
-                    start,
-                    whole,
-                    split,
-                    keys,
-                    shift,
-                    given.left,
-                    given.right,
-                    META.HAS_LEFT,
-                    META.HAS_RIGHT,
-                    META.FUSED,
-                    META.BLOCK_N,
-                )
+                scores = hide(scores, start * META.BLOCK_N, start, mask, META, False)
                 weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
                 # Carried as bits: Triton would bring carried numbers to the product through shared memory.
                 bits = weights.to(q.dtype).to(BITS, bitcast=True)
@@ -238,22 +248,7 @@ def attend_rows(program, given, META: tl.constexpr):
                     )
                     acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
                     # Beside the product above, which nothing waits for until the next tile's scores are there.
-                    scores = hide(
-                        scores,
-                        rows[:, None],
-                        at,
-                        index,
-                        whole,
-                        split,
-                        keys,
-                        shift,
-                        given.left,
-                        given.right,
-                        META.HAS_LEFT,
-                        META.HAS_RIGHT,
-                        META.FUSED,
-                        META.BLOCK_N,
-                    )
+                    scores = hide(scores, at, index, mask, META, False)
                     weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
                     bits = weights.to(q.dtype).to(BITS, bitcast=True)
                 v = load_tile(
@@ -265,22 +260,7 @@ def attend_rows(program, given, META: tl.constexpr):
                 at = index * META.BLOCK_N
                 k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, not META.FUSED, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(
-                    scores,
-                    rows[:, None],
-                    at,
-                    index,
-                    whole,
-                    split,
-                    keys,
-                    shift,
-                    given.left,
-                    given.right,
-                    META.HAS_LEFT,
-                    META.HAS_RIGHT,
-                    META.FUSED,
-                    META.BLOCK_N,
-                )
+                scores = hide(scores, at, index, mask, META, False)
                 weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
                 v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, BLOCK_V, not META.FUSED, META.TMA)
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
@@ -291,22 +271,7 @@ def attend_rows(program, given, META: tl.constexpr):
                 # Keys of the next sequence may come along: their scores are hidden, whatever they are.
                 k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, False, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(
-                    scores,
-                    rows[:, None],
-                    at,
-                    0,
-                    0,
-                    0,
-                    keys,
-                    shift,
-                    given.left,
-                    given.right,
-                    META.HAS_LEFT,
-                    META.HAS_RIGHT,
-                    True,
-                    META.BLOCK_N,
-                )
+                scores = hide(scores, at, 0, mask, META, True)
                 weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
                 v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, BLOCK_V, False, TMA_ENDS)
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
