@@ -42,8 +42,8 @@ LONGER = {
     "hstu_hopper_backward_wide": 26,
     "hstu_hopper_backward": 26,
 }
-"""Functions with more names than MOST, and how many; pointers, descriptors and numbers that nothing is compiled anew for
-cannot be in a tuple: a descriptor's map is made of an argument by itself, and Triton specialises every number of one."""
+"""Functions with more names than MOST, and how many; descriptors and numbers that nothing is compiled anew for cannot be in
+a tuple: a descriptor's map is made of an argument by itself, and Triton specialises every number of one."""
 
 
 def test_signatures_have_few_names():
