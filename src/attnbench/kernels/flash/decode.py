@@ -64,30 +64,30 @@ def launch_decode(
         parts = empty((2 * programs, config.block_m, blocks["BLOCK_V"]), q, torch.float32)
         logs = empty((2 * programs, config.block_m), q, torch.float32)
     tma = config.loads == "tma" and not problem.packed and takes_tma(k) and takes_tma(v)
-    described = [
-        descriptor(x, config.block_n, blocks[columns]) if tma else None
-        for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
-    ]
+    described = {
+        name: descriptor(x, config.block_n, blocks[columns]) if tma else None
+        for name, x, columns in (("k_desc", k, "BLOCK_D"), ("v_desc", v, "BLOCK_V"))
+    }
     reach = problem.reach()
-    counts = problem.batch, heads_kv, repeats, row_tiles, lead
+    counts = {"batch": problem.batch, "heads_kv": heads_kv, "repeats": repeats, "row_tiles": row_tiles, "lead": lead}
     flags = problem.flags() | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     operands = ForwardOperands(q, k, v, out)
     launch(
         decode_attend,
         (programs,),
-        operands,
-        lse,
-        parts,
-        logs,
-        *described,
-        *problem.lengths(),
-        ForwardOperands(*map(strides_of, operands)),
-        lse.stride(0),
-        lse.stride(1),
-        problem.scale * LOG2_E,
-        *reach,
-        *counts,
-        DecodeMeta(**blocks, **flags, TMA=tma, PRECISION="ieee", CUT=cut, DEPENDENT=dependent),
+        tensors=operands,
+        lse_ptr=lse,
+        part_ptr=parts,
+        part_lse_ptr=logs,
+        **described,
+        **problem.lengths(),
+        strides=ForwardOperands(*map(strides_of, operands)),
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        scale=problem.scale * LOG2_E,
+        **reach,
+        **counts,
+        META=DecodeMeta(**blocks, **flags, TMA=tma, PRECISION="ieee", CUT=cut, DEPENDENT=dependent),
         **config.options(),
     )
     if not cut:
@@ -97,19 +97,19 @@ def launch_decode(
     launch(
         decode_combine,
         (problem.batch * problem.max_seqlen_q, heads, blocks["BLOCK_V"] // columns),
-        out,
-        lse,
-        parts,
-        logs,
-        *problem.lengths(),
-        strides_of(out),
-        lse.stride(0),
-        lse.stride(1),
-        *reach,
-        *counts,
-        problem.max_seqlen_q,
-        programs,
-        CombineMeta(
+        out_ptr=out,
+        lse_ptr=lse,
+        part_ptr=parts,
+        part_lse_ptr=logs,
+        **problem.lengths(),
+        out_strides=strides_of(out),
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        **reach,
+        **counts,
+        most=problem.max_seqlen_q,
+        programs=programs,
+        META=CombineMeta(
             DIM_V=dim_v,
             BLOCK_V=blocks["BLOCK_V"],
             **flags,
