@@ -157,12 +157,20 @@ class Bar(AbstractContextManager["Bar"]):
             )
 
     def _show(self) -> None:
+        from rich.console import RenderableType
+        from rich.constrain import Constrain
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.table import Column
 
+        class Roomy(Progress):
+            """With room behind it for the ^C that a terminal echoes: on the next line it would keep the bar there."""
+
+            def get_renderable(self) -> RenderableType:
+                return Constrain(super().get_renderable(), max(1, self.console.width - len("^C") - 1))
+
         # What matters least stands last: a narrow terminal cuts it short.
         whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
-        self._progress = Progress(
+        self._progress = Roomy(
             BarColumn(bar_width=12),
             TextColumn("{task.fields[count]}", table_column=whole),
             TimeElapsedColumn(table_column=whole.copy()),
