@@ -279,6 +279,18 @@ def test_a_start_is_as_many_tiles_as_an_sm_reads_meanwhile():
     assert lead_of(parse("m16n32w4s4-decode-x1"), 512) == 6
 
 
+def test_no_list_is_longer_than_its_numbers_count(kernels):
+    config = parse("m16n16w4s1-decode")
+    assert lead_of(config, 4, jobs=2**24, tiles=2**29) == 95 < lead_of(config, 4)
+    assert lead_of(config, 4, jobs=2**10, tiles=2**20) == lead_of(config, 4)
+    q = torch.zeros(1, 1, 1, 1, dtype=torch.float16).expand(1, 2**16, 128, 1)
+    said = (
+        r"forward=m16n16w4s1-decode lists 2147483648 tiles of keys; at most 2147483647, larger tiles or another order$"
+    )
+    with pytest.raises(ValueError, match=said):
+        kernels["api"].flash_attention(q, q, q, forward="m16n16w4s1-decode")
+
+
 @pytest.mark.parametrize(
     ("jobs", "programs"),
     [(8, 128), (32, 128), (128, 128), (256, 128), (512, 128), (24, 132), (40, 132), (132, 132), (131, 131), (1, 132)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnbench.kernels.flash.config.decode import lead_of, programs_of, tiles_of_job
+from attnbench.kernels.flash.config.decode import LARGEST_LIST, lead_of, programs_of, tiles_of_job
 from attnbench.kernels.flash.config.forward import ForwardConfig
 from attnbench.kernels.flash.config.space import decode_fault
 from attnbench.kernels.flash.portable.arguments import CombineMeta, DecodeMeta, ForwardOperands
@@ -36,7 +36,7 @@ def launch_decode(
         config: of the order decode.
 
     Raises:
-        ValueError: the configuration has words that the order has not; the one line says which.
+        ValueError: the configuration has words that the order has not, or too many tiles; the one line says which.
     """
     if wrong := decode_fault(config):
         raise ValueError(f"flash_attention: forward={config.short} {wrong}")
@@ -53,10 +53,16 @@ def launch_decode(
         cut = programs > 1
     else:
         count = tiles_of_job(problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n)
-        programs = programs_of(config, jobs * count, processors(q), jobs)
+        tiles = jobs * count
+        programs = programs_of(config, tiles, processors(q), jobs)
         cut = jobs % programs != 0
+    if tiles > LARGEST_LIST:
+        raise ValueError(
+            f"flash_attention: forward={config.short} lists {tiles} tiles of keys; at most {LARGEST_LIST}, "
+            "larger tiles or another order"
+        )
     even = not problem.packed and (jobs % programs == 0 or programs % jobs == 0)
-    lead = 0 if even else lead_of(config, (dim + dim_v) * k.element_size())
+    lead = 0 if even else lead_of(config, (dim + dim_v) * k.element_size(), jobs, tiles)
     # Launched while the first kernel runs, the second has its start and its sizes behind it when that ends.
     dependent = cut and (capability_of(q) or (0, 0)) >= (9, 0)
     parts = logs = None
