@@ -92,7 +92,7 @@ def _show(what: str | None, rows: Rows) -> None:
         rows = _config_table(rows)
     if what == "spaces":
         rows = _spaces(rows)
-    render_list(rows, Output().console(), empty=f"no {what}")
+    render_list(rows, Output().console(), empty=f"no {what}", commands=what in ("backends", "spaces"))
 
 
 def _backend_table(rows: Rows) -> Rows:
