@@ -92,7 +92,7 @@ def test_nothing_spills_and_silu_runs_beside_products(version):
         pytest.skip(NO_OLDEST)
     shapes = listed(SHAPES, MORE)[version]
     made = [job_of(*shape) for shape in shapes]
-    assert [job.constants["DRAWS"] for job in made] == [len(shape) == 3 for shape in shapes]
+    assert [job.constants["META"]["DRAWS"] for job in made] == [len(shape) == 3 for shape in shapes]
     found = compile_with({version: tritons()[version]}, made)[version]
     assert not {
         job.label: wrong

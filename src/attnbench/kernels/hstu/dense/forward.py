@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.hstu.dense.configs import ForwardConfig, hopper_fault
+from attnbench.kernels.hstu.dense.hopper.forward import ForwardMeta as HopperMeta
 from attnbench.kernels.hstu.dense.hopper.forward import hstu_hopper_forward
 from attnbench.kernels.hstu.dense.parts import launch_sum, parts_of, workspace_of
 from attnbench.kernels.hstu.dense.portable.arguments import ForwardMeta, ForwardStrides
@@ -130,12 +131,14 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         parts,
         problem.contextual_len,
         problem.max_attn_len or 0,
-        DRAWS=counter is not None,
-        SPLIT=workspace is not None,
+        HopperMeta(
+            **problem.flags(),
+            **config.hopper_flags(block_d, block_v),
+            DRAWS=counter is not None,
+            SPLIT=workspace is not None,
+        ),
         num_warps=4,
         launch_pdl=workspace is not None,
-        **problem.flags(),
-        **config.hopper_flags(block_d, block_v),
     )
     if workspace is not None:
         launch_sum(workspace, out, 1 / problem.scaling_seqlen, hopper=True)

@@ -9,7 +9,7 @@ from attnbench.kernels.hstu.dense.parts import launch_sum, parts_of
 from attnbench.kernels.hstu.dense.parts import workspace_shape as shape_of_parts
 from attnbench.kernels.hstu.paged import portable
 from attnbench.kernels.hstu.paged.configs import PagedConfig
-from attnbench.kernels.hstu.paged.hopper.forward import hstu_paged_hopper_forward
+from attnbench.kernels.hstu.paged.hopper.forward import ForwardMeta, hstu_paged_hopper_forward
 from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, rows_of
@@ -122,11 +122,13 @@ def _launch_hopper(
         tiles,
         group,
         splits,
-        PAGE=page_size,
-        HAS_TARGETS=step.num_targets is not None,
-        DRAWS=counter is not None,
-        SPLIT=workspace is not None,
+        ForwardMeta(
+            **config.hopper_flags(block_d),
+            PAGE=page_size,
+            HAS_TARGETS=step.num_targets is not None,
+            DRAWS=counter is not None,
+            SPLIT=workspace is not None,
+        ),
         num_warps=4,
         launch_pdl=workspace is not None,
-        **config.hopper_flags(block_d),
     )

@@ -33,6 +33,7 @@ from attnbench.kernels.hstu.dense.hopper import backward_wide as wide
 from attnbench.kernels.hstu.dense.hopper.tiles import (
     HIDDEN,
     LEAST_ALPHA,
+    BackwardMeta,
     BackwardProducer,
     BackwardRings,
     GridProblem,
@@ -261,24 +262,18 @@ def hstu_hopper_backward(
     group,
     contextual_len,
     window,
-    CAUSAL: gl.constexpr,
-    HAS_PREFIX: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr,
-    STAGES: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
-    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    mask = Mask(window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
     problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, HAS_CACHE
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE
     )
     rings = BackwardRings(
-        allocate_ring(q_desc, STAGES, 2),
+        allocate_ring(q_desc, META.STAGES, 2),
         allocate_ring(k_desc, 2, 1),
         allocate_ring(v_desc, 2, 1),
-        allocate_ring(dout_desc, STAGES, 2),
+        allocate_ring(dout_desc, META.STAGES, 2),
     )
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, ROWS], q_desc.dtype)
     dscores = gl.allocate_shared_memory(q_desc.dtype, [2, 2 * ROWS, ROWS], LAYOUT)
@@ -300,7 +295,7 @@ def hstu_hopper_backward(
         half_alpha,
         hidden,
         dv_scale,
-        APPROXIMATE,
+        META.APPROXIMATE,
     )
     gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])
 
@@ -362,9 +357,7 @@ def launch_hopper_backward(
         group_of(reread, config.section_mib, pairs),
         problem.contextual_len,
         problem.max_attn_len or 0,
-        **problem.flags(),
-        STAGES=config.stages,
-        APPROXIMATE=config.silu == "tanh",
+        BackwardMeta(**problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh"),
         num_warps=4,
     )
 

@@ -262,21 +262,15 @@ def hstu_hopper_backward_wide(
     group,
     contextual_len,
     window,
-    CAUSAL: gl.constexpr,
-    HAS_PREFIX: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr,
-    STAGES: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step."""
-    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    mask = Mask(window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
     problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, HAS_CACHE
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE
     )
     rings = BackwardRings(
-        allocate_ring(q_desc, 2 * STAGES, 2),
+        allocate_ring(q_desc, 2 * META.STAGES, 2),
         allocate_ring(k_desc, 2, 1),
         allocate_ring(v_desc, 2, 1),
         allocate_ring(dout_desc, 2, 2),
@@ -302,6 +296,6 @@ def hstu_hopper_backward_wide(
         half_alpha,
         hidden,
         dv_scale,
-        APPROXIMATE,
+        META.APPROXIMATE,
     )
     gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -126,6 +126,19 @@ class KeyTile:
         if mask.HAS_PREFIX:
             tile = gl.where(index < self.front, index, tile - self.front)
         return tile
+
+
+class BackwardMeta(NamedTuple):
+    """What `hstu_hopper_backward` and `hstu_hopper_backward_wide` are compiled for."""
+
+    CAUSAL: bool
+    HAS_PREFIX: bool
+    HAS_TARGETS: bool
+    HAS_WINDOW: bool
+    HAS_CACHE: bool
+    STAGES: int
+    APPROXIMATE: bool
+    "SiLU by the tanh instruction"
 
 
 @aggregate

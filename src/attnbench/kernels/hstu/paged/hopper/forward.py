@@ -12,7 +12,7 @@ tile, a box for each lands in its rows of the tile.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,6 +22,23 @@ from attnbench.kernels.hstu.dense.hopper.forward import start_warps
 from attnbench.kernels.hstu.dense.hopper.tiles import Mask
 from attnbench.kernels.hstu.tiles import COUNTS
 from attnbench.kernels.shared.hopper import Argument, aggregate, coordinates, load_tile
+
+
+class ForwardMeta(NamedTuple):
+    """What `hstu_paged_hopper_forward` is compiled for; from APPROXIMATE on as the dense forward."""
+
+    PAGE: int
+    "keys of a page"
+    HAS_TARGETS: bool
+    APPROXIMATE: bool
+    BLOCK_N: int
+    BLOCK_V: int
+    STAGES: int
+    ROOM: int
+    GROUPS: int
+    DRAWS: bool
+    REGISTERS: int
+    SPLIT: bool
 
 
 @aggregate
@@ -167,41 +184,12 @@ def hstu_paged_hopper_forward(
     tiles,
     group,
     parts,
-    PAGE: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    DRAWS: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    SPLIT: gl.constexpr,
+    META: gl.constexpr,
 ):
     """The output, or where keys are SPLIT its parts, of cached keys and values in pages and new ones in rows."""
-    mask = Mask(0, True, False, HAS_TARGETS, False)
-    problem = PagedProblem(offsets_ptr, cached_ptr, num_targets_ptr, mask, heads, pairs, tiles, group, BLOCK_N)
-    source = Pages(pool_desc, k_desc, v_desc, cached_ptr, indptr_ptr, indices_ptr, PAGE)
+    mask = Mask(0, True, False, META.HAS_TARGETS, False)
+    problem = PagedProblem(offsets_ptr, cached_ptr, num_targets_ptr, mask, heads, pairs, tiles, group, META.BLOCK_N)
+    source = Pages(pool_desc, k_desc, v_desc, cached_ptr, indptr_ptr, indices_ptr, META.PAGE)
     start_warps(
-        q_desc,
-        k_desc,
-        v_desc,
-        out_desc,
-        parts_ptr,
-        source,
-        problem,
-        counter_ptr,
-        parts,
-        half_alpha,
-        scale,
-        APPROXIMATE,
-        BLOCK_N,
-        BLOCK_V,
-        STAGES,
-        ROOM,
-        GROUPS,
-        DRAWS,
-        REGISTERS,
-        SPLIT,
+        q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, counter_ptr, parts, half_alpha, scale, META
     )
