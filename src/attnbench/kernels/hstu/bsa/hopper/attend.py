@@ -19,7 +19,7 @@ query's and one block's alone and slots are added in order: the same bits each t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -61,6 +61,33 @@ copy_rows = getattr(async_copy, "async_load", async_copy.async_copy_global_to_sh
 
 AT_ONCE = gl.constexpr(32)
 "Rows whose addresses the warps that gather hold."
+
+
+class AttendMeta(NamedTuple):
+    """What `hstu_bsa_hopper_attend` is compiled for."""
+
+    ATTN_DIM: int
+    LINEAR_DIM: int
+    BLOCK_D: int
+    BLOCK_SIZE: int
+    OTHERS: int
+    "blocks of a query but the local one"
+    GATES: int
+    HAS_TARGETS: bool
+    HAS_CACHE: bool
+    SHARED: bool
+    "one list for all heads"
+    TANH: bool
+    "SiLU by the tanh instruction"
+    KEEP: bool
+    "partial rows are the last that the L2 gives up"
+    STAGES: int
+    JOB_ROWS: int
+    "queries of a job"
+    JOBS: int
+    "slots of jobs"
+    SUM_REGISTERS: int
+    "of a thread that adds up"
 
 
 @gluon.jit
@@ -276,23 +303,15 @@ def hstu_bsa_hopper_attend(
     slot_rows,
     half_alpha,
     scale,
-    ATTN_DIM: gl.constexpr,
-    LINEAR_DIM: gl.constexpr,
-    BLOCK_D: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    OTHERS: gl.constexpr,
-    GATES: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    HAS_CACHE: gl.constexpr,
-    SHARED: gl.constexpr,
-    TANH: gl.constexpr,
-    KEEP: gl.constexpr,
-    STAGES: gl.constexpr,
-    JOB_ROWS: gl.constexpr,
-    JOBS: gl.constexpr,
-    SUM_REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings, slots and barriers, and start the warps."""
+    STAGES: gl.constexpr = META.STAGES
+    JOBS: gl.constexpr = META.JOBS
+    JOB_ROWS: gl.constexpr = META.JOB_ROWS
+    BLOCK_SIZE: gl.constexpr = META.BLOCK_SIZE
+    OTHERS: gl.constexpr = META.OTHERS
+    LINEAR_DIM: gl.constexpr = META.LINEAR_DIM
     BLOCK_V: gl.constexpr = v_desc.block_shape[4]
     problem = GridProblem(
         offsets_ptr,
@@ -304,18 +323,18 @@ def hstu_bsa_hopper_attend(
         group,
         steps,
         ring,
-        HAS_TARGETS,
-        HAS_CACHE,
-        SHARED,
+        META.HAS_TARGETS,
+        META.HAS_CACHE,
+        META.SHARED,
     )
-    tiles = allocate_tiles(k_desc, v_desc, STAGES, BLOCK_D)
+    tiles = allocate_tiles(k_desc, v_desc, STAGES, META.BLOCK_D)
     slots = allocate_slots(STAGES, TILE_ROWS)
     jobs = allocate_slots(JOBS, JOB_ROWS)
     counts = gl.allocate_shared_memory(gl.int32, [JOBS, JOB_ROWS], PLAIN)
     granted = allocate_barriers(STAGES, 1)
     fence_async_shared()
-    consumer = Consumer(granted, partial_ptr, half_alpha, scale, slots, tiles, LINEAR_DIM, TANH, KEEP)
-    combiner = Combiner(partial_ptr, gates_ptr, out_ptr, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, GATES)
+    consumer = Consumer(granted, partial_ptr, half_alpha, scale, slots, tiles, LINEAR_DIM, META.TANH, META.KEEP)
+    combiner = Combiner(partial_ptr, gates_ptr, out_ptr, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, META.GATES)
     tile_producer = TileProducer(
         k_desc,
         v_desc,
@@ -341,7 +360,7 @@ def hstu_bsa_hopper_attend(
         [
             (attend, (consumer,)),
             (combine, (combiner,)),
-            (gather, (slots, tiles, q_ptr, ATTN_DIM)),
+            (gather, (slots, tiles, q_ptr, META.ATTN_DIM)),
             (produce_tiles, (tile_producer,)),
             (grant_places, (slots, granted, finished, ring)),
             (produce_jobs, (job_producer,)),
@@ -349,7 +368,7 @@ def hstu_bsa_hopper_attend(
             (publish_done, (jobs, finished, True)),
         ],
         [4, 2, 1, 1, 1, 1, 1],
-        [SUM_REGISTERS, 48, 48, 48, 48, 48, 48],
+        [META.SUM_REGISTERS, 48, 48, 48, 48, 48, 48],
     )
 
 
@@ -392,25 +411,25 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
         tile_rows=p.tile_rows(TILE_ROWS.value),
         slot_rows=p.slot_rows,
         **call.factors(),
-        **call.flags(),
-        **_constants(call, config),
+        META=_meta(call, config),
         num_warps=8,
     )
 
 
-def _constants(call: BsaCall, config: AttendConfig) -> dict[str, Any]:
+def _meta(call: BsaCall, config: AttendConfig) -> AttendMeta:
     p = call.problem
-    return {
-        "ATTN_DIM": p.attn_dim,
-        "LINEAR_DIM": p.linear_dim,
-        "BLOCK_D": p.block_d,
-        "OTHERS": p.others,
-        "GATES": p.gates,
-        "SHARED": p.shared,
-        "TANH": call.config.silu == "tanh",
-        "KEEP": config.keep,
-        "STAGES": config.stages,
-        "JOB_ROWS": config.job_rows,
-        "JOBS": config.jobs,
-        "SUM_REGISTERS": 112,
-    }
+    return AttendMeta(
+        **call.flags(),
+        ATTN_DIM=p.attn_dim,
+        LINEAR_DIM=p.linear_dim,
+        BLOCK_D=p.block_d,
+        OTHERS=p.others,
+        GATES=p.gates,
+        SHARED=p.shared,
+        TANH=call.config.silu == "tanh",
+        KEEP=config.keep,
+        STAGES=config.stages,
+        JOB_ROWS=config.job_rows,
+        JOBS=config.jobs,
+        SUM_REGISTERS=112,
+    )

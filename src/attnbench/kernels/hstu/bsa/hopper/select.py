@@ -18,7 +18,7 @@ products of the others.  A program's next items are those of other heads and oth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -44,6 +44,33 @@ from attnbench.kernels.shared.kept import launch
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.call import BsaCall
+
+
+class SelectMeta(NamedTuple):
+    """What `hstu_bsa_hopper_select` is compiled for."""
+
+    HAS_CACHE: bool
+    WINDOW: int
+    GATES: int
+    BLOCK_SIZE: int
+    COUNTS: int
+    "blocks of a query, the local one included"
+    BITS: int
+    "of a block's number in a key"
+    APPROXIMATE: bool
+    "SiLU by the tanh instruction"
+    BESIDE: bool
+    "rank while the product with the values runs, or before it is issued"
+    BLOCKS: int
+    "means, or keys nearby, of a tile"
+    BLOCK_V: int
+    GROUPS: int
+    "consumer warpgroups"
+    MINE: int
+    "stripes of a warpgroup"
+    STAGES: int
+    REGISTERS: int
+    "of a thread of all consumer warpgroups but the first"
 
 
 @gluon.jit
@@ -291,25 +318,26 @@ def hstu_bsa_hopper_select(
     tiles,
     jobs,
     zero,
-    HAS_CACHE: gl.constexpr,
-    WINDOW: gl.constexpr,
-    GATES: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    COUNTS: gl.constexpr,
-    BITS: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
-    BESIDE: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    BLOCK_V: gl.constexpr,
-    GROUPS: gl.constexpr,
-    MINE: gl.constexpr,
-    STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps."""
+    BLOCK_V: gl.constexpr = META.BLOCK_V
+    GROUPS: gl.constexpr = META.GROUPS
+    MINE: gl.constexpr = META.MINE
+    STAGES: gl.constexpr = META.STAGES
+    REGISTERS: gl.constexpr = META.REGISTERS
     STRIPES: gl.constexpr = GROUPS * MINE
     problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, heads, tiles, jobs, HAS_CACHE, STRIPES, WINDOW, BLOCK_SIZE, BLOCKS
+        offsets_ptr,
+        offsets_q_ptr,
+        heads,
+        tiles,
+        jobs,
+        META.HAS_CACHE,
+        STRIPES,
+        META.WINDOW,
+        META.BLOCK_SIZE,
+        META.BLOCKS,
     )
     q_rings = ()
     for _i in gl.static_range(STRIPES):
@@ -331,11 +359,11 @@ def hstu_bsa_hopper_select(
         half_alpha,
         scale,
         zero,
-        GATES,
-        COUNTS,
-        BITS,
-        APPROXIMATE,
-        BESIDE,
+        META.GATES,
+        META.COUNTS,
+        META.BITS,
+        META.APPROXIMATE,
+        META.BESIDE,
         BLOCK_V,
         MINE,
     )
@@ -395,26 +423,26 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
         tiles,
         jobs,
         0,
+        _meta(call, config),
         num_warps=4,
-        **_constants(call, config),
     )
 
 
-def _constants(call: BsaCall, config: SelectConfig) -> dict[str, Any]:
+def _meta(call: BsaCall, config: SelectConfig) -> SelectMeta:
     p = call.problem
-    return {
-        "HAS_CACHE": p.has_cache,
-        "WINDOW": p.local_window,
-        "GATES": p.gates,
-        "BLOCK_SIZE": p.block_size,
-        "COUNTS": p.block_counts,
-        "BITS": p.index_bits,
-        "APPROXIMATE": call.config.silu == "tanh",
-        "BESIDE": config.beside,
-        "BLOCKS": config.blocks,
-        "BLOCK_V": p.block_v,
-        "GROUPS": config.groups,
-        "MINE": config.rows // ROWS.value,
-        "STAGES": config.stages,
-        "REGISTERS": REGISTERS[config.groups],
-    }
+    return SelectMeta(
+        HAS_CACHE=p.has_cache,
+        WINDOW=p.local_window,
+        GATES=p.gates,
+        BLOCK_SIZE=p.block_size,
+        COUNTS=p.block_counts,
+        BITS=p.index_bits,
+        APPROXIMATE=call.config.silu == "tanh",
+        BESIDE=config.beside,
+        BLOCKS=config.blocks,
+        BLOCK_V=p.block_v,
+        GROUPS=config.groups,
+        MINE=config.rows // ROWS.value,
+        STAGES=config.stages,
+        REGISTERS=REGISTERS[config.groups],
+    )

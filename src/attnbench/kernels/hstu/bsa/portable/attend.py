@@ -61,43 +61,35 @@ def attend_part(
     unit,
     part,
     parts,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
+    strides,
     heads,
     entry_rows,
     tile_rows,
     half_alpha,
     scale,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    OTHERS: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    SHARED: tl.constexpr,
-    ROWS: tl.constexpr,
-    TANH: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """One of so many parts of a pair's tiles; `partial_ptr` is where the partial rows of the pair start."""
+    """One of so many parts of a pair's tiles; `partial_ptr` is where the partial rows of the pair start.
+
+    META is that of either kernel below.
+    """
+    LINEAR_DIM: tl.constexpr = META.LINEAR_DIM
+    BLOCK_SIZE: tl.constexpr = META.BLOCK_SIZE
+    OTHERS: tl.constexpr = META.OTHERS
+    ROWS: tl.constexpr = META.ROWS
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    list_head = head * 0 if SHARED else head
-    many = tl.load(num_tiles_ptr + (number if SHARED else unit))
+    list_head = head * 0 if META.SHARED else head
+    many = tl.load(num_tiles_ptr + (number if META.SHARED else unit))
     each = tl.cdiv(many, parts)
     key_start, query_start, _, _, _, _ = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
     )
     tiles = tiles_ptr + (list_head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
     entries = entries_ptr + list_head * entry_rows + query_start * OTHERS
-    q_base = q_ptr + head * q_head + query_start * q_row
-    k_base = k_ptr + head * k_head + key_start * k_row
-    v_base = v_ptr + head * v_head + key_start * v_row
+    q_base = q_ptr + head * strides.q_head + query_start * strides.q_row
+    k_base = k_ptr + head * strides.k_head + key_start * strides.k_row
+    v_base = v_ptr + head * strides.v_head + key_start * strides.v_row
     at = tl.arange(0, ROWS)
     for tile in tl.range(part * each, tl.minimum((part + 1) * each, many), num_stages=1):
         where = tiles + tile * 3
@@ -106,12 +98,12 @@ def attend_part(
         mask = at < tl.load(where + 2)
         entry = tl.load(entries + first + at, mask=mask, other=0)
         # A listed block is complete and past: every query of its list sees all its keys.
-        k = load_rows(k_base, key, 0, k_row, ATTN_DIM, BLOCK_SIZE, BLOCK_D, True)
-        v = load_rows(v_base, key, 0, v_row, LINEAR_DIM, BLOCK_SIZE, BLOCK_V, True)
-        q = gather_rows(q_base, entry // OTHERS, mask, q_row, ATTN_DIM, BLOCK_D)
-        weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
+        k = load_rows(k_base, key, 0, strides.k_row, META.ATTN_DIM, BLOCK_SIZE, META.BLOCK_D, True)
+        v = load_rows(v_base, key, 0, strides.v_row, LINEAR_DIM, BLOCK_SIZE, META.BLOCK_V, True)
+        q = gather_rows(q_base, entry // OTHERS, mask, strides.q_row, META.ATTN_DIM, META.BLOCK_D)
+        weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, META.TANH)
         partial = tl.dot(weights.to(q.dtype), v, input_precision="ieee") * scale
-        scatter_rows(partial_ptr, entry, mask, LINEAR_DIM, partial, LINEAR_DIM, BLOCK_V)
+        scatter_rows(partial_ptr, entry, mask, LINEAR_DIM, partial, LINEAR_DIM, META.BLOCK_V)
 
 
 @triton.jit
@@ -199,28 +191,13 @@ def hstu_bsa_attend(
         first_unit + place,
         tl.program_id(0) - place * parts,
         parts,
-        strides.q_row,
-        strides.q_head,
-        strides.k_row,
-        strides.k_head,
-        strides.v_row,
-        strides.v_head,
+        strides,
         heads,
         entry_rows,
         tile_rows,
         half_alpha,
         scale,
-        META.ATTN_DIM,
-        META.LINEAR_DIM,
-        META.BLOCK_D,
-        META.BLOCK_V,
-        META.BLOCK_SIZE,
-        META.OTHERS,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-        META.SHARED,
-        META.ROWS,
-        META.TANH,
+        META,
     )
 
 
@@ -329,28 +306,13 @@ def hstu_bsa_ticket(
                 step,
                 place,
                 parts,
-                strides.q_row,
-                strides.q_head,
-                strides.k_row,
-                strides.k_head,
-                strides.v_row,
-                strides.v_head,
+                strides,
                 heads,
                 entry_rows,
                 tile_rows,
                 half_alpha,
                 scale,
-                META.ATTN_DIM,
-                META.LINEAR_DIM,
-                META.BLOCK_D,
-                META.BLOCK_V,
-                META.BLOCK_SIZE,
-                META.OTHERS,
-                META.HAS_TARGETS,
-                META.HAS_CACHE,
-                META.SHARED,
-                META.ROWS,
-                META.TANH,
+                META,
             )
             arrive(attended + step)
     elif step >= lag:
