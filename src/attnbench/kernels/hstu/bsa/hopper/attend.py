@@ -306,6 +306,7 @@ def hstu_bsa_hopper_attend(
     META: gl.constexpr,
 ):
     """Allocate rings, slots and barriers, and start the warps."""
+    ATTN_DIM: gl.constexpr = META.ATTN_DIM
     STAGES: gl.constexpr = META.STAGES
     JOBS: gl.constexpr = META.JOBS
     JOB_ROWS: gl.constexpr = META.JOB_ROWS
@@ -360,7 +361,7 @@ def hstu_bsa_hopper_attend(
         [
             (attend, (consumer,)),
             (combine, (combiner,)),
-            (gather, (slots, tiles, q_ptr, META.ATTN_DIM)),
+            (gather, (slots, tiles, q_ptr, ATTN_DIM)),
             (produce_tiles, (tile_producer,)),
             (grant_places, (slots, granted, finished, ring)),
             (produce_jobs, (job_producer,)),
