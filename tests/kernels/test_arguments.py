@@ -32,26 +32,17 @@ KERNELS = Path(__file__).resolve().parents[2] / "src" / "attnbench" / "kernels"
 MOST = 25
 LONGER = {
     "flash_backward_columns": 26,
-    "hstu_bsa_grad_keys": 27,
-    "hstu_bsa_ticket": 27,
-    "hstu_bsa_hopper_attend": 40,
     "quantise": 41,
     "flash_hopper_forward": 36,
     "flash_sparse_quant_hopper_forward": 33,
     "flash_sparse_quant_forward": 31,
     "decode_attend": 40,
-    "attend_part": 35,
     "flash_sparse_hopper_forward": 33,
     "flash_quant_hopper_forward": 33,
-    "hstu_hopper_forward": 32,
     "flash_quant_forward": 31,
-    "hstu_paged_hopper_forward": 30,
-    "hstu_bsa_hopper_select": 30,
     "decode_combine": 30,
     "fold_rows": 27,
     "flash_sparse_forward": 27,
-    "hstu_hopper_backward_wide": 26,
-    "hstu_hopper_backward": 26,
 }
 """Functions with more names than MOST, and how many; pointers, descriptors and numbers that nothing is compiled anew for
 cannot be in a tuple: a descriptor's map is made of an argument by itself, and Triton specialises every number of one."""

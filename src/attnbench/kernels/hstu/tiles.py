@@ -14,7 +14,7 @@ what every row sees is not masked.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
@@ -26,33 +26,55 @@ COUNTS = ("contextual_len", "group", "heads", "pairs", "parts", "rows", "tiles",
 than SMs are drawn."""
 
 
+class Sequences(NamedTuple):
+    """Where the sequences of a call lie in packed tensors; what is not read may be None or any other tensor."""
+
+    offsets_ptr: Any
+    "[sequences + 1] of the keys"
+    offsets_q_ptr: Any
+    "of the queries, with HAS_CACHE"
+    num_targets_ptr: Any
+    "[sequences], with HAS_TARGETS"
+
+
+class Bounds(NamedTuple):
+    """Where a sequence lies, and what is in it."""
+
+    key_start: Any
+    "first key in the packed tensors, int64"
+    query_start: Any
+    "first query there, int64"
+    keys: Any
+    first_query: Any
+    "position of query 0"
+    prefix: Any
+    "rows"
+    seen: Any
+    "rows before the targets"
+
+
 @triton.jit
 @no_type_check
 def sequence(
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
-    number,
-    contextual_len,
-    HAS_PREFIX: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
+    sequences, number, contextual_len, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr
 ):
-    """First key and query in the packed tensors (int64), keys, position of query 0, prefix, rows before targets."""
-    key_start = tl.load(offsets_ptr + number).to(tl.int64)
-    keys = (tl.load(offsets_ptr + number + 1) - key_start).to(tl.int32)
+    """The `Bounds` of the number-th of `Sequences`."""
+    key_start = tl.load(sequences.offsets_ptr + number).to(tl.int64)
+    keys = (tl.load(sequences.offsets_ptr + number + 1) - key_start).to(tl.int32)
     query_start = key_start
     first_query = 0
     if HAS_CACHE:
-        query_start = tl.load(offsets_q_ptr + number).to(tl.int64)
-        first_query = keys - (tl.load(offsets_q_ptr + number + 1) - query_start).to(tl.int32)
+        query_start = tl.load(sequences.offsets_q_ptr + number).to(tl.int64)
+        first_query = keys - (tl.load(sequences.offsets_q_ptr + number + 1) - query_start).to(tl.int32)
     seen = keys
     if HAS_TARGETS:
-        seen = keys - tl.load(num_targets_ptr + number).to(tl.int32)
+        seen = keys - tl.load(sequences.num_targets_ptr + number).to(tl.int32)
     prefix = 0
     if HAS_PREFIX:
         prefix = tl.minimum(contextual_len, seen)
-    return key_start, query_start, keys, first_query, prefix, seen
+    return Bounds(
+        key_start=key_start, query_start=query_start, keys=keys, first_query=first_query, prefix=prefix, seen=seen
+    )
 
 
 @triton.jit

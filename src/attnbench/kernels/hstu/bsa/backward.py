@@ -124,7 +124,7 @@ def _order(grad: BsaGradients) -> None:
     common = {
         **call.tensors("blocks", "starts"),
         "pieces_ptr": grad.workspace["pieces"],
-        **call.sequences(),
+        "sequences": call.sequences(),
         "list_heads": p.list_heads,
         "chunks": chunks,
         "entry_rows": p.queries * p.others,
@@ -173,7 +173,7 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
 def _common(grad: BsaGradients) -> dict[str, Any]:
     call, p, c = grad.call, grad.call.problem, grad.call.config
     return {
-        **call.sequences(),
+        "sequences": call.sequences(),
         **call.factors(),
         **call.dims(),
         **call.flags(),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, Shapes, forward_shapes, saved_shapes
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
+from attnbench.kernels.hstu.tiles import Sequences
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import is_rows
 
@@ -37,13 +38,13 @@ class BsaCall:
     workspace: Mapping[str, Tensor]
     "as `saved_shapes` and `forward_shapes` say"
 
-    def sequences(self) -> dict[str, Any]:
+    def sequences(self) -> Sequences:
         """Where the sequences lie; a pointer that is not read stands in for what is not there."""
-        return {
-            "offsets_ptr": self.offsets,
-            "offsets_q_ptr": first_of(self.offsets_q, self.offsets),
-            "num_targets_ptr": first_of(self.num_targets, self.offsets),
-        }
+        return Sequences(
+            offsets_ptr=self.offsets,
+            offsets_q_ptr=first_of(self.offsets_q, self.offsets),
+            num_targets_ptr=first_of(self.num_targets, self.offsets),
+        )
 
     def strides(self, *names: str) -> dict[str, int]:
         """Strides of rows and heads by name."""

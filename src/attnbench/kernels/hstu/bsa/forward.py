@@ -49,7 +49,7 @@ def pool(call: BsaCall) -> None:
             hstu_bsa_pool,
             (p.units * blocks,),
             **call.tensors("k", "v", "means_k", "means_v"),
-            **call.sequences(),
+            sequences=call.sequences(),
             **call.strides("k", "v"),
             heads=p.heads,
             blocks=blocks,
@@ -86,7 +86,7 @@ def select(call: BsaCall) -> None:
             hstu_bsa_select_shared,
             (p.batch * tiles,),
             **call.tensors("q", "means_k", "blocks"),
-            **call.sequences(),
+            sequences=call.sequences(),
             **call.strides("q"),
             **sizes,
             **dims,
@@ -101,7 +101,7 @@ def select(call: BsaCall) -> None:
             SelectMeta,
             **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"),
             gates_ptr=first_of(call.gates, call.q),
-            **call.sequences(),
+            sequences=call.sequences(),
             **call.strides("q", "k", "v"),
             **sizes,
             **call.factors(),
@@ -124,7 +124,7 @@ def lists(call: BsaCall) -> None:
     if not p.others or not units * p.max_seqlen_q:
         return
     common = {
-        **call.sequences(),
+        "sequences": call.sequences(),
         "list_heads": p.list_heads,
         "count_rows": p.count_rows,
         **call.flags(),
@@ -200,7 +200,7 @@ def _attend_arguments(call: BsaCall) -> dict[str, Any]:
     p, c = call.problem, call.config
     return {
         **call.tensors("q", "k", "v", "partial", "entries", "tiles", "num_tiles"),
-        **call.sequences(),
+        "sequences": call.sequences(),
         **call.strides("q", "k", "v"),
         "heads": p.heads,
         "entry_rows": p.queries * p.others,
@@ -223,7 +223,7 @@ def _combine_arguments(call: BsaCall) -> dict[str, Any]:
     return {
         **call.tensors("out", "partial"),
         "gates_ptr": first_of(call.gates, call.q),
-        **call.sequences(),
+        "sequences": call.sequences(),
         "heads": p.heads,
         "slot_rows": p.slot_rows,
         **dims,

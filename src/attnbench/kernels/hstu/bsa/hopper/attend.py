@@ -288,9 +288,7 @@ def hstu_bsa_hopper_attend(
     entries_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     q_row,
     q_head,
     units,
@@ -315,18 +313,7 @@ def hstu_bsa_hopper_attend(
     LINEAR_DIM: gl.constexpr = META.LINEAR_DIM
     BLOCK_V: gl.constexpr = v_desc.block_shape[4]
     problem = GridProblem(
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
-        num_tiles_ptr,
-        units,
-        heads,
-        group,
-        steps,
-        ring,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-        META.SHARED,
+        sequences, num_tiles_ptr, units, heads, group, steps, ring, META.HAS_TARGETS, META.HAS_CACHE, META.SHARED
     )
     tiles = allocate_tiles(k_desc, v_desc, STAGES, META.BLOCK_D)
     slots = allocate_slots(STAGES, TILE_ROWS)
@@ -401,7 +388,7 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
         v_desc=rows_of(call.v, p.block_size, p.block_v),
         gates_ptr=call.q if call.gates is None else call.gates,
         **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"),
-        **call.sequences(),
+        sequences=call.sequences(),
         **call.strides("q"),
         units=p.units,
         heads=p.heads,

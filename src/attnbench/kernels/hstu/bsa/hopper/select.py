@@ -37,7 +37,7 @@ from attnbench.kernels.hstu.bsa.hopper.stripes import (
 )
 from attnbench.kernels.hstu.bsa.hopper.topk import empty_lists
 from attnbench.kernels.hstu.bsa.tiles import complete_seen, gate_of, near_begin, standing
-from attnbench.kernels.hstu.tiles import sequence
+from attnbench.kernels.hstu.tiles import Sequences, sequence
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, aggregate, allocate_ring, coordinates, flat, load_tile, rows_of
 from attnbench.kernels.shared.kept import launch
@@ -81,11 +81,20 @@ def work_of(item, problem):
     place = item - number * (problem.tiles * problem.heads)
     tile = place // problem.heads
     head = place - tile * problem.heads
-    key_start, query_start, keys, first_query, _prefix, _seen = sequence(
-        problem.offsets_ptr, problem.offsets_q_ptr, problem.offsets_ptr, number, 0, False, False, problem.HAS_CACHE
+    sequences = Sequences(
+        offsets_ptr=problem.offsets_ptr, offsets_q_ptr=problem.offsets_q_ptr, num_targets_ptr=problem.offsets_ptr
     )
+    bounds = sequence(sequences, number, 0, False, False, problem.HAS_CACHE)
     start = (problem.tiles - 1 - tile) * (ROWS * problem.STRIPES)
-    return Work(head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, keys - first_query, start)
+    return Work(
+        head=head,
+        key_start=bounds.key_start.to(gl.int32),
+        query_start=bounds.query_start.to(gl.int32),
+        keys=bounds.keys,
+        first_query=bounds.first_query,
+        queries=bounds.keys - bounds.first_query,
+        start=start,
+    )
 
 
 @aggregate

@@ -55,9 +55,7 @@ def attend_part(
     entries_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     unit,
     part,
     parts,
@@ -82,14 +80,14 @@ def attend_part(
     list_head = head * 0 if META.SHARED else head
     many = tl.load(num_tiles_ptr + (number if META.SHARED else unit))
     each = tl.cdiv(many, parts)
-    key_start, query_start, _, _, _, _ = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
+    bounds = sequence(sequences, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE)
+    tiles = (
+        tiles_ptr + (list_head * tile_rows + (bounds.query_start * OTHERS) // ROWS + bounds.key_start // BLOCK_SIZE) * 3
     )
-    tiles = tiles_ptr + (list_head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
-    entries = entries_ptr + list_head * entry_rows + query_start * OTHERS
-    q_base = q_ptr + head * strides.q_head + query_start * strides.q_row
-    k_base = k_ptr + head * strides.k_head + key_start * strides.k_row
-    v_base = v_ptr + head * strides.v_head + key_start * strides.v_row
+    entries = entries_ptr + list_head * entry_rows + bounds.query_start * OTHERS
+    q_base = q_ptr + head * strides.q_head + bounds.query_start * strides.q_row
+    k_base = k_ptr + head * strides.k_head + bounds.key_start * strides.k_row
+    v_base = v_ptr + head * strides.v_head + bounds.key_start * strides.v_row
     at = tl.arange(0, ROWS)
     for tile in tl.range(part * each, tl.minimum((part + 1) * each, many), num_stages=1):
         where = tiles + tile * 3
@@ -112,9 +110,7 @@ def combine_part(
     gates_ptr,
     out_ptr,
     partial_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     unit,
     part,
     span,
@@ -131,17 +127,15 @@ def combine_part(
     """`span` queries of a pair; `out` holds the other branches and takes the sum."""
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    _, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
-    )
+    bounds = sequence(sequences, number, 0, False, HAS_TARGETS, HAS_CACHE)
     out_row = heads * LINEAR_DIM
-    out = out_ptr + query_start * out_row + head * LINEAR_DIM
-    end = tl.minimum((part + 1) * span, keys - first_query)
+    out = out_ptr + bounds.query_start * out_row + head * LINEAR_DIM
+    end = tl.minimum((part + 1) * span, bounds.keys - bounds.first_query)
     for start in range(part * span, end, ROWS):
         rows = start + tl.arange(0, ROWS)
         mask = rows < end
-        local = standing(rows, first_query, seen, BLOCK_SIZE)[2]
-        gate = gate_of(gates_ptr, query_start + rows, heads, head, mask, 1, GATES)
+        local = standing(rows, bounds.first_query, bounds.seen, BLOCK_SIZE)[2]
+        gate = gate_of(gates_ptr, bounds.query_start + rows, heads, head, mask, 1, GATES)
         total = gather_rows(out, rows, mask, out_row, LINEAR_DIM, BLOCK_V).to(tl.float32)
         chosen = tl.zeros([ROWS, BLOCK_V], tl.float32)
         for slot in tl.static_range(OTHERS):
@@ -161,9 +155,7 @@ def hstu_bsa_attend(
     entries_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     first_unit,
     parts,
     strides,
@@ -185,9 +177,7 @@ def hstu_bsa_attend(
         entries_ptr,
         tiles_ptr,
         num_tiles_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         first_unit + place,
         tl.program_id(0) - place * parts,
         parts,
@@ -207,9 +197,7 @@ def hstu_bsa_combine(
     gates_ptr,
     out_ptr,
     partial_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     first_unit,
     row_parts,
     span,
@@ -230,9 +218,7 @@ def hstu_bsa_combine(
         gates_ptr,
         out_ptr,
         partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         first_unit + place,
         tl.program_id(0) - place * row_parts,
         span,
@@ -261,9 +247,7 @@ def hstu_bsa_ticket(
     entries_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     units,
     lag,
     ring,
@@ -300,9 +284,7 @@ def hstu_bsa_ticket(
                 entries_ptr,
                 tiles_ptr,
                 num_tiles_ptr,
-                offsets_ptr,
-                offsets_q_ptr,
-                num_targets_ptr,
+                sequences,
                 step,
                 place,
                 parts,
@@ -322,9 +304,7 @@ def hstu_bsa_ticket(
             gates_ptr,
             out_ptr,
             partial_ptr + (unit % ring) * size,
-            offsets_ptr,
-            offsets_q_ptr,
-            num_targets_ptr,
+            sequences,
             unit,
             place - parts,
             span,

@@ -77,9 +77,7 @@ def hstu_bsa_grad_rows(
     dk_ptr,
     dv_ptr,
     dgates_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     first_unit,
     tiles,
     strides,
@@ -97,20 +95,18 @@ def hstu_bsa_grad_rows(
     unit = first_unit + place
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
-    )
-    queries = keys - first_query
+    bounds = sequence(sequences, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE)
+    queries = bounds.keys - bounds.first_query
     start = (tiles - 1 - (tl.program_id(0) - place * tiles)) * ROWS
     if start >= queries:
         return
     rows = start + tl.arange(0, ROWS)
     mask = rows < queries
-    packed = query_start + rows
-    position, stand, local = standing(rows, first_query, seen, META.BLOCK_SIZE)
-    visible = complete_seen(stand, seen, META.BLOCK_SIZE)
+    packed = bounds.query_start + rows
+    position, stand, local = standing(rows, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
+    visible = complete_seen(stand, bounds.seen, META.BLOCK_SIZE)
     q = load_rows(
-        q_ptr + query_start * strides.q_row + head * strides.q_head,
+        q_ptr + bounds.query_start * strides.q_row + head * strides.q_head,
         start,
         queries,
         strides.q_row,
@@ -120,7 +116,7 @@ def hstu_bsa_grad_rows(
         False,
     )
     dout = load_rows(
-        dout_ptr + query_start * strides.dout_row + head * strides.dout_head,
+        dout_ptr + bounds.query_start * strides.dout_row + head * strides.dout_head,
         start,
         queries,
         strides.dout_row,
@@ -131,14 +127,14 @@ def hstu_bsa_grad_rows(
     )
 
     # The means.
-    whole = seen // META.BLOCK_SIZE
-    means_k = means_k_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.ATTN_DIM
-    means_v = means_v_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.LINEAR_DIM
-    _, of_last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, META.BLOCK_SIZE)
+    whole = bounds.seen // META.BLOCK_SIZE
+    means_k = means_k_ptr + (head * mean_rows + bounds.key_start // META.BLOCK_SIZE) * META.ATTN_DIM
+    means_v = means_v_ptr + (head * mean_rows + bounds.key_start // META.BLOCK_SIZE) * META.LINEAR_DIM
+    _, of_last, _ = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
     dq = tl.zeros([ROWS, BLOCK_D], tl.float32)
     dcoarse = tl.zeros([ROWS], tl.float32)
     # One loop, masked throughout: a second one would wait for its first tile, which costs more than masks.
-    for block in range(0, complete_seen(of_last, seen, META.BLOCK_SIZE), META.BLOCKS):
+    for block in range(0, complete_seen(of_last, bounds.seen, META.BLOCK_SIZE), META.BLOCKS):
         dq, dcoarse = coarse_gradient(
             dq,
             dcoarse,
@@ -166,10 +162,10 @@ def hstu_bsa_grad_rows(
         of_window = gate_of(gates_ptr, packed, heads, head, mask, 2, META.GATES)
     dlocal = tl.zeros([ROWS], tl.float32)
     dwindow = tl.zeros([ROWS], tl.float32)
-    k_base = k_ptr + key_start * strides.k_row + head * strides.k_head
-    v_base = v_ptr + key_start * strides.v_row + head * strides.v_head
-    end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
-    for key in range(near_begin(first_query + start, seen, META.WINDOW, META.BLOCK_SIZE), end, META.KEYS):
+    k_base = k_ptr + bounds.key_start * strides.k_row + head * strides.k_head
+    v_base = v_ptr + bounds.key_start * strides.v_row + head * strides.v_head
+    end = tl.minimum(bounds.first_query + tl.minimum(start + ROWS, queries), bounds.seen)
+    for key in range(near_begin(bounds.first_query + start, bounds.seen, META.WINDOW, META.BLOCK_SIZE), end, META.KEYS):
         k = load_rows(k_base, key, end, strides.k_row, META.ATTN_DIM, META.KEYS, BLOCK_D, False)
         v = load_rows(v_base, key, end, strides.v_row, META.LINEAR_DIM, META.KEYS, META.BLOCK_V, False)
         in_local, in_window = near_masks(
@@ -177,7 +173,7 @@ def hstu_bsa_grad_rows(
             position[:, None],
             stand[:, None],
             local[:, None],
-            seen,
+            bounds.seen,
             META.WINDOW,
             META.BLOCK_SIZE,
         )
@@ -191,7 +187,7 @@ def hstu_bsa_grad_rows(
 
     # A target's own key, which nobody else sees.
     if META.HAS_TARGETS:
-        target = mask & (position >= seen)
+        target = mask & (position >= bounds.seen)
         own_k = gather_rows(k_base, position, target, strides.k_row, META.ATTN_DIM, BLOCK_D).to(tl.float32)
         own_v = gather_rows(v_base, position, target, strides.v_row, META.LINEAR_DIM, META.BLOCK_V).to(tl.float32)
         value, twice = silu_and_slope(tl.sum(q.to(tl.float32) * own_k, 1), half_alpha, META.TANH)
@@ -203,7 +199,7 @@ def hstu_bsa_grad_rows(
         dwindow += tl.where(target, value * above, 0.0)
         key_row = heads * META.ATTN_DIM
         scatter_rows(
-            dk_ptr + key_start * key_row + head * META.ATTN_DIM,
+            dk_ptr + bounds.key_start * key_row + head * META.ATTN_DIM,
             position,
             target,
             key_row,
@@ -213,7 +209,7 @@ def hstu_bsa_grad_rows(
         )
         key_row = heads * META.LINEAR_DIM
         scatter_rows(
-            dv_ptr + key_start * key_row + head * META.LINEAR_DIM,
+            dv_ptr + bounds.key_start * key_row + head * META.LINEAR_DIM,
             position,
             target,
             key_row,
@@ -241,7 +237,7 @@ def hstu_bsa_grad_rows(
             dlocal += tl.load(partial_dgate + tl.arange(0, ROWS) * META.OTHERS + slot, mask=chosen, other=0.0)
     query_row = heads * META.ATTN_DIM
     store_rows(
-        dq_ptr + query_start * query_row + head * META.ATTN_DIM,
+        dq_ptr + bounds.query_start * query_row + head * META.ATTN_DIM,
         start,
         queries,
         query_row,

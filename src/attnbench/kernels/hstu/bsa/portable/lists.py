@@ -42,9 +42,7 @@ def chosen_blocks(blocks_ptr, entries, mask, first_query, seen, stride, OTHERS: 
 @no_type_check
 def own_entries(
     blocks_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -59,23 +57,21 @@ def own_entries(
     unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
-    )
+    bounds = sequence(sequences, number, 0, False, HAS_TARGETS, HAS_CACHE)
     entry = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
     stride = list_heads * (OTHERS + 1)
     block = chosen_blocks(
-        blocks_ptr + query_start * stride + head * (OTHERS + 1),
+        blocks_ptr + bounds.query_start * stride + head * (OTHERS + 1),
         entry,
-        entry < (keys - first_query) * OTHERS,
-        first_query,
-        seen,
+        entry < (bounds.keys - bounds.first_query) * OTHERS,
+        bounds.first_query,
+        bounds.seen,
         stride,
         OTHERS,
         BLOCK_SIZE,
     )
-    entries = head * entry_rows + query_start * OTHERS
-    return entry, block, entries, head * count_rows + key_start // BLOCK_SIZE + number
+    entries = head * entry_rows + bounds.query_start * OTHERS
+    return entry, block, entries, head * count_rows + bounds.key_start // BLOCK_SIZE + number
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -84,9 +80,7 @@ def hstu_bsa_rank(
     blocks_ptr,
     ranks_ptr,
     counts_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -100,9 +94,7 @@ def hstu_bsa_rank(
     """A program: CHUNK entries; the counts were 0."""
     entry, block, entries, counts = own_entries(
         blocks_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         list_heads,
         chunks,
         entry_rows,
@@ -124,9 +116,7 @@ def hstu_bsa_place(
     starts_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     count_rows,
     tile_rows,
@@ -141,12 +131,10 @@ def hstu_bsa_place(
     unit = tl.program_id(0)
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
-    key_start, query_start, _, _, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
-    )
-    whole = seen // BLOCK_SIZE
-    row = head * count_rows + key_start // BLOCK_SIZE + number
-    tiles = tiles_ptr + (head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
+    bounds = sequence(sequences, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    whole = bounds.seen // BLOCK_SIZE
+    row = head * count_rows + bounds.key_start // BLOCK_SIZE + number
+    tiles = tiles_ptr + (head * tile_rows + (bounds.query_start * OTHERS) // ROWS + bounds.key_start // BLOCK_SIZE) * 3
     entries = 0
     num_tiles = 0
     for first in range(0, whole, CHUNK):
@@ -174,9 +162,7 @@ def hstu_bsa_scatter(
     ranks_ptr,
     starts_ptr,
     entries_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -190,9 +176,7 @@ def hstu_bsa_scatter(
     """A program: CHUNK entries."""
     entry, block, entries, starts = own_entries(
         blocks_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         list_heads,
         chunks,
         entry_rows,
@@ -212,9 +196,7 @@ def hstu_bsa_scatter(
 @no_type_check
 def own_places(
     starts_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -229,13 +211,17 @@ def own_places(
     unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
-    key_start, query_start, _, _, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
-    )
-    starts = starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
+    bounds = sequence(sequences, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    starts = starts_ptr + head * count_rows + bounds.key_start // BLOCK_SIZE + number
     place = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
-    rows = (query_start * list_heads + head) * (OTHERS + 1)
-    return place, tl.load(starts + seen // BLOCK_SIZE), head * entry_rows + query_start * OTHERS, starts, rows
+    rows = (bounds.query_start * list_heads + head) * (OTHERS + 1)
+    return (
+        place,
+        tl.load(starts + bounds.seen // BLOCK_SIZE),
+        head * entry_rows + bounds.query_start * OTHERS,
+        starts,
+        rows,
+    )
 
 
 @triton.jit
@@ -253,9 +239,7 @@ def hstu_bsa_sort(
     entries_ptr,
     pieces_ptr,
     starts_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -271,9 +255,7 @@ def hstu_bsa_sort(
     """A program: one piece.  A key is block slot_rows + entry, of 64 bits if WIDE."""
     place, listed, base, _starts, rows = own_places(
         starts_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         list_heads,
         chunks,
         entry_rows,
@@ -303,9 +285,7 @@ def hstu_bsa_merge(
     pieces_ptr,
     ordered_ptr,
     starts_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -320,9 +300,7 @@ def hstu_bsa_merge(
     """A program: the entries of one piece; a search of STEPS steps has CHUNK + 1 outcomes."""
     place, listed, base, starts, rows = own_places(
         starts_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         list_heads,
         chunks,
         entry_rows,

@@ -48,9 +48,7 @@ def hstu_bsa_pool(
     v_ptr,
     means_k_ptr,
     means_v_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     k_row,
     k_head,
     v_row,
@@ -73,13 +71,11 @@ def hstu_bsa_pool(
     block = tl.program_id(0) - unit * blocks
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    key_start, _, _, _, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
-    )
-    if block >= seen // BLOCK_SIZE:
+    bounds = sequence(sequences, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    if block >= bounds.seen // BLOCK_SIZE:
         return
-    key = key_start + block * BLOCK_SIZE
-    mean = head * mean_rows + key_start // BLOCK_SIZE + block
+    key = bounds.key_start + block * BLOCK_SIZE
+    mean = head * mean_rows + bounds.key_start // BLOCK_SIZE + block
     block_mean(
         k_ptr + key * k_row + head * k_head,
         means_k_ptr + mean * ATTN_DIM,

@@ -250,9 +250,7 @@ def hstu_hopper_backward(
     dk_desc,
     dv_desc,
     dq_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     half_alpha,
     hidden,
     dv_scale,
@@ -266,9 +264,7 @@ def hstu_hopper_backward(
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
     mask = Mask(window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
-    problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE
-    )
+    problem = GridProblem(sequences, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE)
     rings = BackwardRings(
         allocate_ring(q_desc, META.STAGES, 2),
         allocate_ring(k_desc, 2, 1),
@@ -345,9 +341,7 @@ def launch_hopper_backward(
         kernel,
         (tiles * pairs,),
         *described,
-        problem.offsets,
-        problem.offsets_q,
-        problem.num_targets,
+        problem.sequences(),
         problem.alpha / 2,
         2 * HIDDEN / problem.alpha if problem.alpha else 0.0,
         1 / problem.scaling_seqlen,

@@ -250,9 +250,7 @@ def hstu_hopper_backward_wide(
     dk_desc,
     dv_desc,
     dq_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     half_alpha,
     hidden,
     dv_scale,
@@ -266,9 +264,7 @@ def hstu_hopper_backward_wide(
 ):
     """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step."""
     mask = Mask(window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
-    problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE
-    )
+    problem = GridProblem(sequences, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE)
     rings = BackwardRings(
         allocate_ring(q_desc, 2 * META.STAGES, 2),
         allocate_ring(k_desc, 2, 1),

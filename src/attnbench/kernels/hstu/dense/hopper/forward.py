@@ -309,9 +309,7 @@ def hstu_hopper_forward(
     out_desc,
     parts_ptr,
     counter_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     half_alpha,
     scale,
     heads,
@@ -325,9 +323,7 @@ def hstu_hopper_forward(
 ):
     """The output, or where keys are SPLIT its parts, of keys and values that lie as rows."""
     mask = Mask(window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
-    problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE
-    )
+    problem = GridProblem(sequences, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE)
     start_warps(
         q_desc,
         k_desc,

@@ -185,17 +185,17 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
     tile, pair = section_of(at, problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads
     head = pair - number * problem.heads
-    key_start, query_start, keys, first_query, prefix, seen = problem.sequence_of(number)
-    blocks = (keys - first_query + ROWS - 1) // ROWS
+    bounds = problem.sequence_of(number)
+    blocks = (bounds.keys - bounds.first_query + ROWS - 1) // ROWS
     after = (blocks + GROUPS - 1) // GROUPS - (problem.tiles - 1 - tile)
     start = (blocks - after * GROUPS) * ROWS
-    first = first_query + start
-    last = gl.maximum(gl.minimum(first + ROWS * GROUPS, keys) - 1, 0)  # of no keys nothing is looked at
+    first = bounds.first_query + start
+    last = gl.maximum(gl.minimum(first + ROWS * GROUPS, bounds.keys) - 1, 0)  # of no keys nothing is looked at
     begin, whole, split, end, own, masked = tiles_of_rows(
-        gl.maximum(first, first_query),
+        gl.maximum(first, bounds.first_query),
         last,
-        prefix,
-        seen,
+        bounds.prefix,
+        bounds.seen,
         mask.window,
         mask.CAUSAL,
         mask.HAS_PREFIX,
@@ -204,8 +204,20 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
         BLOCK_N,
     )
     work = Work(
-        query_start.to(gl.int32), head, keys, first_query, seen, prefix, start, begin, whole, split, end, own, masked
+        bounds.query_start.to(gl.int32),
+        head,
+        bounds.keys,
+        bounds.first_query,
+        bounds.seen,
+        bounds.prefix,
+        start,
+        begin,
+        whole,
+        split,
+        end,
+        own,
+        masked,
     )
     if SPLIT:
         work = work.share(part, parts, problem.heads)
-    return work, number, head, key_start.to(gl.int32), after > 0
+    return work, number, head, bounds.key_start.to(gl.int32), after > 0

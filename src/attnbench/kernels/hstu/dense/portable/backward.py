@@ -80,9 +80,7 @@ def hstu_dense_backward_columns(
     q_desc,
     dout_desc,
     dq_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     strides,
     half_alpha,
     dk_scale,
@@ -112,26 +110,33 @@ def hstu_dense_backward_columns(
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
-        number,
-        contextual_len,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-    )
-    queries = keys - first_query
+    bounds = sequence(sequences, number, contextual_len, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_CACHE)
+    queries = bounds.keys - bounds.first_query
     start = tile * BLOCK_N
-    if start >= keys:
+    if start >= bounds.keys:
         return
-    q_base = q_ptr + query_start * q_row + head * q_head
-    dout_base = dout_ptr + query_start * dout_row + head * dout_head
-    dq_base = dq_ptr + query_start * dq_row + head * dq_head
-    k = load_rows(k_ptr + key_start * k_row + head * k_head, start, keys, k_row, META.ATTN_DIM, BLOCK_N, BLOCK_D, False)
+    q_base = q_ptr + bounds.query_start * q_row + head * q_head
+    dout_base = dout_ptr + bounds.query_start * dout_row + head * dout_head
+    dq_base = dq_ptr + bounds.query_start * dq_row + head * dq_head
+    k = load_rows(
+        k_ptr + bounds.key_start * k_row + head * k_head,
+        start,
+        bounds.keys,
+        k_row,
+        META.ATTN_DIM,
+        BLOCK_N,
+        BLOCK_D,
+        False,
+    )
     v = load_rows(
-        v_ptr + key_start * v_row + head * v_head, start, keys, v_row, META.LINEAR_DIM, BLOCK_N, BLOCK_V, False
+        v_ptr + bounds.key_start * v_row + head * v_head,
+        start,
+        bounds.keys,
+        v_row,
+        META.LINEAR_DIM,
+        BLOCK_N,
+        BLOCK_V,
+        False,
     )
     keys_at = start + tl.arange(0, BLOCK_N)[:, None]
     # What is not a part of this launch is a tile of one element.
@@ -141,10 +146,10 @@ def hstu_dense_backward_columns(
     # In whole tiles of queries: the prefix, then [begin, whole) masked, [whole, split) unmasked, [split, end) masked.
     low, all_low, all_high, high = rows_of_keys(
         start,
-        tl.minimum(start + BLOCK_N, keys) - 1,
-        keys,
-        prefix,
-        seen,
+        tl.minimum(start + BLOCK_N, bounds.keys) - 1,
+        bounds.keys,
+        bounds.prefix,
+        bounds.seen,
         window,
         META.CAUSAL,
         META.HAS_PREFIX,
@@ -153,25 +158,40 @@ def hstu_dense_backward_columns(
     )
     front = 0
     if META.HAS_PREFIX:
-        front = tl.where(start < seen, (tl.maximum(prefix - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, 0)
-    begin = tl.maximum(tl.maximum(low - first_query, 0) // META.BLOCK_M, front)
-    end = tl.maximum((tl.maximum(high - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, begin)
-    whole = (tl.maximum(all_low - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M
+        front = tl.where(
+            start < bounds.seen,
+            (tl.maximum(bounds.prefix - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M,
+            0,
+        )
+    begin = tl.maximum(tl.maximum(low - bounds.first_query, 0) // META.BLOCK_M, front)
+    end = tl.maximum((tl.maximum(high - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, begin)
+    whole = (tl.maximum(all_low - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M
     whole = tl.minimum(tl.maximum(whole, begin), end)
     # A last tile that is not whole is masked: behind it lies another sequence.
-    split = tl.maximum(all_high - first_query, 0) // META.BLOCK_M
+    split = tl.maximum(all_high - bounds.first_query, 0) // META.BLOCK_M
     split = tl.minimum(tl.maximum(split, whole), end)
     for at in tl.range(whole * META.BLOCK_M, split * META.BLOCK_M, META.BLOCK_M, disable_licm=True):
-        q = load_whole(q_base, q_desc, at, query_start, head, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA)
+        q = load_whole(
+            q_base, q_desc, at, bounds.query_start, head, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA
+        )
         dout = load_whole(
-            dout_base, dout_desc, at, query_start, head, dout_row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, META.TMA
+            dout_base,
+            dout_desc,
+            at,
+            bounds.query_start,
+            head,
+            dout_row,
+            META.LINEAR_DIM,
+            META.BLOCK_M,
+            BLOCK_V,
+            META.TMA,
         )
         dk, dv, down = fold_rows(dk, dv, q, dout, k, v, None, half_alpha, META.APPROXIMATE, PRECISION, False, PART)
         if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [META.BLOCK_M, BLOCK_D]
             if META.TMA:
                 dq_desc.atomic_add(
-                    [tl.cast(query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
+                    [tl.cast(bounds.query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
                     part.reshape(META.BLOCK_M, 1, BLOCK_D),
                 )
             else:
@@ -184,17 +204,27 @@ def hstu_dense_backward_columns(
         at = tile_m * META.BLOCK_M
         q = load_rows(q_base, at, queries, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, False)
         dout = load_rows(dout_base, at, queries, dout_row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, False)
-        rows = first_query + at + tl.arange(0, META.BLOCK_M)[None, :]
-        see = sees(rows, keys_at, prefix, seen, window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
+        rows = bounds.first_query + at + tl.arange(0, META.BLOCK_M)[None, :]
+        see = sees(
+            rows,
+            keys_at,
+            bounds.prefix,
+            bounds.seen,
+            window,
+            META.CAUSAL,
+            META.HAS_PREFIX,
+            META.HAS_TARGETS,
+            META.HAS_WINDOW,
+        )
         dk, dv, down = fold_rows(dk, dv, q, dout, k, v, see, half_alpha, META.APPROXIMATE, PRECISION, True, PART)
         if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
             add_rows(dq_base, at, queries, dq_row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
     if PART != "dv":
         store_rows(
-            dk_ptr + key_start * dk_row + head * dk_head,
+            dk_ptr + bounds.key_start * dk_row + head * dk_head,
             start,
-            keys,
+            bounds.keys,
             dk_row,
             dk * dk_scale,
             META.ATTN_DIM,
@@ -203,9 +233,9 @@ def hstu_dense_backward_columns(
         )
     if PART != "dk":
         store_rows(
-            dv_ptr + key_start * dv_row + head * dv_head,
+            dv_ptr + bounds.key_start * dv_row + head * dv_head,
             start,
-            keys,
+            bounds.keys,
             dv_row,
             dv * dv_scale,
             META.LINEAR_DIM,
@@ -239,9 +269,7 @@ def hstu_dense_backward_rows(
     dq_ptr,
     k_desc,
     v_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     strides,
     half_alpha,
     dq_scale,
@@ -266,25 +294,23 @@ def hstu_dense_backward_rows(
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
-        number,
-        contextual_len,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-    )
-    queries = keys - first_query
+    bounds = sequence(sequences, number, contextual_len, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_CACHE)
+    queries = bounds.keys - bounds.first_query
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
     q = load_rows(
-        q_ptr + query_start * q_row + head * q_head, start, queries, q_row, META.ATTN_DIM, BLOCK_M, BLOCK_D, False
+        q_ptr + bounds.query_start * q_row + head * q_head,
+        start,
+        queries,
+        q_row,
+        META.ATTN_DIM,
+        BLOCK_M,
+        BLOCK_D,
+        False,
     )
     dout = load_rows(
-        dout_ptr + query_start * dout_row + head * dout_head,
+        dout_ptr + bounds.query_start * dout_row + head * dout_head,
         start,
         queries,
         dout_row,
@@ -293,14 +319,14 @@ def hstu_dense_backward_rows(
         META.BLOCK_V,
         False,
     )
-    k_base = k_ptr + key_start * k_row + head * k_head
-    v_base = v_ptr + key_start * v_row + head * v_head
-    first = first_query + start
+    k_base = k_ptr + bounds.key_start * k_row + head * k_head
+    v_base = v_ptr + bounds.key_start * v_row + head * v_head
+    first = bounds.first_query + start
     begin, whole, split, end, own, count = tiles_of_rows(
         first,
-        tl.minimum(first + BLOCK_M, keys) - 1,
-        prefix,
-        seen,
+        tl.minimum(first + BLOCK_M, bounds.keys) - 1,
+        bounds.prefix,
+        bounds.seen,
         window,
         META.CAUSAL,
         META.HAS_PREFIX,
@@ -311,20 +337,22 @@ def hstu_dense_backward_rows(
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
-        k = load_whole(k_base, k_desc, at, key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA)
+        k = load_whole(
+            k_base, k_desc, at, bounds.key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA
+        )
         v = load_whole(
-            v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, META.TMA
+            v_base, v_desc, at, bounds.key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, META.TMA
         )
         dq = fold_keys(dq, k, v, q, dout, None, half_alpha, META.APPROXIMATE, PRECISION, False)
     for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
         at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
-        k = load_rows(k_base, at, keys, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, False)
-        v = load_rows(v_base, at, keys, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, False)
+        k = load_rows(k_base, at, bounds.keys, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, False)
+        v = load_rows(v_base, at, bounds.keys, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, False)
         see = sees(
             rows,
             at + tl.arange(0, META.BLOCK_N)[None, :],
-            prefix,
-            seen,
+            bounds.prefix,
+            bounds.seen,
             window,
             META.CAUSAL,
             META.HAS_PREFIX,
@@ -333,7 +361,7 @@ def hstu_dense_backward_rows(
         )
         dq = fold_keys(dq, k, v, q, dout, see, half_alpha, META.APPROXIMATE, PRECISION, True)
     store_rows(
-        dq_ptr + query_start * dq_row + head * dq_head,
+        dq_ptr + bounds.query_start * dq_row + head * dq_head,
         start,
         queries,
         dq_row,

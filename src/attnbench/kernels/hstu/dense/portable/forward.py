@@ -31,9 +31,7 @@ def hstu_dense_forward(
     out_ptr,
     k_desc,
     v_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     strides,
     half_alpha,
     scale,
@@ -57,28 +55,28 @@ def hstu_dense_forward(
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
-    key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
-        number,
-        contextual_len,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-    )
-    queries = keys - first_query
+    bounds = sequence(sequences, number, contextual_len, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_CACHE)
+    queries = bounds.keys - bounds.first_query
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
-    q_base = q_ptr + query_start * q_row + head.to(tl.int64) * q_head
-    k_base = k_ptr + key_start * k_row + head.to(tl.int64) * k_head
-    v_base = v_ptr + key_start * v_row + head.to(tl.int64) * v_head
+    q_base = q_ptr + bounds.query_start * q_row + head.to(tl.int64) * q_head
+    k_base = k_ptr + bounds.key_start * k_row + head.to(tl.int64) * k_head
+    v_base = v_ptr + bounds.key_start * v_row + head.to(tl.int64) * v_head
     q = load_rows(q_base, start, queries, q_row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, False)  # [BLOCK_M, META.BLOCK_D]
-    first = first_query + start
-    last = tl.minimum(first + BLOCK_M, keys) - 1
+    first = bounds.first_query + start
+    last = tl.minimum(first + BLOCK_M, bounds.keys) - 1
     begin, whole, split, end, own, count = tiles_of_rows(
-        first, last, prefix, seen, window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW, META.BLOCK_N
+        first,
+        last,
+        bounds.prefix,
+        bounds.seen,
+        window,
+        META.CAUSAL,
+        META.HAS_PREFIX,
+        META.HAS_TARGETS,
+        META.HAS_WINDOW,
+        META.BLOCK_N,
     )
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if META.AHEAD:
@@ -87,7 +85,7 @@ def hstu_dense_forward(
                 k_base,
                 k_desc,
                 whole * META.BLOCK_N,
-                key_start,
+                bounds.key_start,
                 head,
                 k_row,
                 META.ATTN_DIM,
@@ -103,7 +101,7 @@ def hstu_dense_forward(
                     k_base,
                     k_desc,
                     following,
-                    key_start,
+                    bounds.key_start,
                     head,
                     k_row,
                     META.ATTN_DIM,
@@ -113,35 +111,39 @@ def hstu_dense_forward(
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 v = load_whole(
-                    v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
+                    v_base, v_desc, at, bounds.key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
                 )
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             at = (split - 1) * META.BLOCK_N
-            v = load_whole(v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
+            v = load_whole(
+                v_base, v_desc, at, bounds.key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
+            )
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
         for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
             k = load_whole(
-                k_base, k_desc, at, key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, META.TMA
+                k_base, k_desc, at, bounds.key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, META.TMA
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, META.BLOCK_N]
-            v = load_whole(v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
+            v = load_whole(
+                v_base, v_desc, at, bounds.key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
+            )
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
         at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
-        k = load_rows(k_base, at, keys, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, False)
+        k = load_rows(k_base, at, bounds.keys, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_rows(v_base, at, keys, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, False)
+        v = load_rows(v_base, at, bounds.keys, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, False)
         see = sees(
             rows,
             at + tl.arange(0, META.BLOCK_N)[None, :],
-            prefix,
-            seen,
+            bounds.prefix,
+            bounds.seen,
             window,
             META.CAUSAL,
             META.HAS_PREFIX,
@@ -151,5 +153,5 @@ def hstu_dense_forward(
         weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
-    out_base = out_ptr + query_start * out_row + head.to(tl.int64) * out_head
+    out_base = out_ptr + bounds.query_start * out_row + head.to(tl.int64) * out_head
     store_rows(out_base, start, queries, out_row, acc * scale, META.LINEAR_DIM, BLOCK_M, BLOCK_V)

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from attnbench.kernels.hstu.dense.hopper.forward import start_warps
 from attnbench.kernels.hstu.dense.hopper.tiles import Mask
-from attnbench.kernels.hstu.tiles import COUNTS
+from attnbench.kernels.hstu.tiles import COUNTS, Bounds
 from attnbench.kernels.shared.hopper import Argument, aggregate, coordinates, load_tile
 
 
@@ -61,16 +61,15 @@ class PagedProblem:
     @gluon.jit
     @no_type_check
     def sequence_of(self, number):
-        """The number-th sequence as of `hstu.tiles.sequence`, the gap behind its cached keys counted as keys."""
+        """The `Bounds` of the number-th sequence, the gap behind its cached keys counted as keys."""
         start = gl.load(self.offsets_ptr + number)
         new = gl.load(self.offsets_ptr + number + 1) - start
         first_query = (gl.load(self.cached_ptr + number) + self.BLOCK_N - 1) // self.BLOCK_N * self.BLOCK_N
         keys = first_query + new
-        prefix = 0
         seen = keys
         if self.mask.HAS_TARGETS:
             seen = keys - gl.load(self.num_targets_ptr + number)
-        return start, start, keys, first_query, prefix, seen
+        return Bounds(key_start=start, query_start=start, keys=keys, first_query=first_query, prefix=0, seen=seen)
 
 
 @aggregate
