@@ -14,16 +14,31 @@ what every row sees is not masked.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, no_type_check
+from typing import TYPE_CHECKING, Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
 from attnbench.kernels.shared.rows import load_rows
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 COUNTS = ("contextual_len", "group", "heads", "pairs", "parts", "rows", "tiles", "window")
 """Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew, but that more jobs
 than SMs are drawn."""
+
+
+class RowStrides(NamedTuple):
+    """Elements from one row and head of a packed tensor [rows, heads, dims] to the next."""
+
+    row: Any
+    head: Any
+
+    @classmethod
+    def of(cls, x: Tensor) -> RowStrides:
+        """Those of a tensor."""
+        return cls(row=x.stride(0), head=x.stride(1))
 
 
 class Sequences(NamedTuple):

@@ -10,22 +10,22 @@ from typing import Any
 
 import triton
 
-from attnbench.kernels.hstu.bsa.call import BsaCall, first_of, options_of, together
+from attnbench.kernels.hstu.bsa.call import BsaCall, first_of, options_of, with_meta
 from attnbench.kernels.hstu.bsa.hopper.attend import attend_hopper
 from attnbench.kernels.hstu.bsa.hopper.select import select_hopper
 from attnbench.kernels.hstu.bsa.plan import in_flight, parts_of
 from attnbench.kernels.hstu.bsa.portable.arguments import (
     AttendMeta,
-    AttendStrides,
+    ForwardStrides,
+    PoolStrides,
     SelectMeta,
-    SelectStrides,
     TicketMeta,
-    TicketStrides,
 )
 from attnbench.kernels.hstu.bsa.portable.attend import hstu_bsa_attend, hstu_bsa_combine, hstu_bsa_ticket
 from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_place, hstu_bsa_rank, hstu_bsa_scatter
 from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
 from attnbench.kernels.hstu.bsa.portable.select import hstu_bsa_select, hstu_bsa_select_shared
+from attnbench.kernels.hstu.tiles import RowStrides
 from attnbench.kernels.shared.kept import clear, launch
 
 PLACED = 256
@@ -50,7 +50,7 @@ def pool(call: BsaCall) -> None:
             (p.units * blocks,),
             **call.tensors("k", "v", "means_k", "means_v"),
             sequences=call.sequences(),
-            **call.strides("k", "v"),
+            strides=PoolStrides(**call.strides("k", "v")),
             heads=p.heads,
             blocks=blocks,
             mean_rows=p.mean_rows,
@@ -87,7 +87,7 @@ def select(call: BsaCall) -> None:
             (p.batch * tiles,),
             **call.tensors("q", "means_k", "blocks"),
             sequences=call.sequences(),
-            **call.strides("q"),
+            q_strides=RowStrides.of(call.q),
             **sizes,
             **dims,
             **call.flags(),
@@ -96,13 +96,12 @@ def select(call: BsaCall) -> None:
     launch(
         hstu_bsa_select,
         (p.units * tiles,),
-        **together(
-            SelectStrides,
+        **with_meta(
             SelectMeta,
             **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"),
             gates_ptr=first_of(call.gates, call.q),
             sequences=call.sequences(),
-            **call.strides("q", "k", "v"),
+            strides=ForwardStrides(**call.strides("q", "k", "v")),
             **sizes,
             **call.factors(),
             **call.dims(),
@@ -163,8 +162,7 @@ def attend(call: BsaCall) -> None:
         launch(
             hstu_bsa_ticket,
             ((p.units + lag) * (parts + row_parts),),
-            **together(
-                TicketStrides,
+            **with_meta(
                 TicketMeta,
                 **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows},
                 **call.tensors("progress"),
@@ -184,7 +182,7 @@ def attend(call: BsaCall) -> None:
             launch(
                 hstu_bsa_attend,
                 (units * parts,),
-                **together(AttendStrides, AttendMeta, **_attend_arguments(call), first_unit=first, parts=parts),
+                **with_meta(AttendMeta, **_attend_arguments(call), first_unit=first, parts=parts),
             )
         launch(
             hstu_bsa_combine,
@@ -201,7 +199,7 @@ def _attend_arguments(call: BsaCall) -> dict[str, Any]:
     return {
         **call.tensors("q", "k", "v", "partial", "entries", "tiles", "num_tiles"),
         "sequences": call.sequences(),
-        **call.strides("q", "k", "v"),
+        "strides": ForwardStrides(**call.strides("q", "k", "v")),
         "heads": p.heads,
         "entry_rows": p.queries * p.others,
         "tile_rows": p.tile_rows(c.attend_rows),

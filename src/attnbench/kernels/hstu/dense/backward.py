@@ -12,6 +12,7 @@ from attnbench.kernels.hstu.dense.portable.backward import (
     hstu_dense_backward_rows,
 )
 from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
+from attnbench.kernels.hstu.tiles import RowStrides
 from attnbench.kernels.shared.kept import clear, launch, rows_in
 from attnbench.kernels.shared.tiling import block_of, group_of
 
@@ -103,7 +104,7 @@ def _columns(
             *described,
             *[None] * (3 - len(described)),
             problem.sequences(),
-            ColumnsStrides(*(x.stride()[:2] for x in (q, k, v, dout, dq, dk, dv))),
+            ColumnsStrides(*map(RowStrides.of, (q, k, v, dout, dq, dk, dv))),
             problem.alpha / 2,
             problem.alpha / problem.scaling_seqlen / 2,
             1 / problem.scaling_seqlen,
@@ -143,7 +144,7 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
         dq,
         *described,
         problem.sequences(),
-        RowsStrides(*(x.stride()[:2] for x in (q, k, v, dout, dq))),
+        RowsStrides(*map(RowStrides.of, (q, k, v, dout, dq))),
         problem.alpha / 2,
         problem.alpha / problem.scaling_seqlen / 2,
         heads,
@@ -168,7 +169,7 @@ def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
         (rows.parts(together),),
         total,
         dq,
-        *dq.stride()[:2],
+        RowStrides.of(dq),
         rows,
         heads,
         problem.alpha / problem.scaling_seqlen / 2,

@@ -12,6 +12,7 @@ from attnbench.kernels.hstu.dense.parts import launch_sum, parts_of, workspace_o
 from attnbench.kernels.hstu.dense.portable.arguments import ForwardMeta, ForwardStrides
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
+from attnbench.kernels.hstu.tiles import RowStrides
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import ROWS, is_rows, rows_of
 from attnbench.kernels.shared.kept import launch, zeros
@@ -62,7 +63,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         out,
         *described,
         problem.sequences(),
-        ForwardStrides(*(x.stride()[:2] for x in (q, k, v, out))),
+        ForwardStrides(*map(RowStrides.of, (q, k, v, out))),
         problem.alpha / 2,
         1 / problem.scaling_seqlen,
         heads,

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu.dense.problem import descriptor
-from attnbench.kernels.hstu.paged.arguments import ForwardMeta, ForwardStrides
-from attnbench.kernels.hstu.tiles import sees, silu
+from attnbench.kernels.hstu.paged.arguments import AppendStrides, ForwardMeta, ForwardStrides, SplitStrides
+from attnbench.kernels.hstu.tiles import RowStrides, sees, silu
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.rows import load_rows, store_rows
@@ -97,10 +97,6 @@ def hstu_paged_forward(
     BLOCK_N: tl.constexpr = META.BLOCK_N
     PRECISION: tl.constexpr = META.PRECISION
     TMA: tl.constexpr = META.TMA
-    q_row, q_head = strides.q
-    k_row, k_head = strides.k
-    v_row, v_head = strides.v
-    out_split, out_row, out_head = strides.out
     # Programs next to one another read the same keys: row tiles first, then shares, heads, sequences.
     program = tl.program_id(0)
     tile = program % tiles
@@ -119,9 +115,18 @@ def hstu_paged_forward(
     if META.HAS_TARGETS:
         seen = new - tl.load(num_targets_ptr + number)
     head64 = head.to(tl.int64)
-    k_base = k_ptr + new_start * k_row + head64 * k_head
-    v_base = v_ptr + new_start * v_row + head64 * v_head
-    q = load_rows(q_ptr + new_start * q_row + head64 * q_head, start, new, q_row, DIM, BLOCK_M, BLOCK_D, False)
+    k_base = k_ptr + new_start * strides.k.row + head64 * strides.k.head
+    v_base = v_ptr + new_start * strides.v.row + head64 * strides.v.head
+    q = load_rows(
+        q_ptr + new_start * strides.q.row + head64 * strides.q.head,
+        start,
+        new,
+        strides.q.row,
+        DIM,
+        BLOCK_M,
+        BLOCK_D,
+        False,
+    )
     last = tl.minimum(start + BLOCK_M, new) - 1
     end = (tl.minimum(last + 1, seen) + BLOCK_N - 1) // BLOCK_N
     own = end
@@ -265,15 +270,17 @@ def hstu_paged_forward(
     for index in tl.range(first, stop, num_stages=META.NEW_STAGES, disable_licm=True):
         # Tiles of the new history, then the rows' own among the candidates.
         at = tl.where(index < end, index, own + index - end) * BLOCK_N
-        k = load_rows(k_base, at, new, k_row, DIM, BLOCK_N, BLOCK_D, False)
+        k = load_rows(k_base, at, new, strides.k.row, DIM, BLOCK_N, BLOCK_D, False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_rows(v_base, at, new, v_row, DIM, BLOCK_N, BLOCK_D, False)
+        v = load_rows(v_base, at, new, strides.v.row, DIM, BLOCK_N, BLOCK_D, False)
         see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], 0, seen, 0, True, False, META.HAS_TARGETS, False)
         weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
-    out_base = out_ptr + split.to(tl.int64) * out_split + new_start * out_row + head64 * out_head
-    store_rows(out_base, start, new, out_row, acc * scale, DIM, BLOCK_M, BLOCK_D)
+    out_base = (
+        out_ptr + split.to(tl.int64) * strides.out.split + new_start * strides.out.row + head64 * strides.out.head
+    )
+    store_rows(out_base, start, new, strides.out.row, acc * scale, DIM, BLOCK_M, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -287,11 +294,7 @@ def hstu_paged_append(
     indptr_ptr,
     indices_ptr,
     num_targets_ptr,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    pool_row,
+    strides,
     tiles,
     DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -316,13 +319,13 @@ def hstu_paged_append(
     page = tl.load(pages_ptr + position // PAGE, mask=there, other=0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)
     slot = page * (2 * PAGE) + position % PAGE
-    to = (pool_ptr + head * DIM) + (slot[:, None] * pool_row + dims[None, :])
+    to = (pool_ptr + head * DIM) + (slot[:, None] * strides.pool + dims[None, :])
     mask = there[:, None] & (dims < DIM)[None, :]
     wide = new_start + rows.to(tl.int64)
-    k = tl.load((k_ptr + head * k_head) + (wide[:, None] * k_row + dims[None, :]), mask=mask, other=0.0)
+    k = tl.load((k_ptr + head * strides.k.head) + (wide[:, None] * strides.k.row + dims[None, :]), mask=mask, other=0.0)
     tl.store(to, k, mask=mask)
-    v = tl.load((v_ptr + head * v_head) + (wide[:, None] * v_row + dims[None, :]), mask=mask, other=0.0)
-    tl.store(to + tl.cast(PAGE, tl.int64) * pool_row, v, mask=mask)
+    v = tl.load((v_ptr + head * strides.v.head) + (wide[:, None] * strides.v.row + dims[None, :]), mask=mask, other=0.0)
+    tl.store(to + tl.cast(PAGE, tl.int64) * strides.pool, v, mask=mask)
 
 
 def launch_forward(
@@ -361,10 +364,10 @@ def launch_forward(
     tma = config.loads == "tma" and _takes_tma(pool)
     described = descriptor(pool.view(-1, heads, dim), config.block_n, block_d) if tma else None
     if workspace is None:
-        target, to = out, (0, heads * dim, dim)
+        target, to = out, SplitStrides(split=0, row=heads * dim, head=dim)
     else:
-        target, to = workspace, (workspace.stride(1), workspace.stride(0), workspace.stride(2))
-    q_strides, k_strides, v_strides = (x.stride()[:2] for x in (q, k, v))
+        row, split, head = workspace.stride()[:3]
+        target, to = workspace, SplitStrides(split=split, row=row, head=head)
     launch(
         hstu_paged_forward,
         (tiles * step.batch * heads * splits,),
@@ -379,7 +382,7 @@ def launch_forward(
         step.indptr,
         step.indices,
         step.num_targets,
-        ForwardStrides(q_strides, k_strides, v_strides, pool=heads * dim, out=to),
+        ForwardStrides(q=RowStrides.of(q), k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim, out=to),
         alpha / 2,
         1 / scaling_seqlen if workspace is None else 1.0,
         heads,
@@ -418,7 +421,6 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
     tiles = -(-step.max_new // APPEND_ROWS)
     if tiles * step.batch * heads == 0:
         return
-    strides = [stride for x in (k, v) for stride in x.stride()[:2]]
     launch(
         hstu_paged_append,
         (tiles * step.batch, heads),
@@ -430,8 +432,7 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
         step.indptr,
         step.indices,
         step.num_targets,
-        *strides,
-        heads * dim,
+        AppendStrides(k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim),
         tiles,
         DIM=dim,
         BLOCK_D=block_of(dim),

@@ -48,7 +48,7 @@ from attnbench.kernels.hstu.bsa.hopper.queue import (
 )
 from attnbench.kernels.hstu.bsa.hopper.schedule import COUNTERS, SPREAD, GridProblem
 from attnbench.kernels.hstu.bsa.tiles import gate_of
-from attnbench.kernels.hstu.tiles import silu
+from attnbench.kernels.hstu.tiles import RowStrides, silu
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import Argument, aggregate, allocate_barriers, flat, rows_of, sync_warps
 from attnbench.kernels.shared.kept import clear, launch
@@ -289,8 +289,7 @@ def hstu_bsa_hopper_attend(
     tiles_ptr,
     num_tiles_ptr,
     sequences,
-    q_row,
-    q_head,
+    q_strides,
     units,
     heads,
     group,
@@ -330,8 +329,7 @@ def hstu_bsa_hopper_attend(
         entries_ptr,
         tiles_ptr,
         problem,
-        q_row,
-        q_head,
+        q_strides,
         entry_rows,
         tile_rows,
         slot_rows,
@@ -389,7 +387,7 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
         gates_ptr=call.q if call.gates is None else call.gates,
         **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"),
         sequences=call.sequences(),
-        **call.strides("q"),
+        q_strides=RowStrides.of(call.q),
         units=p.units,
         heads=p.heads,
         group=group,

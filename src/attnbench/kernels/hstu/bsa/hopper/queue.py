@@ -166,9 +166,8 @@ class TileProducer:
     entries_ptr: Argument
     tiles_ptr: Argument
     problem: GridProblem
-    q_row: Argument
-    q_head: Argument
-    "strides"
+    q_strides: gl.tuple
+    "as of `hstu.tiles.RowStrides`"
     entry_rows: Argument
     tile_rows: Argument
     slot_rows: Argument
@@ -192,7 +191,7 @@ def publish_tile(producer, count, tile, entry):
     slot = slots.acquire(count)
     mine = gl.arange(0, entry.shape[0], entry.type.layout) < tile.many
     slots.sources.index(slot).store(
-        gl.where(mine, tile.source + (entry // producer.OTHERS).to(gl.int64) * producer.q_row, NOWHERE)
+        gl.where(mine, tile.source + (entry // producer.OTHERS).to(gl.int64) * producer.q_strides.row, NOWHERE)
     )
     slots.targets.index(slot).store(gl.where(mine, tile.target + entry.to(gl.int64) * producer.LINEAR_DIM, NOWHERE))
     slots.steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + tile.step)
@@ -217,7 +216,7 @@ def record_of(producer, cursor, lane, inside):
     query = of_lane(pairs.query, lane).to(gl.int64)
     head = of_lane(pairs.head, lane)
     of_list = head.to(gl.int64) * (0 if problem.SHARED else 1)
-    source = query * producer.q_row + head.to(gl.int64) * producer.q_head
+    source = query * producer.q_strides.row + head.to(gl.int64) * producer.q_strides.head
     target = (cursor.place * problem.group + lane).to(gl.int64) * producer.slot_rows * producer.LINEAR_DIM
     where = of_list * producer.tile_rows + query * OTHERS // TILE_ROWS + key // producer.BLOCK_SIZE + inside
     record = Record(cursor.step, head, key, source, target, of_list * producer.entry_rows + query * OTHERS)

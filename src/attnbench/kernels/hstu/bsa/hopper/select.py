@@ -18,13 +18,19 @@ products of the others.  A program's next items are those of other heads and oth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from attnbench.kernels.hstu.bsa.hopper.select_config import REGISTERS, SelectConfig, default_select, select_fault
+from attnbench.kernels.hstu.bsa.hopper.select_config import (
+    REGISTERS,
+    SelectConfig,
+    SelectMeta,
+    default_select,
+    select_fault,
+)
 from attnbench.kernels.hstu.bsa.hopper.stripes import (
     Consumer,
     GridProblem,
@@ -44,33 +50,6 @@ from attnbench.kernels.shared.kept import launch
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.call import BsaCall
-
-
-class SelectMeta(NamedTuple):
-    """What `hstu_bsa_hopper_select` is compiled for."""
-
-    HAS_CACHE: bool
-    WINDOW: int
-    GATES: int
-    BLOCK_SIZE: int
-    COUNTS: int
-    "blocks of a query, the local one included"
-    BITS: int
-    "of a block's number in a key"
-    APPROXIMATE: bool
-    "SiLU by the tanh instruction"
-    BESIDE: bool
-    "rank while the product with the values runs, or before it is issued"
-    BLOCKS: int
-    "means, or keys nearby, of a tile"
-    BLOCK_V: int
-    GROUPS: int
-    "consumer warpgroups"
-    MINE: int
-    "stripes of a warpgroup"
-    STAGES: int
-    REGISTERS: int
-    "of a thread of all consumer warpgroups but the first"
 
 
 @gluon.jit

@@ -85,9 +85,9 @@ def attend_part(
         tiles_ptr + (list_head * tile_rows + (bounds.query_start * OTHERS) // ROWS + bounds.key_start // BLOCK_SIZE) * 3
     )
     entries = entries_ptr + list_head * entry_rows + bounds.query_start * OTHERS
-    q_base = q_ptr + head * strides.q_head + bounds.query_start * strides.q_row
-    k_base = k_ptr + head * strides.k_head + bounds.key_start * strides.k_row
-    v_base = v_ptr + head * strides.v_head + bounds.key_start * strides.v_row
+    q_base = q_ptr + head * strides.q.head + bounds.query_start * strides.q.row
+    k_base = k_ptr + head * strides.k.head + bounds.key_start * strides.k.row
+    v_base = v_ptr + head * strides.v.head + bounds.key_start * strides.v.row
     at = tl.arange(0, ROWS)
     for tile in tl.range(part * each, tl.minimum((part + 1) * each, many), num_stages=1):
         where = tiles + tile * 3
@@ -96,9 +96,9 @@ def attend_part(
         mask = at < tl.load(where + 2)
         entry = tl.load(entries + first + at, mask=mask, other=0)
         # A listed block is complete and past: every query of its list sees all its keys.
-        k = load_rows(k_base, key, 0, strides.k_row, META.ATTN_DIM, BLOCK_SIZE, META.BLOCK_D, True)
-        v = load_rows(v_base, key, 0, strides.v_row, LINEAR_DIM, BLOCK_SIZE, META.BLOCK_V, True)
-        q = gather_rows(q_base, entry // OTHERS, mask, strides.q_row, META.ATTN_DIM, META.BLOCK_D)
+        k = load_rows(k_base, key, 0, strides.k.row, META.ATTN_DIM, BLOCK_SIZE, META.BLOCK_D, True)
+        v = load_rows(v_base, key, 0, strides.v.row, LINEAR_DIM, BLOCK_SIZE, META.BLOCK_V, True)
+        q = gather_rows(q_base, entry // OTHERS, mask, strides.q.row, META.ATTN_DIM, META.BLOCK_D)
         weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, META.TANH)
         partial = tl.dot(weights.to(q.dtype), v, input_precision="ieee") * scale
         scatter_rows(partial_ptr, entry, mask, LINEAR_DIM, partial, LINEAR_DIM, META.BLOCK_V)

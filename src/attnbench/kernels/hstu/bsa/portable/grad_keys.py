@@ -80,13 +80,13 @@ def hstu_bsa_grad_means(
     last_key = (start + 1 + tl.arange(0, BLOCKS)) * META.BLOCK_SIZE - 1 - bounds.first_query
     dk = tl.zeros([BLOCKS, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCKS, BLOCK_V], tl.float32)
-    q_base = q_ptr + bounds.query_start * strides.q_row + head * strides.q_head
-    dout_base = dout_ptr + bounds.query_start * strides.dout_row + head * strides.dout_head
+    q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
+    dout_base = dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head
     begin = tl.maximum((start + 1) * META.BLOCK_SIZE - 1 - bounds.first_query, 0)
     for first in range(begin, queries, META.ROWS):
         rows = first + tl.arange(0, META.ROWS)
-        q = load_rows(q_base, first, queries, strides.q_row, META.ATTN_DIM, META.ROWS, BLOCK_D, False)
-        dout = load_rows(dout_base, first, queries, strides.dout_row, META.LINEAR_DIM, META.ROWS, BLOCK_V, False)
+        q = load_rows(q_base, first, queries, strides.q.row, META.ATTN_DIM, META.ROWS, BLOCK_D, False)
+        dout = load_rows(dout_base, first, queries, strides.dout.row, META.LINEAR_DIM, META.ROWS, BLOCK_V, False)
         # Means along the rows of the products: what these weigh stays in the registers it is made in.
         value, twice = silu_and_slope(tl.dot(k, tl.trans(q), input_precision="ieee"), half_alpha, META.TANH)
         slope = twice * tl.dot(v, tl.trans(dout), input_precision="ieee")
@@ -211,10 +211,10 @@ def hstu_bsa_grad_keys(
     queries = bounds.keys - bounds.first_query
     if block * META.BLOCK_SIZE >= bounds.seen:
         return
-    k_base = k_ptr + bounds.key_start * strides.k_row + head * strides.k_head
-    v_base = v_ptr + bounds.key_start * strides.v_row + head * strides.v_head
-    q_base = q_ptr + bounds.query_start * strides.q_row + head * strides.q_head
-    dout_base = dout_ptr + bounds.query_start * strides.dout_row + head * strides.dout_head
+    k_base = k_ptr + bounds.key_start * strides.k.row + head * strides.k.head
+    v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
+    q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
+    dout_base = dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head
     complete = block < bounds.seen // META.BLOCK_SIZE
     listed = 0
     entries = entries_ptr
@@ -231,8 +231,8 @@ def hstu_bsa_grad_keys(
     # More keys than fit in registers are taken in parts, each through all queries.
     for part in range(META.BLOCK_SIZE // KEYS):
         key = block * META.BLOCK_SIZE + part * KEYS
-        k = load_rows(k_base, key, bounds.seen, strides.k_row, META.ATTN_DIM, KEYS, BLOCK_D, False)
-        v = load_rows(v_base, key, bounds.seen, strides.v_row, META.LINEAR_DIM, KEYS, BLOCK_V, False)
+        k = load_rows(k_base, key, bounds.seen, strides.k.row, META.ATTN_DIM, KEYS, BLOCK_D, False)
+        v = load_rows(v_base, key, bounds.seen, strides.v.row, META.LINEAR_DIM, KEYS, BLOCK_V, False)
         dk = tl.zeros([BLOCK_D, KEYS], tl.float32)
         dv = tl.zeros([BLOCK_V, KEYS], tl.float32)
         near_first = tl.maximum(key - bounds.first_query, 0)
@@ -256,8 +256,8 @@ def hstu_bsa_grad_keys(
             if META.OTHERS > 0:
                 entry = tl.load(entries + at - near, mask=from_list, other=0)
                 rows = tl.where(from_list, entry // META.OTHERS, rows)
-            q = gather_rows(q_base, rows, mask, strides.q_row, META.ATTN_DIM, BLOCK_D)
-            dout = gather_rows(dout_base, rows, mask, strides.dout_row, META.LINEAR_DIM, BLOCK_V)
+            q = gather_rows(q_base, rows, mask, strides.q.row, META.ATTN_DIM, BLOCK_D)
+            dout = gather_rows(dout_base, rows, mask, strides.dout.row, META.LINEAR_DIM, BLOCK_V)
             factor = key_factor(
                 gates_ptr,
                 bounds.query_start + rows,

@@ -106,20 +106,20 @@ def hstu_bsa_grad_rows(
     position, stand, local = standing(rows, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
     visible = complete_seen(stand, bounds.seen, META.BLOCK_SIZE)
     q = load_rows(
-        q_ptr + bounds.query_start * strides.q_row + head * strides.q_head,
+        q_ptr + bounds.query_start * strides.q.row + head * strides.q.head,
         start,
         queries,
-        strides.q_row,
+        strides.q.row,
         META.ATTN_DIM,
         ROWS,
         BLOCK_D,
         False,
     )
     dout = load_rows(
-        dout_ptr + bounds.query_start * strides.dout_row + head * strides.dout_head,
+        dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head,
         start,
         queries,
-        strides.dout_row,
+        strides.dout.row,
         META.LINEAR_DIM,
         ROWS,
         META.BLOCK_V,
@@ -162,12 +162,12 @@ def hstu_bsa_grad_rows(
         of_window = gate_of(gates_ptr, packed, heads, head, mask, 2, META.GATES)
     dlocal = tl.zeros([ROWS], tl.float32)
     dwindow = tl.zeros([ROWS], tl.float32)
-    k_base = k_ptr + bounds.key_start * strides.k_row + head * strides.k_head
-    v_base = v_ptr + bounds.key_start * strides.v_row + head * strides.v_head
+    k_base = k_ptr + bounds.key_start * strides.k.row + head * strides.k.head
+    v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
     end = tl.minimum(bounds.first_query + tl.minimum(start + ROWS, queries), bounds.seen)
     for key in range(near_begin(bounds.first_query + start, bounds.seen, META.WINDOW, META.BLOCK_SIZE), end, META.KEYS):
-        k = load_rows(k_base, key, end, strides.k_row, META.ATTN_DIM, META.KEYS, BLOCK_D, False)
-        v = load_rows(v_base, key, end, strides.v_row, META.LINEAR_DIM, META.KEYS, META.BLOCK_V, False)
+        k = load_rows(k_base, key, end, strides.k.row, META.ATTN_DIM, META.KEYS, BLOCK_D, False)
+        v = load_rows(v_base, key, end, strides.v.row, META.LINEAR_DIM, META.KEYS, META.BLOCK_V, False)
         in_local, in_window = near_masks(
             (key + tl.arange(0, META.KEYS))[None, :],
             position[:, None],
@@ -188,8 +188,8 @@ def hstu_bsa_grad_rows(
     # A target's own key, which nobody else sees.
     if META.HAS_TARGETS:
         target = mask & (position >= bounds.seen)
-        own_k = gather_rows(k_base, position, target, strides.k_row, META.ATTN_DIM, BLOCK_D).to(tl.float32)
-        own_v = gather_rows(v_base, position, target, strides.v_row, META.LINEAR_DIM, META.BLOCK_V).to(tl.float32)
+        own_k = gather_rows(k_base, position, target, strides.k.row, META.ATTN_DIM, BLOCK_D).to(tl.float32)
+        own_v = gather_rows(v_base, position, target, strides.v.row, META.LINEAR_DIM, META.BLOCK_V).to(tl.float32)
         value, twice = silu_and_slope(tl.sum(q.to(tl.float32) * own_k, 1), half_alpha, META.TANH)
         above = tl.sum(dout.to(tl.float32) * own_v, 1)
         factor = (of_local + of_window) if META.WINDOW > 0 else of_local

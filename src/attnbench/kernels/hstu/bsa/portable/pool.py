@@ -49,10 +49,7 @@ def hstu_bsa_pool(
     means_k_ptr,
     means_v_ptr,
     sequences,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
+    strides,
     heads,
     blocks,
     mean_rows,
@@ -77,9 +74,9 @@ def hstu_bsa_pool(
     key = bounds.key_start + block * BLOCK_SIZE
     mean = head * mean_rows + bounds.key_start // BLOCK_SIZE + block
     block_mean(
-        k_ptr + key * k_row + head * k_head,
+        k_ptr + key * strides.k.row + head * strides.k.head,
         means_k_ptr + mean * ATTN_DIM,
-        k_row,
+        strides.k.row,
         ATTN_DIM,
         BLOCK_D,
         BLOCK_SIZE,
@@ -87,9 +84,9 @@ def hstu_bsa_pool(
         AT_ONCE,
     )
     block_mean(
-        v_ptr + key * v_row + head * v_head,
+        v_ptr + key * strides.v.row + head * strides.v.head,
         means_v_ptr + mean * LINEAR_DIM,
-        v_row,
+        strides.v.row,
         LINEAR_DIM,
         BLOCK_V,
         BLOCK_SIZE,

@@ -186,15 +186,15 @@ def hstu_bsa_select(
     rows = start + tl.arange(0, ROWS)
     position, stand, local = standing(rows, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
     visible = complete_seen(stand, bounds.seen, META.BLOCK_SIZE)
-    q_base = q_ptr + bounds.query_start * strides.q_row + head * strides.q_head
-    q = load_rows(q_base, start, queries, strides.q_row, META.ATTN_DIM, ROWS, META.BLOCK_D, False)
+    q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
+    q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, ROWS, META.BLOCK_D, False)
     ranker = q
     if META.PAIRS and not META.SHARED:
         ranker = gather_rows(
             q_base,
             ranking_rows(rows, position, bounds.seen),
             rows < queries,
-            strides.q_row,
+            strides.q.row,
             META.ATTN_DIM,
             META.BLOCK_D,
         )
@@ -280,16 +280,16 @@ def hstu_bsa_select(
     acc = near_sum(
         acc * (gate * META.BLOCK_SIZE)[:, None],
         q,
-        k_ptr + bounds.key_start * strides.k_row + head * strides.k_head,
-        v_ptr + bounds.key_start * strides.v_row + head * strides.v_head,
+        k_ptr + bounds.key_start * strides.k.row + head * strides.k.head,
+        v_ptr + bounds.key_start * strides.v.row + head * strides.v.head,
         start,
         queries,
         bounds.first_query,
         bounds.seen,
         of_local,
         of_window,
-        strides.k_row,
-        strides.v_row,
+        strides.k.row,
+        strides.v.row,
         half_alpha,
         META.ATTN_DIM,
         META.LINEAR_DIM,
@@ -322,8 +322,7 @@ def hstu_bsa_select_shared(
     means_k_ptr,
     blocks_ptr,
     sequences,
-    q_row,
-    q_head,
+    q_strides,
     heads,
     tiles,
     mean_rows,
@@ -359,10 +358,10 @@ def hstu_bsa_select_shared(
             for head in range(heads):
                 wide = tl.cast(head, tl.int64)
                 q = gather_rows(
-                    q_ptr + bounds.query_start * q_row + wide * q_head,
+                    q_ptr + bounds.query_start * q_strides.row + wide * q_strides.head,
                     rankers,
                     rows < queries,
-                    q_row,
+                    q_strides.row,
                     ATTN_DIM,
                     BLOCK_D,
                 )

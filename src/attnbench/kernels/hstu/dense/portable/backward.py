@@ -99,13 +99,6 @@ def hstu_dense_backward_columns(
     BLOCK_N: tl.constexpr = META.BLOCK_N
     PRECISION: tl.constexpr = META.PRECISION
     PART: tl.constexpr = META.PART
-    q_row, q_head = strides.q
-    k_row, k_head = strides.k
-    v_row, v_head = strides.v
-    dout_row, dout_head = strides.dout
-    dq_row, dq_head = strides.dq
-    dk_row, dk_head = strides.dk
-    dv_row, dv_head = strides.dv
     # Which tile of keys: the first keys are seen by most rows.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
@@ -115,24 +108,24 @@ def hstu_dense_backward_columns(
     start = tile * BLOCK_N
     if start >= bounds.keys:
         return
-    q_base = q_ptr + bounds.query_start * q_row + head * q_head
-    dout_base = dout_ptr + bounds.query_start * dout_row + head * dout_head
-    dq_base = dq_ptr + bounds.query_start * dq_row + head * dq_head
+    q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
+    dout_base = dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head
+    dq_base = dq_ptr + bounds.query_start * strides.dq.row + head * strides.dq.head
     k = load_rows(
-        k_ptr + bounds.key_start * k_row + head * k_head,
+        k_ptr + bounds.key_start * strides.k.row + head * strides.k.head,
         start,
         bounds.keys,
-        k_row,
+        strides.k.row,
         META.ATTN_DIM,
         BLOCK_N,
         BLOCK_D,
         False,
     )
     v = load_rows(
-        v_ptr + bounds.key_start * v_row + head * v_head,
+        v_ptr + bounds.key_start * strides.v.row + head * strides.v.head,
         start,
         bounds.keys,
-        v_row,
+        strides.v.row,
         META.LINEAR_DIM,
         BLOCK_N,
         BLOCK_V,
@@ -172,7 +165,7 @@ def hstu_dense_backward_columns(
     split = tl.minimum(tl.maximum(split, whole), end)
     for at in tl.range(whole * META.BLOCK_M, split * META.BLOCK_M, META.BLOCK_M, disable_licm=True):
         q = load_whole(
-            q_base, q_desc, at, bounds.query_start, head, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA
+            q_base, q_desc, at, bounds.query_start, head, strides.q.row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA
         )
         dout = load_whole(
             dout_base,
@@ -180,7 +173,7 @@ def hstu_dense_backward_columns(
             at,
             bounds.query_start,
             head,
-            dout_row,
+            strides.dout.row,
             META.LINEAR_DIM,
             META.BLOCK_M,
             BLOCK_V,
@@ -195,15 +188,15 @@ def hstu_dense_backward_columns(
                     part.reshape(META.BLOCK_M, 1, BLOCK_D),
                 )
             else:
-                add_rows(dq_base, at, queries, dq_row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
+                add_rows(dq_base, at, queries, strides.dq.row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
     before = front + whole - begin
     for index in tl.range(0, before + end - split, num_stages=META.MASKED_STAGES, disable_licm=True):
         tile_m = tl.where(index < before, begin + index - front, split + index - before)
         if META.HAS_PREFIX:
             tile_m = tl.where(index < front, index, tile_m)
         at = tile_m * META.BLOCK_M
-        q = load_rows(q_base, at, queries, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, False)
-        dout = load_rows(dout_base, at, queries, dout_row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, False)
+        q = load_rows(q_base, at, queries, strides.q.row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, False)
+        dout = load_rows(dout_base, at, queries, strides.dout.row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, False)
         rows = bounds.first_query + at + tl.arange(0, META.BLOCK_M)[None, :]
         see = sees(
             rows,
@@ -219,13 +212,13 @@ def hstu_dense_backward_columns(
         dk, dv, down = fold_rows(dk, dv, q, dout, k, v, see, half_alpha, META.APPROXIMATE, PRECISION, True, PART)
         if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-            add_rows(dq_base, at, queries, dq_row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
+            add_rows(dq_base, at, queries, strides.dq.row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
     if PART != "dv":
         store_rows(
-            dk_ptr + bounds.key_start * dk_row + head * dk_head,
+            dk_ptr + bounds.key_start * strides.dk.row + head * strides.dk.head,
             start,
             bounds.keys,
-            dk_row,
+            strides.dk.row,
             dk * dk_scale,
             META.ATTN_DIM,
             BLOCK_N,
@@ -233,10 +226,10 @@ def hstu_dense_backward_columns(
         )
     if PART != "dk":
         store_rows(
-            dv_ptr + bounds.key_start * dv_row + head * dv_head,
+            dv_ptr + bounds.key_start * strides.dv.row + head * strides.dv.head,
             start,
             bounds.keys,
-            dv_row,
+            strides.dv.row,
             dv * dv_scale,
             META.LINEAR_DIM,
             BLOCK_N,
@@ -285,11 +278,6 @@ def hstu_dense_backward_rows(
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_M: tl.constexpr = META.BLOCK_M
     PRECISION: tl.constexpr = META.PRECISION
-    q_row, q_head = strides.q
-    k_row, k_head = strides.k
-    v_row, v_head = strides.v
-    dout_row, dout_head = strides.dout
-    dq_row, dq_head = strides.dq
     # Which tile of rows: the last see most keys.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
@@ -300,27 +288,27 @@ def hstu_dense_backward_rows(
     if start >= queries:
         return
     q = load_rows(
-        q_ptr + bounds.query_start * q_row + head * q_head,
+        q_ptr + bounds.query_start * strides.q.row + head * strides.q.head,
         start,
         queries,
-        q_row,
+        strides.q.row,
         META.ATTN_DIM,
         BLOCK_M,
         BLOCK_D,
         False,
     )
     dout = load_rows(
-        dout_ptr + bounds.query_start * dout_row + head * dout_head,
+        dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head,
         start,
         queries,
-        dout_row,
+        strides.dout.row,
         META.LINEAR_DIM,
         BLOCK_M,
         META.BLOCK_V,
         False,
     )
-    k_base = k_ptr + bounds.key_start * k_row + head * k_head
-    v_base = v_ptr + bounds.key_start * v_row + head * v_head
+    k_base = k_ptr + bounds.key_start * strides.k.row + head * strides.k.head
+    v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
     first = bounds.first_query + start
     begin, whole, split, end, own, count = tiles_of_rows(
         first,
@@ -338,16 +326,25 @@ def hstu_dense_backward_rows(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
         k = load_whole(
-            k_base, k_desc, at, bounds.key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA
+            k_base, k_desc, at, bounds.key_start, head, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA
         )
         v = load_whole(
-            v_base, v_desc, at, bounds.key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, META.TMA
+            v_base,
+            v_desc,
+            at,
+            bounds.key_start,
+            head,
+            strides.v.row,
+            META.LINEAR_DIM,
+            META.BLOCK_N,
+            META.BLOCK_V,
+            META.TMA,
         )
         dq = fold_keys(dq, k, v, q, dout, None, half_alpha, META.APPROXIMATE, PRECISION, False)
     for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
         at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
-        k = load_rows(k_base, at, bounds.keys, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, False)
-        v = load_rows(v_base, at, bounds.keys, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, False)
+        k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, False)
+        v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, False)
         see = sees(
             rows,
             at + tl.arange(0, META.BLOCK_N)[None, :],
@@ -361,10 +358,10 @@ def hstu_dense_backward_rows(
         )
         dq = fold_keys(dq, k, v, q, dout, see, half_alpha, META.APPROXIMATE, PRECISION, True)
     store_rows(
-        dq_ptr + bounds.query_start * dq_row + head * dq_head,
+        dq_ptr + bounds.query_start * strides.dq.row + head * strides.dq.head,
         start,
         queries,
-        dq_row,
+        strides.dq.row,
         dq * dq_scale,
         META.ATTN_DIM,
         BLOCK_M,
@@ -377,8 +374,7 @@ def hstu_dense_backward_rows(
 def hstu_dense_backward_round(
     sum_ptr,
     dq_ptr,
-    dq_row,
-    dq_head,
+    dq_strides,
     rows,
     heads,
     dq_scale,
@@ -396,5 +392,5 @@ def hstu_dense_backward_round(
     if ATTN_DIM != BLOCK_D:
         mask = mask & (dims[None, :] < ATTN_DIM)
     total = tl.load(sum_ptr + first * ATTN_DIM + (tl.arange(0, ROWS)[:, None] * ATTN_DIM + dims[None, :]), mask=mask)
-    where = (query + behind // heads) * dq_row + (behind % heads).to(tl.int64) * dq_head
+    where = (query + behind // heads) * dq_strides.row + (behind % heads).to(tl.int64) * dq_strides.head
     tl.store(dq_ptr + where[:, None] + dims[None, :], (total * dq_scale).to(dq_ptr.dtype.element_ty), mask=mask)

@@ -47,10 +47,6 @@ def hstu_dense_forward(
     BLOCK_V: tl.constexpr = META.BLOCK_V
     BLOCK_M: tl.constexpr = META.BLOCK_M
     PRECISION: tl.constexpr = META.PRECISION
-    q_row, q_head = strides.q
-    k_row, k_head = strides.k
-    v_row, v_head = strides.v
-    out_row, out_head = strides.out
     # Which tile: the longest rows of a section of pairs first.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
@@ -60,10 +56,11 @@ def hstu_dense_forward(
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
-    q_base = q_ptr + bounds.query_start * q_row + head.to(tl.int64) * q_head
-    k_base = k_ptr + bounds.key_start * k_row + head.to(tl.int64) * k_head
-    v_base = v_ptr + bounds.key_start * v_row + head.to(tl.int64) * v_head
-    q = load_rows(q_base, start, queries, q_row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, False)  # [BLOCK_M, META.BLOCK_D]
+    q_base = q_ptr + bounds.query_start * strides.q.row + head.to(tl.int64) * strides.q.head
+    k_base = k_ptr + bounds.key_start * strides.k.row + head.to(tl.int64) * strides.k.head
+    v_base = v_ptr + bounds.key_start * strides.v.row + head.to(tl.int64) * strides.v.head
+    # [BLOCK_M, META.BLOCK_D]
+    q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, False)
     first = bounds.first_query + start
     last = tl.minimum(first + BLOCK_M, bounds.keys) - 1
     begin, whole, split, end, own, count = tiles_of_rows(
@@ -87,7 +84,7 @@ def hstu_dense_forward(
                 whole * META.BLOCK_N,
                 bounds.key_start,
                 head,
-                k_row,
+                strides.k.row,
                 META.ATTN_DIM,
                 META.BLOCK_N,
                 META.BLOCK_D,
@@ -103,7 +100,7 @@ def hstu_dense_forward(
                     following,
                     bounds.key_start,
                     head,
-                    k_row,
+                    strides.k.row,
                     META.ATTN_DIM,
                     META.BLOCK_N,
                     META.BLOCK_D,
@@ -111,24 +108,60 @@ def hstu_dense_forward(
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 v = load_whole(
-                    v_base, v_desc, at, bounds.key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
+                    v_base,
+                    v_desc,
+                    at,
+                    bounds.key_start,
+                    head,
+                    strides.v.row,
+                    META.LINEAR_DIM,
+                    META.BLOCK_N,
+                    BLOCK_V,
+                    META.TMA,
                 )
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             at = (split - 1) * META.BLOCK_N
             v = load_whole(
-                v_base, v_desc, at, bounds.key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
+                v_base,
+                v_desc,
+                at,
+                bounds.key_start,
+                head,
+                strides.v.row,
+                META.LINEAR_DIM,
+                META.BLOCK_N,
+                BLOCK_V,
+                META.TMA,
             )
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
         for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
             k = load_whole(
-                k_base, k_desc, at, bounds.key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, META.TMA
+                k_base,
+                k_desc,
+                at,
+                bounds.key_start,
+                head,
+                strides.k.row,
+                META.ATTN_DIM,
+                META.BLOCK_N,
+                META.BLOCK_D,
+                META.TMA,
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, META.BLOCK_N]
             v = load_whole(
-                v_base, v_desc, at, bounds.key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
+                v_base,
+                v_desc,
+                at,
+                bounds.key_start,
+                head,
+                strides.v.row,
+                META.LINEAR_DIM,
+                META.BLOCK_N,
+                BLOCK_V,
+                META.TMA,
             )
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
@@ -136,9 +169,9 @@ def hstu_dense_forward(
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
         at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
-        k = load_rows(k_base, at, bounds.keys, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, False)
+        k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_rows(v_base, at, bounds.keys, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, False)
+        v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, False)
         see = sees(
             rows,
             at + tl.arange(0, META.BLOCK_N)[None, :],
@@ -153,5 +186,5 @@ def hstu_dense_forward(
         weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
-    out_base = out_ptr + bounds.query_start * out_row + head.to(tl.int64) * out_head
-    store_rows(out_base, start, queries, out_row, acc * scale, META.LINEAR_DIM, BLOCK_M, BLOCK_V)
+    out_base = out_ptr + bounds.query_start * strides.out.row + head.to(tl.int64) * strides.out.head
+    store_rows(out_base, start, queries, strides.out.row, acc * scale, META.LINEAR_DIM, BLOCK_M, BLOCK_V)
