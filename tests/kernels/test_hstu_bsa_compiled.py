@@ -245,7 +245,7 @@ def test_workspace_is_what_the_docs_say(name):
     formulas = dict(re.findall(r"^\| (\w[\w ]*) \| `([^`]+)` \|", section, re.MULTILINE))
     p = problem(**SHAPES[name])
     config = hstu_bsa.default_config(p, (9, 0))
-    _, ring = hstu_bsa_plan.in_flight(p, config)
+    ring = hstu_bsa_plan.in_flight(p, config).ring
     numbers = {
         "I": p.item,
         "B": p.block_size,

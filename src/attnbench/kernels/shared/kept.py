@@ -235,11 +235,14 @@ def clear(x: Tensor) -> None:
 
 def launch(kernel: Any, grid: tuple[SupportsIndex, ...], *values: Any, **named: Any) -> None:
     """Launch a kernel of Triton's on the current device: ``kernel[grid](*values, **named)``."""
-    plain = [int(value) if isinstance(value, RowCount) else value for value in values]
-    compiled = kernel[tuple(map(int, grid))](*plain, **named)
+    compiled = kernel[tuple(map(int, grid))](*map(_plain, values), **{name: _plain(one) for name, one in named.items()})
     recorder = _notes.recorder
     if recorder is not None:
         recorder.note(lambda: _repeat(recorder, kernel, compiled, grid, values, named))
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, RowCount) else value
 
 
 def _repeat(

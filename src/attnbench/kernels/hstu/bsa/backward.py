@@ -12,6 +12,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import RowStrides
 from attnbench.kernels.hstu.bsa.call import BsaCall, options_of, with_meta
 from attnbench.kernels.hstu.bsa.plan import pairs_of_pass
 from attnbench.kernels.hstu.bsa.portable.arguments import (
@@ -24,7 +25,6 @@ from attnbench.kernels.hstu.bsa.portable.arguments import (
 from attnbench.kernels.hstu.bsa.portable.grad_keys import hstu_bsa_grad_keys, hstu_bsa_grad_means
 from attnbench.kernels.hstu.bsa.portable.grad_rows import hstu_bsa_grad_rows
 from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_merge, hstu_bsa_sort
-from attnbench.kernels.hstu.tiles import RowStrides
 from attnbench.kernels.shared.kept import clear, launch
 
 LARGEST_SUMS = 4096

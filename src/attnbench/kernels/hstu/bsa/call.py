@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import RowStrides, Sequences
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, Shapes, forward_shapes, saved_shapes
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
-from attnbench.kernels.hstu.tiles import RowStrides, Sequences
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import is_rows
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import triton
 
+from attnbench.kernels.hstu.arguments import RowStrides
 from attnbench.kernels.hstu.bsa.call import BsaCall, first_of, options_of, with_meta
 from attnbench.kernels.hstu.bsa.hopper.attend import attend_hopper
 from attnbench.kernels.hstu.bsa.hopper.select import select_hopper
@@ -25,7 +26,6 @@ from attnbench.kernels.hstu.bsa.portable.attend import hstu_bsa_attend, hstu_bsa
 from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_place, hstu_bsa_rank, hstu_bsa_scatter
 from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
 from attnbench.kernels.hstu.bsa.portable.select import hstu_bsa_select, hstu_bsa_select_shared
-from attnbench.kernels.hstu.tiles import RowStrides
 from attnbench.kernels.shared.kept import clear, launch
 
 PLACED = 256
@@ -155,42 +155,41 @@ def attend(call: BsaCall) -> None:
     if c.attend:
         attend_hopper(call, c.attend)
         return
-    parts, row_parts, span = parts_of(p, c)
-    lag, ring = in_flight(p, c)
+    parts, flight = parts_of(p, c), in_flight(p, c)
     if c.schedule == "ticket":
         clear(call.workspace["progress"])
         launch(
             hstu_bsa_ticket,
-            ((p.units + lag) * (parts + row_parts),),
+            ((p.units + flight.lag) * (parts.attend + parts.combine),),
             **with_meta(
                 TicketMeta,
                 **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows},
                 **call.tensors("progress"),
                 COMBINE_ROWS=c.combine_rows,
                 units=p.units,
-                lag=lag,
-                ring=ring,
-                parts=parts,
-                row_parts=row_parts,
-                span=span,
+                lag=flight.lag,
+                ring=flight.ring,
+                parts=parts.attend,
+                row_parts=parts.combine,
+                span=parts.span,
             ),
         )
         return
-    for first in range(0, p.units, ring):
-        units = min(ring, p.units - first)
-        if parts:
+    for first in range(0, p.units, flight.ring):
+        units = min(flight.ring, p.units - first)
+        if parts.attend:
             launch(
                 hstu_bsa_attend,
-                (units * parts,),
-                **with_meta(AttendMeta, **_attend_arguments(call), first_unit=first, parts=parts),
+                (units * parts.attend,),
+                **with_meta(AttendMeta, **_attend_arguments(call), first_unit=first, parts=parts.attend),
             )
         launch(
             hstu_bsa_combine,
-            (units * row_parts,),
+            (units * parts.combine,),
             **_combine_arguments(call),
             first_unit=first,
-            row_parts=row_parts,
-            span=span,
+            row_parts=parts.combine,
+            span=parts.span,
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.kernels.hstu.tiles import Sequences
+from attnbench.kernels.hstu.arguments import Sequences
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attnbench.kernels.hstu.tiles import RowStrides
+from attnbench.kernels.hstu.arguments import RowStrides
 
 
 class SplitStrides(NamedTuple):

@@ -17,14 +17,15 @@ A key that is not there is a row of zeros: its score is 0, SiLU(0) is 0.  So no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING, Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
+from attnbench.kernels.hstu.arguments import RowStrides
 from attnbench.kernels.hstu.dense.problem import descriptor
 from attnbench.kernels.hstu.paged.arguments import AppendStrides, ForwardMeta, ForwardStrides, SplitStrides
-from attnbench.kernels.hstu.tiles import RowStrides, sees, silu
+from attnbench.kernels.hstu.tiles import sees, silu
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.rows import load_rows, store_rows
@@ -40,31 +41,39 @@ COUNTS = ("heads", "tiles", "splits")
 """Arguments whose value no code depends on: another batch or length compiles nothing anew."""
 APPEND_ROWS = 16
 
+KEYS, VALUES = (tl.constexpr(half) for half in range(2))
+"Halves of a page."
+
+
+class Cache(NamedTuple):
+    """Cached keys and values of one head of a sequence."""
+
+    pool_ptr: Any
+    pool_desc: Any
+    pool_row: Any
+    head: Any
+    keys: Any
+    "how many there are"
+
 
 @triton.jit
 @no_type_check
-def load_cached(
-    pool_ptr,
-    pool_desc,
-    page,
-    at,
-    keys,
-    half,
-    head,
-    pool_row,
-    DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    WHOLE: tl.constexpr,
-    TMA: tl.constexpr,
-):
-    """A tile [BLOCK, BLOCK_DIM] of cached keys (half 0) or values (half 1) from key `at`; zeros from key `keys` on."""
-    if WHOLE and TMA:
-        tile = pool_desc.load([(page * 2 + half) * PAGE + at % PAGE, tl.cast(head, tl.int32), 0])
-        return tile.reshape(BLOCK, BLOCK_DIM)
-    slot = (tl.cast(page, tl.int64) * 2 + half) * PAGE + at % PAGE
-    return load_rows(pool_ptr + slot * pool_row + head * DIM, 0, keys - at, pool_row, DIM, BLOCK, BLOCK_DIM, WHOLE)
+def load_cached(cache, page, at, half, META: tl.constexpr, WHOLE: tl.constexpr):
+    """A tile [BLOCK_N, BLOCK_D] of cached keys (half KEYS) or values (VALUES) from key `at`; zeros past the last one."""
+    if WHOLE and META.TMA:
+        slot = (page * 2 + half) * META.PAGE + at % META.PAGE
+        return cache.pool_desc.load([slot, tl.cast(cache.head, tl.int32), 0]).reshape(META.BLOCK_N, META.BLOCK_D)
+    slot = (tl.cast(page, tl.int64) * 2 + half) * META.PAGE + at % META.PAGE
+    return load_rows(
+        base=cache.pool_ptr + slot * cache.pool_row + cache.head * META.DIM,
+        first=0,
+        count=cache.keys - at,
+        stride=cache.pool_row,
+        DIM=META.DIM,
+        BLOCK=META.BLOCK_N,
+        BLOCK_DIM=META.BLOCK_D,
+        WHOLE=WHOLE,
+    )
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -96,7 +105,6 @@ def hstu_paged_forward(
     BLOCK_M: tl.constexpr = META.BLOCK_M
     BLOCK_N: tl.constexpr = META.BLOCK_N
     PRECISION: tl.constexpr = META.PRECISION
-    TMA: tl.constexpr = META.TMA
     # Programs next to one another read the same keys: row tiles first, then shares, heads, sequences.
     program = tl.program_id(0)
     tile = program % tiles
@@ -125,7 +133,7 @@ def hstu_paged_forward(
         DIM,
         BLOCK_M,
         BLOCK_D,
-        False,
+        WHOLE=False,
     )
     last = tl.minimum(start + BLOCK_M, new) - 1
     end = (tl.minimum(last + 1, seen) + BLOCK_N - 1) // BLOCK_N
@@ -142,6 +150,7 @@ def hstu_paged_forward(
     low = split * share
     high = low + share
 
+    cache = Cache(pool_ptr=pool_ptr, pool_desc=pool_desc, pool_row=strides.pool, head=head, keys=cached)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first = tl.minimum(low, full)
     stop = tl.minimum(high, full)
@@ -149,118 +158,37 @@ def hstu_paged_forward(
     page = tl.load(pages_ptr + first * BLOCK_N // PAGE, mask=first < tail, other=0)
     if META.AHEAD:
         if first < stop:
-            k = load_cached(
-                pool_ptr,
-                pool_desc,
-                page,
-                first * BLOCK_N,
-                cached,
-                0,
-                head,
-                strides.pool,
-                DIM,
-                PAGE,
-                BLOCK_N,
-                BLOCK_D,
-                True,
-                TMA,
-            )
+            k = load_cached(cache, page, first * BLOCK_N, KEYS, META, WHOLE=True)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(q.dtype)
             following = tl.load(pages_ptr + (first + 1) * BLOCK_N // PAGE, mask=first + 1 < stop, other=0)
             for at in tl.range(first * BLOCK_N, (stop - 1) * BLOCK_N, BLOCK_N, disable_licm=True):
                 next_page = tl.load(pages_ptr + (at + BLOCK_N) // PAGE)
                 next_following = tl.load(pages_ptr + tl.minimum(at + 2 * BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
-                k = load_cached(
-                    pool_ptr,
-                    pool_desc,
-                    following,
-                    at + BLOCK_N,
-                    cached,
-                    0,
-                    head,
-                    strides.pool,
-                    DIM,
-                    PAGE,
-                    BLOCK_N,
-                    BLOCK_D,
-                    True,
-                    TMA,
-                )
+                k = load_cached(cache, following, at + BLOCK_N, KEYS, META, WHOLE=True)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                v = load_cached(
-                    pool_ptr, pool_desc, page, at, cached, 1, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
-                )
+                v = load_cached(cache, page, at, VALUES, META, WHOLE=True)
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
                 page = next_page
                 following = next_following
-            v = load_cached(
-                pool_ptr,
-                pool_desc,
-                page,
-                (stop - 1) * BLOCK_N,
-                cached,
-                1,
-                head,
-                strides.pool,
-                DIM,
-                PAGE,
-                BLOCK_N,
-                BLOCK_D,
-                True,
-                TMA,
-            )
+            v = load_cached(cache, page, (stop - 1) * BLOCK_N, VALUES, META, WHOLE=True)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
         for at in tl.range(first * BLOCK_N, stop * BLOCK_N, BLOCK_N, disable_licm=True):
-            k = load_cached(
-                pool_ptr, pool_desc, page, at, cached, 0, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
-            )
+            k = load_cached(cache, page, at, KEYS, META, WHOLE=True)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            v = load_cached(
-                pool_ptr, pool_desc, page, at, cached, 1, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
-            )
+            v = load_cached(cache, page, at, VALUES, META, WHOLE=True)
             page = tl.load(pages_ptr + tl.minimum(at + BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     if (full < tail) & (low <= full) & (full < high):
         page = tl.load(pages_ptr + full * BLOCK_N // PAGE)
-        k = load_cached(
-            pool_ptr,
-            pool_desc,
-            page,
-            full * BLOCK_N,
-            cached,
-            0,
-            head,
-            strides.pool,
-            DIM,
-            PAGE,
-            BLOCK_N,
-            BLOCK_D,
-            False,
-            TMA,
-        )
+        k = load_cached(cache, page, full * BLOCK_N, KEYS, META, WHOLE=False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_cached(
-            pool_ptr,
-            pool_desc,
-            page,
-            full * BLOCK_N,
-            cached,
-            1,
-            head,
-            strides.pool,
-            DIM,
-            PAGE,
-            BLOCK_N,
-            BLOCK_D,
-            False,
-            TMA,
-        )
+        v = load_cached(cache, page, full * BLOCK_N, VALUES, META, WHOLE=False)
         weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
@@ -270,10 +198,20 @@ def hstu_paged_forward(
     for index in tl.range(first, stop, num_stages=META.NEW_STAGES, disable_licm=True):
         # Tiles of the new history, then the rows' own among the candidates.
         at = tl.where(index < end, index, own + index - end) * BLOCK_N
-        k = load_rows(k_base, at, new, strides.k.row, DIM, BLOCK_N, BLOCK_D, False)
+        k = load_rows(k_base, at, new, strides.k.row, DIM, BLOCK_N, BLOCK_D, WHOLE=False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_rows(v_base, at, new, strides.v.row, DIM, BLOCK_N, BLOCK_D, False)
-        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], 0, seen, 0, True, False, META.HAS_TARGETS, False)
+        v = load_rows(v_base, at, new, strides.v.row, DIM, BLOCK_N, BLOCK_D, WHOLE=False)
+        see = sees(
+            rows,
+            at + tl.arange(0, BLOCK_N)[None, :],
+            prefix=0,
+            seen=seen,
+            window=0,
+            CAUSAL=True,
+            HAS_PREFIX=False,
+            HAS_TARGETS=META.HAS_TARGETS,
+            HAS_WINDOW=False,
+        )
         weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
@@ -371,24 +309,24 @@ def launch_forward(
     launch(
         hstu_paged_forward,
         (tiles * step.batch * heads * splits,),
-        q,
-        k,
-        v,
-        pool,
-        target,
-        described,
-        step.offsets,
-        step.cached,
-        step.indptr,
-        step.indices,
-        step.num_targets,
-        ForwardStrides(q=RowStrides.of(q), k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim, out=to),
-        alpha / 2,
-        1 / scaling_seqlen if workspace is None else 1.0,
-        heads,
-        tiles,
-        splits,
-        ForwardMeta(
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        pool_ptr=pool,
+        out_ptr=target,
+        pool_desc=described,
+        offsets_ptr=step.offsets,
+        cached_ptr=step.cached,
+        indptr_ptr=step.indptr,
+        indices_ptr=step.indices,
+        num_targets_ptr=step.num_targets,
+        strides=ForwardStrides(q=RowStrides.of(q), k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim, out=to),
+        half_alpha=alpha / 2,
+        scale=1 / scaling_seqlen if workspace is None else 1.0,
+        heads=heads,
+        tiles=tiles,
+        splits=splits,
+        META=ForwardMeta(
             DIM=dim,
             BLOCK_D=block_d,
             PAGE=page_size,
@@ -424,16 +362,16 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
     launch(
         hstu_paged_append,
         (tiles * step.batch, heads),
-        k,
-        v,
-        pool,
-        step.offsets,
-        step.cached,
-        step.indptr,
-        step.indices,
-        step.num_targets,
-        AppendStrides(k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim),
-        tiles,
+        k_ptr=k,
+        v_ptr=v,
+        pool_ptr=pool,
+        offsets_ptr=step.offsets,
+        cached_ptr=step.cached,
+        indptr_ptr=step.indptr,
+        indices_ptr=step.indices,
+        num_targets_ptr=step.num_targets,
+        strides=AppendStrides(k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim),
+        tiles=tiles,
         DIM=dim,
         BLOCK_D=block_of(dim),
         PAGE=pool.shape[2],

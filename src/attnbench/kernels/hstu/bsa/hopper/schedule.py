@@ -70,7 +70,7 @@ class GridProblem:
     """Arguments of the launch that say which pairs and steps there are."""
 
     sequences: gl.tuple
-    "as of `hstu.tiles.Sequences`"
+    "as of `hstu.arguments.Sequences`"
     num_tiles_ptr: Argument
     units: Argument
     "(sequence, head) pairs"
@@ -145,7 +145,7 @@ def pairs_of(step, problem, JOB_ROWS: gl.constexpr):
         query = gl.load(problem.sequences.offsets_q_ptr + number, mask=there, other=0).to(gl.int32)
     head = unit - number * problem.heads
     if JOB_ROWS == 0:
-        return Pairs(tiles, key, query, head)
+        return Pairs(tiles=tiles, key=key, query=query, head=head)
     else:
         key_end = gl.load(problem.sequences.offsets_ptr + 1 + number, mask=there, other=0).to(gl.int32)
         query_end = key_end
@@ -154,7 +154,9 @@ def pairs_of(step, problem, JOB_ROWS: gl.constexpr):
             query_end = gl.load(problem.sequences.offsets_q_ptr + 1 + number, mask=there, other=0).to(gl.int32)
         if problem.HAS_TARGETS:
             targets = gl.load(problem.sequences.num_targets_ptr + number, mask=there, other=0).to(gl.int32)
-        return JobPairs(tiles, key, query, head, key_end, query_end, targets)
+        return JobPairs(
+            tiles=tiles, key=key, query=query, head=head, key_end=key_end, query_end=query_end, targets=targets
+        )
 
 
 @gluon.jit
@@ -179,7 +181,15 @@ def begin(problem, JOB_ROWS: gl.constexpr):
     none = gl.to_tensor(0)
     pairs = pairs_of(0, problem, JOB_ROWS)
     ahead = pairs_of(1, problem, JOB_ROWS)
-    return Cursor(none, none, none, through_of(pairs, JOB_ROWS), pairs, ahead, JOB_ROWS)
+    return Cursor(
+        step=none,
+        place=none,
+        before=none,
+        through=through_of(pairs, JOB_ROWS),
+        pairs=pairs,
+        ahead=ahead,
+        JOB_ROWS=JOB_ROWS,
+    )
 
 
 @gluon.jit
@@ -206,7 +216,11 @@ def seek(number, cursor, problem):
     passed = through <= inside
     lane = gl.sum(passed.to(gl.int32), 0)
     inside -= gl.max(gl.where(passed, through, 0), 0)
-    return Cursor(step, place, before, through, pairs, ahead, JOB_ROWS), lane, inside
+    return (
+        Cursor(step=step, place=place, before=before, through=through, pairs=pairs, ahead=ahead, JOB_ROWS=JOB_ROWS),
+        lane,
+        inside,
+    )
 
 
 @gluon.jit

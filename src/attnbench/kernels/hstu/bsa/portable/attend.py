@@ -23,7 +23,18 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu.bsa.tiles import COUNTS, gate_of, gather_rows, scatter_rows, standing
+from attnbench.kernels.hstu.bsa.tiles import (
+    COUNTS,
+    FIRST_ENTRY,
+    LISTED_BLOCK,
+    NUM_ENTRIES,
+    RECORD,
+    SELECTED,
+    gate_of,
+    gather_rows,
+    scatter_rows,
+    standing,
+)
 from attnbench.kernels.hstu.tiles import sequence, silu
 from attnbench.kernels.shared.rows import load_rows
 
@@ -80,9 +91,12 @@ def attend_part(
     list_head = head * 0 if META.SHARED else head
     many = tl.load(num_tiles_ptr + (number if META.SHARED else unit))
     each = tl.cdiv(many, parts)
-    bounds = sequence(sequences, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE)
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
+    )
     tiles = (
-        tiles_ptr + (list_head * tile_rows + (bounds.query_start * OTHERS) // ROWS + bounds.key_start // BLOCK_SIZE) * 3
+        tiles_ptr
+        + (list_head * tile_rows + (bounds.query_start * OTHERS) // ROWS + bounds.key_start // BLOCK_SIZE) * RECORD
     )
     entries = entries_ptr + list_head * entry_rows + bounds.query_start * OTHERS
     q_base = q_ptr + head * strides.q.head + bounds.query_start * strides.q.row
@@ -90,14 +104,32 @@ def attend_part(
     v_base = v_ptr + head * strides.v.head + bounds.key_start * strides.v.row
     at = tl.arange(0, ROWS)
     for tile in tl.range(part * each, tl.minimum((part + 1) * each, many), num_stages=1):
-        where = tiles + tile * 3
-        first = tl.load(where)
-        key = tl.load(where + 1) * BLOCK_SIZE
-        mask = at < tl.load(where + 2)
+        where = tiles + tile * RECORD
+        first = tl.load(where + FIRST_ENTRY)
+        key = tl.load(where + LISTED_BLOCK) * BLOCK_SIZE
+        mask = at < tl.load(where + NUM_ENTRIES)
         entry = tl.load(entries + first + at, mask=mask, other=0)
         # A listed block is complete and past: every query of its list sees all its keys.
-        k = load_rows(k_base, key, 0, strides.k.row, META.ATTN_DIM, BLOCK_SIZE, META.BLOCK_D, True)
-        v = load_rows(v_base, key, 0, strides.v.row, LINEAR_DIM, BLOCK_SIZE, META.BLOCK_V, True)
+        k = load_rows(
+            k_base,
+            key,
+            count=0,
+            stride=strides.k.row,
+            DIM=META.ATTN_DIM,
+            BLOCK=BLOCK_SIZE,
+            BLOCK_DIM=META.BLOCK_D,
+            WHOLE=True,
+        )
+        v = load_rows(
+            v_base,
+            key,
+            count=0,
+            stride=strides.v.row,
+            DIM=LINEAR_DIM,
+            BLOCK=BLOCK_SIZE,
+            BLOCK_DIM=META.BLOCK_V,
+            WHOLE=True,
+        )
         q = gather_rows(q_base, entry // OTHERS, mask, strides.q.row, META.ATTN_DIM, META.BLOCK_D)
         weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, META.TANH)
         partial = tl.dot(weights.to(q.dtype), v, input_precision="ieee") * scale
@@ -127,15 +159,17 @@ def combine_part(
     """`span` queries of a pair; `out` holds the other branches and takes the sum."""
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    bounds = sequence(sequences, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
+    )
     out_row = heads * LINEAR_DIM
     out = out_ptr + bounds.query_start * out_row + head * LINEAR_DIM
     end = tl.minimum((part + 1) * span, bounds.keys - bounds.first_query)
     for start in range(part * span, end, ROWS):
         rows = start + tl.arange(0, ROWS)
         mask = rows < end
-        local = standing(rows, bounds.first_query, bounds.seen, BLOCK_SIZE)[2]
-        gate = gate_of(gates_ptr, bounds.query_start + rows, heads, head, mask, 1, GATES)
+        local = standing(rows, bounds.first_query, bounds.seen, BLOCK_SIZE).local
+        gate = gate_of(gates_ptr, bounds.query_start + rows, heads, head, mask, SELECTED, GATES)
         total = gather_rows(out, rows, mask, out_row, LINEAR_DIM, BLOCK_V).to(tl.float32)
         chosen = tl.zeros([ROWS, BLOCK_V], tl.float32)
         for slot in tl.static_range(OTHERS):

@@ -19,7 +19,16 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu.bsa.tiles import COUNTS, gate_of, gather_rows, scatter_rows, standing
+from attnbench.kernels.hstu.bsa.tiles import (
+    COMPRESSED,
+    COUNTS,
+    SELECTED,
+    SLIDING,
+    gate_of,
+    gather_rows,
+    scatter_rows,
+    standing,
+)
 from attnbench.kernels.hstu.tiles import sequence, silu_and_slope
 from attnbench.kernels.shared.rows import load_rows, store_rows
 
@@ -64,7 +73,9 @@ def hstu_bsa_grad_means(
     unit = tl.program_id(0) // tiles
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    bounds = sequence(sequences, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE)
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
+    )
     queries = bounds.keys - bounds.first_query
     whole = bounds.seen // META.BLOCK_SIZE
     start = (tl.program_id(0) - unit * tiles) * BLOCKS
@@ -72,10 +83,17 @@ def hstu_bsa_grad_means(
         return
     mean = head * mean_rows + bounds.key_start // META.BLOCK_SIZE
     k = load_rows(
-        means_k_ptr + mean * META.ATTN_DIM, start, whole, META.ATTN_DIM, META.ATTN_DIM, BLOCKS, BLOCK_D, False
+        means_k_ptr + mean * META.ATTN_DIM, start, whole, META.ATTN_DIM, META.ATTN_DIM, BLOCKS, BLOCK_D, WHOLE=False
     )
     v = load_rows(
-        means_v_ptr + mean * META.LINEAR_DIM, start, whole, META.LINEAR_DIM, META.LINEAR_DIM, BLOCKS, BLOCK_V, False
+        means_v_ptr + mean * META.LINEAR_DIM,
+        start,
+        whole,
+        META.LINEAR_DIM,
+        META.LINEAR_DIM,
+        BLOCKS,
+        BLOCK_V,
+        WHOLE=False,
     )
     last_key = (start + 1 + tl.arange(0, BLOCKS)) * META.BLOCK_SIZE - 1 - bounds.first_query
     dk = tl.zeros([BLOCKS, BLOCK_D], tl.float32)
@@ -85,13 +103,13 @@ def hstu_bsa_grad_means(
     begin = tl.maximum((start + 1) * META.BLOCK_SIZE - 1 - bounds.first_query, 0)
     for first in range(begin, queries, META.ROWS):
         rows = first + tl.arange(0, META.ROWS)
-        q = load_rows(q_base, first, queries, strides.q.row, META.ATTN_DIM, META.ROWS, BLOCK_D, False)
-        dout = load_rows(dout_base, first, queries, strides.dout.row, META.LINEAR_DIM, META.ROWS, BLOCK_V, False)
+        q = load_rows(q_base, first, queries, strides.q.row, META.ATTN_DIM, META.ROWS, BLOCK_D, WHOLE=False)
+        dout = load_rows(dout_base, first, queries, strides.dout.row, META.LINEAR_DIM, META.ROWS, BLOCK_V, WHOLE=False)
         # Means along the rows of the products: what these weigh stays in the registers it is made in.
         value, twice = silu_and_slope(tl.dot(k, tl.trans(q), input_precision="ieee"), half_alpha, META.TANH)
         slope = twice * tl.dot(v, tl.trans(dout), input_precision="ieee")
         if META.GATES > 0:
-            gates = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, 0, META.GATES)
+            gates = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, COMPRESSED, META.GATES)
             value *= gates[None, :]
             slope *= gates[None, :]
         # Queries and blocks that are none are zeros: q and dO give nothing, means get what nobody reads.
@@ -159,13 +177,13 @@ def key_factor(
     """
     keys = tl.arange(0, KEYS)[None, :]
     past = keys <= (position - key)[:, None]
-    of_local = gate_of(gates_ptr, packed, heads, head, mask, 1, GATES)
+    of_local = gate_of(gates_ptr, packed, heads, head, mask, SELECTED, GATES)
     if WINDOW == 0:
         return tl.where(past, of_local[:, None], 0.0)
-    of_window = gate_of(gates_ptr, packed, heads, head, mask & ~from_list, 2, GATES)
-    _position, stand, local = standing(position, 0, seen, BLOCK_SIZE)
-    of_local = tl.where(from_list | (local == block), of_local, 0.0)
-    in_window = (stand - key)[:, None] - keys < WINDOW
+    of_window = gate_of(gates_ptr, packed, heads, head, mask & ~from_list, SLIDING, GATES)
+    query = standing(position, first_query=0, seen=seen, BLOCK_SIZE=BLOCK_SIZE)
+    of_local = tl.where(from_list | (query.local == block), of_local, 0.0)
+    in_window = (query.stand - key)[:, None] - keys < WINDOW
     return tl.where(past, of_local[:, None] + tl.where(in_window, of_window[:, None], 0.0), 0.0)
 
 
@@ -207,7 +225,9 @@ def hstu_bsa_grad_keys(
     unit = first_unit + place
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    bounds = sequence(sequences, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE)
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
+    )
     queries = bounds.keys - bounds.first_query
     if block * META.BLOCK_SIZE >= bounds.seen:
         return
@@ -231,8 +251,8 @@ def hstu_bsa_grad_keys(
     # More keys than fit in registers are taken in parts, each through all queries.
     for part in range(META.BLOCK_SIZE // KEYS):
         key = block * META.BLOCK_SIZE + part * KEYS
-        k = load_rows(k_base, key, bounds.seen, strides.k.row, META.ATTN_DIM, KEYS, BLOCK_D, False)
-        v = load_rows(v_base, key, bounds.seen, strides.v.row, META.LINEAR_DIM, KEYS, BLOCK_V, False)
+        k = load_rows(k_base, key, bounds.seen, strides.k.row, META.ATTN_DIM, KEYS, BLOCK_D, WHOLE=False)
+        v = load_rows(v_base, key, bounds.seen, strides.v.row, META.LINEAR_DIM, KEYS, BLOCK_V, WHOLE=False)
         dk = tl.zeros([BLOCK_D, KEYS], tl.float32)
         dv = tl.zeros([BLOCK_V, KEYS], tl.float32)
         near_first = tl.maximum(key - bounds.first_query, 0)

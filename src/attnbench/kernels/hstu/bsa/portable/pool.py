@@ -36,7 +36,9 @@ def block_mean(
     total = tl.zeros([ROWS, BLOCK_DIM], tl.float32)
     for start in range(0, BLOCK_SIZE, ROWS * AT_ONCE):
         for i in tl.static_range(AT_ONCE):
-            total += load_rows(base, start + i * ROWS, BLOCK_SIZE, stride, DIM, ROWS, BLOCK_DIM, True).to(tl.float32)
+            total += load_rows(base, start + i * ROWS, BLOCK_SIZE, stride, DIM, ROWS, BLOCK_DIM, WHOLE=True).to(
+                tl.float32
+            )
     dims = tl.arange(0, BLOCK_DIM)
     tl.store(mean + dims, (tl.sum(total, 0) / BLOCK_SIZE).to(mean.dtype.element_ty), mask=dims < DIM)
 
@@ -68,7 +70,9 @@ def hstu_bsa_pool(
     block = tl.program_id(0) - unit * blocks
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    bounds = sequence(sequences, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
+    )
     if block >= bounds.seen // BLOCK_SIZE:
         return
     key = bounds.key_start + block * BLOCK_SIZE

@@ -19,7 +19,10 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu.bsa.tiles import (
+    COMPRESSED,
     COUNTS,
+    SELECTED,
+    SLIDING,
     complete_seen,
     gate_of,
     gather_rows,
@@ -122,30 +125,30 @@ def near_sum(
 ):
     """Add the keys that the local and the sliding branch see, for the queries from `start` on."""
     rows = start + tl.arange(0, ROWS)
-    position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    query = standing(rows, first_query, seen, BLOCK_SIZE)
     end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
     for key in range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS):
-        k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
+        k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, WHOLE=False)
         in_local, in_window = near_masks(
             (key + tl.arange(0, KEYS))[None, :],
-            position[:, None],
-            stand[:, None],
-            local[:, None],
+            query.position[:, None],
+            query.stand[:, None],
+            query.local[:, None],
             seen,
             WINDOW,
             BLOCK_SIZE,
         )
         weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
         weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
-        v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
+        v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, WHOLE=False)
         acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
     if HAS_TARGETS:
         # A target is a key of its own alone, in the selected branch and in the sliding one.
-        target = (rows < queries) & (position >= seen)
-        own = gather_rows(k_base, position, target, k_row, ATTN_DIM, BLOCK_D)
+        target = (rows < queries) & (query.position >= seen)
+        own = gather_rows(k_base, query.position, target, k_row, ATTN_DIM, BLOCK_D)
         weight = silu(tl.sum(q.to(tl.float32) * own.to(tl.float32), 1), half_alpha, TANH)
         weight *= (of_local + of_window) if WINDOW > 0 else of_local
-        own = gather_rows(v_base, position, target, v_row, LINEAR_DIM, BLOCK_V)
+        own = gather_rows(v_base, query.position, target, v_row, LINEAR_DIM, BLOCK_V)
         acc += weight[:, None] * own.to(tl.float32)
     return acc
 
@@ -178,21 +181,23 @@ def hstu_bsa_select(
     tile = tiles - 1 - (tl.program_id(0) - unit * tiles)
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    bounds = sequence(sequences, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE)
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
+    )
     queries = bounds.keys - bounds.first_query
     start = tile * ROWS
     if start >= queries:
         return
     rows = start + tl.arange(0, ROWS)
-    position, stand, local = standing(rows, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
-    visible = complete_seen(stand, bounds.seen, META.BLOCK_SIZE)
+    query = standing(rows, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
+    visible = complete_seen(query.stand, bounds.seen, META.BLOCK_SIZE)
     q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
-    q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, ROWS, META.BLOCK_D, False)
+    q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, ROWS, META.BLOCK_D, WHOLE=False)
     ranker = q
     if META.PAIRS and not META.SHARED:
         ranker = gather_rows(
             q_base,
-            ranking_rows(rows, position, bounds.seen),
+            ranking_rows(rows, query.position, bounds.seen),
             rows < queries,
             strides.q.row,
             META.ATTN_DIM,
@@ -205,8 +210,8 @@ def hstu_bsa_select(
     best = empty_list(rows, 0 if META.SHARED else META.COUNTS - 1, META.BITS)
 
     # Blocks before the local one of the first row are candidates of, and seen by, all rows.
-    _, _, of_first = standing(start, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
-    _, last, _ = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
+    of_first = standing(start, bounds.first_query, bounds.seen, META.BLOCK_SIZE).local
+    last = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, META.BLOCK_SIZE).stand
     split = of_first // META.BLOCKS * META.BLOCKS
     end = complete_seen(last, bounds.seen, META.BLOCK_SIZE)
     for block in range(0, split, META.BLOCKS):
@@ -220,7 +225,7 @@ def hstu_bsa_select(
             block,
             whole,
             visible,
-            local,
+            query.local,
             half_alpha,
             META.ATTN_DIM,
             META.LINEAR_DIM,
@@ -231,7 +236,7 @@ def hstu_bsa_select(
             META.BITS,
             META.PAIRS,
             META.TANH,
-            False,
+            MASKED=False,
         )
     for block in range(split, end, META.BLOCKS):
         acc, best = coarse_tile(
@@ -244,7 +249,7 @@ def hstu_bsa_select(
             block,
             whole,
             visible,
-            local,
+            query.local,
             half_alpha,
             META.ATTN_DIM,
             META.LINEAR_DIM,
@@ -255,7 +260,7 @@ def hstu_bsa_select(
             META.BITS,
             META.PAIRS,
             META.TANH,
-            True,
+            MASKED=True,
         )
 
     if not META.SHARED:
@@ -272,11 +277,11 @@ def hstu_bsa_select(
             heads * META.COUNTS,
         )
 
-    gate = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, 0, META.GATES)
-    of_local = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, 1, META.GATES)
+    gate = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, COMPRESSED, META.GATES)
+    of_local = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, SELECTED, META.GATES)
     of_window = of_local
     if META.WINDOW > 0:
-        of_window = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, 2, META.GATES)
+        of_window = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, SLIDING, META.GATES)
     acc = near_sum(
         acc * (gate * META.BLOCK_SIZE)[:, None],
         q,
@@ -340,19 +345,21 @@ def hstu_bsa_select_shared(
     """A program: one tile of queries of one sequence, through all heads for each tile of blocks."""
     number = tl.program_id(0) // tiles
     tile = tiles - 1 - (tl.program_id(0) - number * tiles)
-    bounds = sequence(sequences, number, 0, False, HAS_TARGETS, HAS_CACHE)
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
+    )
     queries = bounds.keys - bounds.first_query
     start = tile * ROWS
     if start >= queries:
         return
     rows = start + tl.arange(0, ROWS)
-    position, _, local = standing(rows, bounds.first_query, bounds.seen, BLOCK_SIZE)
+    query = standing(rows, bounds.first_query, bounds.seen, BLOCK_SIZE)
     rankers = rows
     if PAIRS:
-        rankers = ranking_rows(rows, position, bounds.seen)
+        rankers = ranking_rows(rows, query.position, bounds.seen)
     best = empty_list(rows, COUNTS - 1, BITS)
     if COUNTS > 1:
-        _, _, end = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, BLOCK_SIZE)
+        end = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, BLOCK_SIZE).local
         for block in range(0, end, BLOCKS):
             scores = tl.zeros([ROWS, BLOCKS], tl.float32)
             for head in range(heads):
@@ -373,10 +380,10 @@ def hstu_bsa_select_shared(
                     ATTN_DIM,
                     BLOCKS,
                     BLOCK_D,
-                    False,
+                    WHOLE=False,
                 )
                 scores = tl.dot(q, tl.trans(means), scores, input_precision="ieee")
-            best = rank_tile(best, scores, block, local, ROWS, BLOCKS, BITS, True)
+            best = rank_tile(best, scores, block, query.local, ROWS, BLOCKS, BITS, MASKED=True)
     store_blocks(
         blocks_ptr + bounds.query_start * COUNTS,
         best,

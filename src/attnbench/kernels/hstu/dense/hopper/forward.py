@@ -94,7 +94,16 @@ def weigh(scores, consumer, index, unmasked, done, WARPGROUP: gl.constexpr):
         first, _queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
         at = work.key_tile(index, mask) * consumer.BLOCK_N
         # Whose SiLU is 0.
-        scores = hide(scores, 0.0, work.first_query + first, at, work.prefix, work.seen, mask, True)
+        scores = hide(
+            scores,
+            hidden=0.0,
+            down=work.first_query + first,
+            across=at,
+            prefix=work.prefix,
+            seen=work.seen,
+            mask=mask,
+            ROWS_DOWN=True,
+        )
     return silu(scores, consumer.half_alpha, consumer.APPROXIMATE)
 
 
@@ -119,7 +128,7 @@ def through_tiles(consumer, total, unmasked, count, done, WARPGROUP: gl.constexp
         q_ring.release_stored(done)
     scores = warpgroup_mma_wait(0, [scores])
     k_ring.release(count)
-    weights = weigh(scores, consumer, 0, unmasked, done, WARPGROUP)
+    weights = weigh(scores, consumer, index=0, unmasked=unmasked, done=done, WARPGROUP=WARPGROUP)
     for index in range(1, total):
         k_ring.wait(count + 1)
         v_ring.wait(count)
@@ -263,12 +272,12 @@ def start_warps(
     ROOM: gl.constexpr = META.ROOM
     GROUPS: gl.constexpr = META.GROUPS
     REGISTERS: gl.constexpr = META.REGISTERS
-    q_rings = (allocate_ring(q_desc, ROOM, 1), allocate_ring(q_desc, ROOM, 1))
+    q_rings = (allocate_ring(q_desc, ROOM, CONSUMERS=1), allocate_ring(q_desc, ROOM, CONSUMERS=1))
     if GROUPS == 3:
-        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
+        q_rings = q_rings + (allocate_ring(q_desc, ROOM, CONSUMERS=1),)
     # Values are read a step longer than keys.
     rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES + 1, GROUPS))
-    queue = allocate_work_queue(GROUPS, 13)
+    queue = allocate_work_queue(GROUPS, COUNT=13)
     if META.SPLIT:
         # The sum of the parts may be launched once all programs are: it waits for their end by itself.
         gdc_launch_dependents()
@@ -279,8 +288,27 @@ def start_warps(
             outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
         sink = ToRows(out_desc, outs, scale)
     fence_async_shared()
-    producer = Producer(q_desc, rings, queue, counter_ptr, parts, BLOCK_N, GROUPS, META.DRAWS, META.SPLIT)
-    consumer = Consumer(rings, problem.mask, half_alpha, queue, META.APPROXIMATE, BLOCK_N, BLOCK_V, GROUPS)
+    producer = Producer(
+        q_desc=q_desc,
+        rings=rings,
+        queue=queue,
+        counter_ptr=counter_ptr,
+        parts=parts,
+        BLOCK_N=BLOCK_N,
+        GROUPS=GROUPS,
+        DYNAMIC=META.DRAWS,
+        SPLIT=META.SPLIT,
+    )
+    consumer = Consumer(
+        rings=rings,
+        mask=problem.mask,
+        half_alpha=half_alpha,
+        queue=queue,
+        APPROXIMATE=META.APPROXIMATE,
+        BLOCK_N=BLOCK_N,
+        BLOCK_V=BLOCK_V,
+        GROUPS=GROUPS,
+    )
     if GROUPS == 2:
         gl.warp_specialize(
             [(consume, (consumer, sink, 0)), (consume, (consumer, sink, 1)), (produce, (producer, problem, source))],
@@ -322,8 +350,23 @@ def hstu_hopper_forward(
     META: gl.constexpr,
 ):
     """The output, or where keys are SPLIT its parts, of keys and values that lie as rows."""
-    mask = Mask(window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
-    problem = GridProblem(sequences, contextual_len, mask, heads, pairs, tiles, group, META.HAS_CACHE)
+    mask = Mask(
+        window=window,
+        CAUSAL=META.CAUSAL,
+        HAS_PREFIX=META.HAS_PREFIX,
+        HAS_TARGETS=META.HAS_TARGETS,
+        HAS_WINDOW=META.HAS_WINDOW,
+    )
+    problem = GridProblem(
+        sequences=sequences,
+        contextual_len=contextual_len,
+        mask=mask,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        HAS_CACHE=META.HAS_CACHE,
+    )
     start_warps(
         q_desc,
         k_desc,

@@ -36,7 +36,7 @@ class GridProblem:
     """Arguments of the launch that say what a program works on."""
 
     sequences: gl.tuple
-    "as of `hstu.tiles.Sequences`"
+    "as of `hstu.arguments.Sequences`"
     contextual_len: Argument
     mask: Mask
     heads: Argument
@@ -95,19 +95,19 @@ class KeyTile:
         """The same with positions counted from the sequence's first query: `keys` is how many queries it has."""
         first = self.first_query
         return KeyTile(
-            self.head,
-            self.key_start,
-            self.query_start,
-            self.keys - first,
-            first - first,
-            self.prefix - first,
-            self.seen - first,
-            self.start - first,
-            self.front,
-            self.begin,
-            self.whole,
-            self.split,
-            self.end,
+            head=self.head,
+            key_start=self.key_start,
+            query_start=self.query_start,
+            keys=self.keys - first,
+            first_query=first - first,
+            prefix=self.prefix - first,
+            seen=self.seen - first,
+            start=self.start - first,
+            front=self.front,
+            begin=self.begin,
+            whole=self.whole,
+            split=self.split,
+            end=self.end,
         )
 
     @gluon.jit
@@ -166,7 +166,7 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
     head = pair - number * problem.heads
     bounds = problem.sequence_of(number)
     start = tile * BLOCK_N
-    low, all_low, all_high, high = rows_of_keys(
+    reach = rows_of_keys(
         start,
         gl.minimum(start + BLOCK_N, bounds.keys) - 1,
         bounds.keys,
@@ -181,27 +181,27 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
     front = 0
     if mask.HAS_PREFIX:
         front = gl.where(start < bounds.seen, (gl.maximum(bounds.prefix - bounds.first_query, 0) + ROWS - 1) // ROWS, 0)
-    begin = gl.maximum(gl.maximum(low - bounds.first_query, 0) // ROWS, front)
-    end = gl.maximum((gl.maximum(high - bounds.first_query, 0) + ROWS - 1) // ROWS, begin)
-    whole = (gl.maximum(all_low - bounds.first_query, 0) + ROWS - 1) // ROWS
+    begin = gl.maximum(gl.maximum(reach.low - bounds.first_query, 0) // ROWS, front)
+    end = gl.maximum((gl.maximum(reach.high - bounds.first_query, 0) + ROWS - 1) // ROWS, begin)
+    whole = (gl.maximum(reach.all_low - bounds.first_query, 0) + ROWS - 1) // ROWS
     whole = gl.minimum(gl.maximum(whole, begin), end)
     # Queries past the last one are zeros and add nothing: a last tile that is not whole needs no mask.
-    last = gl.where(all_high == bounds.keys, end, gl.maximum(all_high - bounds.first_query, 0) // ROWS)
+    last = gl.where(reach.all_high == bounds.keys, end, gl.maximum(reach.all_high - bounds.first_query, 0) // ROWS)
     split = gl.minimum(gl.maximum(last, whole), end)
     return KeyTile(
-        head,
-        bounds.key_start.to(gl.int32),
-        bounds.query_start.to(gl.int32),
-        bounds.keys,
-        bounds.first_query,
-        bounds.prefix,
-        bounds.seen,
-        start,
-        front,
-        begin,
-        whole,
-        split,
-        end,
+        head=head,
+        key_start=bounds.key_start.to(gl.int32),
+        query_start=bounds.query_start.to(gl.int32),
+        keys=bounds.keys,
+        first_query=bounds.first_query,
+        prefix=bounds.prefix,
+        seen=bounds.seen,
+        start=start,
+        front=front,
+        begin=begin,
+        whole=whole,
+        split=split,
+        end=end,
     )
 
 

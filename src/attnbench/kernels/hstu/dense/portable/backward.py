@@ -119,7 +119,7 @@ def hstu_dense_backward_columns(
         META.ATTN_DIM,
         BLOCK_N,
         BLOCK_D,
-        False,
+        WHOLE=False,
     )
     v = load_rows(
         v_ptr + bounds.key_start * strides.v.row + head * strides.v.head,
@@ -129,7 +129,7 @@ def hstu_dense_backward_columns(
         META.LINEAR_DIM,
         BLOCK_N,
         BLOCK_V,
-        False,
+        WHOLE=False,
     )
     keys_at = start + tl.arange(0, BLOCK_N)[:, None]
     # What is not a part of this launch is a tile of one element.
@@ -137,7 +137,7 @@ def hstu_dense_backward_columns(
     dv = tl.zeros([1, 1] if PART == "dk" else [BLOCK_N, BLOCK_V], tl.float32)
 
     # In whole tiles of queries: the prefix, then [begin, whole) masked, [whole, split) unmasked, [split, end) masked.
-    low, all_low, all_high, high = rows_of_keys(
+    reach = rows_of_keys(
         start,
         tl.minimum(start + BLOCK_N, bounds.keys) - 1,
         bounds.keys,
@@ -156,12 +156,12 @@ def hstu_dense_backward_columns(
             (tl.maximum(bounds.prefix - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M,
             0,
         )
-    begin = tl.maximum(tl.maximum(low - bounds.first_query, 0) // META.BLOCK_M, front)
-    end = tl.maximum((tl.maximum(high - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, begin)
-    whole = (tl.maximum(all_low - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M
+    begin = tl.maximum(tl.maximum(reach.low - bounds.first_query, 0) // META.BLOCK_M, front)
+    end = tl.maximum((tl.maximum(reach.high - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, begin)
+    whole = (tl.maximum(reach.all_low - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M
     whole = tl.minimum(tl.maximum(whole, begin), end)
     # A last tile that is not whole is masked: behind it lies another sequence.
-    split = tl.maximum(all_high - bounds.first_query, 0) // META.BLOCK_M
+    split = tl.maximum(reach.all_high - bounds.first_query, 0) // META.BLOCK_M
     split = tl.minimum(tl.maximum(split, whole), end)
     for at in tl.range(whole * META.BLOCK_M, split * META.BLOCK_M, META.BLOCK_M, disable_licm=True):
         q = load_whole(
@@ -179,7 +179,20 @@ def hstu_dense_backward_columns(
             BLOCK_V,
             META.TMA,
         )
-        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, None, half_alpha, META.APPROXIMATE, PRECISION, False, PART)
+        dk, dv, down = fold_rows(
+            dk,
+            dv,
+            q,
+            dout,
+            k,
+            v,
+            see=None,
+            half_alpha=half_alpha,
+            APPROXIMATE=META.APPROXIMATE,
+            PRECISION=PRECISION,
+            MASKED=False,
+            PART=PART,
+        )
         if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [META.BLOCK_M, BLOCK_D]
             if META.TMA:
@@ -195,8 +208,8 @@ def hstu_dense_backward_columns(
         if META.HAS_PREFIX:
             tile_m = tl.where(index < front, index, tile_m)
         at = tile_m * META.BLOCK_M
-        q = load_rows(q_base, at, queries, strides.q.row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, False)
-        dout = load_rows(dout_base, at, queries, strides.dout.row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, False)
+        q = load_rows(q_base, at, queries, strides.q.row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, WHOLE=False)
+        dout = load_rows(dout_base, at, queries, strides.dout.row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, WHOLE=False)
         rows = bounds.first_query + at + tl.arange(0, META.BLOCK_M)[None, :]
         see = sees(
             rows,
@@ -209,7 +222,9 @@ def hstu_dense_backward_columns(
             META.HAS_TARGETS,
             META.HAS_WINDOW,
         )
-        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, see, half_alpha, META.APPROXIMATE, PRECISION, True, PART)
+        dk, dv, down = fold_rows(
+            dk, dv, q, dout, k, v, see, half_alpha, META.APPROXIMATE, PRECISION, MASKED=True, PART=PART
+        )
         if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
             add_rows(dq_base, at, queries, strides.dq.row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
@@ -295,7 +310,7 @@ def hstu_dense_backward_rows(
         META.ATTN_DIM,
         BLOCK_M,
         BLOCK_D,
-        False,
+        WHOLE=False,
     )
     dout = load_rows(
         dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head,
@@ -305,12 +320,12 @@ def hstu_dense_backward_rows(
         META.LINEAR_DIM,
         BLOCK_M,
         META.BLOCK_V,
-        False,
+        WHOLE=False,
     )
     k_base = k_ptr + bounds.key_start * strides.k.row + head * strides.k.head
     v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
     first = bounds.first_query + start
-    begin, whole, split, end, own, count = tiles_of_rows(
+    key_tiles = tiles_of_rows(
         first,
         tl.minimum(first + BLOCK_M, bounds.keys) - 1,
         bounds.prefix,
@@ -324,7 +339,7 @@ def hstu_dense_backward_rows(
     )
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+    for at in tl.range(key_tiles.whole * META.BLOCK_N, key_tiles.split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
         k = load_whole(
             k_base, k_desc, at, bounds.key_start, head, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA
         )
@@ -340,11 +355,22 @@ def hstu_dense_backward_rows(
             META.BLOCK_V,
             META.TMA,
         )
-        dq = fold_keys(dq, k, v, q, dout, None, half_alpha, META.APPROXIMATE, PRECISION, False)
-    for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
-        k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, False)
-        v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, False)
+        dq = fold_keys(
+            dq,
+            k,
+            v,
+            q,
+            dout,
+            see=None,
+            half_alpha=half_alpha,
+            APPROXIMATE=META.APPROXIMATE,
+            PRECISION=PRECISION,
+            MASKED=False,
+        )
+    for index in tl.range(0, key_tiles.masked, num_stages=META.MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, key_tiles, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
+        k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, WHOLE=False)
+        v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, WHOLE=False)
         see = sees(
             rows,
             at + tl.arange(0, META.BLOCK_N)[None, :],
@@ -356,7 +382,7 @@ def hstu_dense_backward_rows(
             META.HAS_TARGETS,
             META.HAS_WINDOW,
         )
-        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, META.APPROXIMATE, PRECISION, True)
+        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, META.APPROXIMATE, PRECISION, MASKED=True)
     store_rows(
         dq_ptr + bounds.query_start * strides.dq.row + head * strides.dq.head,
         start,

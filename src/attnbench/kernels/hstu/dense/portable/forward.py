@@ -60,10 +60,10 @@ def hstu_dense_forward(
     k_base = k_ptr + bounds.key_start * strides.k.row + head.to(tl.int64) * strides.k.head
     v_base = v_ptr + bounds.key_start * strides.v.row + head.to(tl.int64) * strides.v.head
     # [BLOCK_M, META.BLOCK_D]
-    q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, False)
+    q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, WHOLE=False)
     first = bounds.first_query + start
     last = tl.minimum(first + BLOCK_M, bounds.keys) - 1
-    begin, whole, split, end, own, count = tiles_of_rows(
+    key_tiles = tiles_of_rows(
         first,
         last,
         bounds.prefix,
@@ -77,11 +77,11 @@ def hstu_dense_forward(
     )
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if META.AHEAD:
-        if whole < split:
+        if key_tiles.whole < key_tiles.split:
             k = load_whole(
                 k_base,
                 k_desc,
-                whole * META.BLOCK_N,
+                key_tiles.whole * META.BLOCK_N,
                 bounds.key_start,
                 head,
                 strides.k.row,
@@ -92,7 +92,9 @@ def hstu_dense_forward(
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(q.dtype)
-            for at in tl.range(whole * META.BLOCK_N, (split - 1) * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+            for at in tl.range(
+                key_tiles.whole * META.BLOCK_N, (key_tiles.split - 1) * META.BLOCK_N, META.BLOCK_N, disable_licm=True
+            ):
                 following = at + META.BLOCK_N
                 k = load_whole(
                     k_base,
@@ -122,7 +124,7 @@ def hstu_dense_forward(
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
-            at = (split - 1) * META.BLOCK_N
+            at = (key_tiles.split - 1) * META.BLOCK_N
             v = load_whole(
                 v_base,
                 v_desc,
@@ -137,7 +139,9 @@ def hstu_dense_forward(
             )
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
-        for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+        for at in tl.range(
+            key_tiles.whole * META.BLOCK_N, key_tiles.split * META.BLOCK_N, META.BLOCK_N, disable_licm=True
+        ):
             k = load_whole(
                 k_base,
                 k_desc,
@@ -167,11 +171,11 @@ def hstu_dense_forward(
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     rows = first + tl.arange(0, BLOCK_M)[:, None]
-    for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
-        k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, False)
+    for index in tl.range(0, key_tiles.masked, num_stages=META.MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, key_tiles, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
+        k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, WHOLE=False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, False)
+        v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, WHOLE=False)
         see = sees(
             rows,
             at + tl.arange(0, META.BLOCK_N)[None, :],

@@ -92,16 +92,16 @@ class Pages:
         """Those of the number-th sequence, whose new rows begin at row `start`."""
         table_ptr = self.indices_ptr + gl.load(self.indptr_ptr + number)
         return SequencePages(
-            self.pool_desc,
-            self.k_desc,
-            self.v_desc,
-            table_ptr,
-            gl.load(self.cached_ptr + number),
-            work.first_query,
-            start,
-            work.keys - work.first_query,
-            head,
-            self.PAGE,
+            pool_desc=self.pool_desc,
+            k_desc=self.k_desc,
+            v_desc=self.v_desc,
+            table_ptr=table_ptr,
+            cached=gl.load(self.cached_ptr + number),
+            first_new=work.first_query,
+            start=start,
+            new=work.keys - work.first_query,
+            head=head,
+            PAGE=self.PAGE,
         )
 
 
@@ -153,7 +153,7 @@ class SequencePages:
                 slot = (pages[box] * 2 + HALF) * self.PAGE + begin % self.PAGE
                 load_tile(
                     self.pool_desc,
-                    coordinates(slot, gl.maximum(gl.minimum(self.cached - begin, BOX), 0), 0, self.head),
+                    coordinates(slot, gl.maximum(gl.minimum(self.cached - begin, BOX), 0), first=0, head=self.head),
                     barrier,
                     stage.slice(box * BOX, BOX, dim=2),
                 )
@@ -186,9 +186,27 @@ def hstu_paged_hopper_forward(
     META: gl.constexpr,
 ):
     """The output, or where keys are SPLIT its parts, of cached keys and values in pages and new ones in rows."""
-    mask = Mask(0, True, False, META.HAS_TARGETS, False)
-    problem = PagedProblem(offsets_ptr, cached_ptr, num_targets_ptr, mask, heads, pairs, tiles, group, META.BLOCK_N)
-    source = Pages(pool_desc, k_desc, v_desc, cached_ptr, indptr_ptr, indices_ptr, META.PAGE)
+    mask = Mask(window=0, CAUSAL=True, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_WINDOW=False)
+    problem = PagedProblem(
+        offsets_ptr=offsets_ptr,
+        cached_ptr=cached_ptr,
+        num_targets_ptr=num_targets_ptr,
+        mask=mask,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        BLOCK_N=META.BLOCK_N,
+    )
+    source = Pages(
+        pool_desc=pool_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        cached_ptr=cached_ptr,
+        indptr_ptr=indptr_ptr,
+        indices_ptr=indices_ptr,
+        PAGE=META.PAGE,
+    )
     start_warps(
         q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, counter_ptr, parts, half_alpha, scale, META
     )
