@@ -224,8 +224,8 @@ def _check(args: argparse.Namespace) -> None:
     _number(args.warm_launches, "--warmup", 0)
     _seconds(args.timeout)
     if args.into is not None:
-        from attnbench.cli.saved import find_run
         from attnbench.store.runfile import read
+        from attnbench.store.saved import find_run
 
         path = find_run(args.into, RUNS, WHO)
         read(path)
@@ -389,9 +389,9 @@ def _plots(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
 
 def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
     """Put the counters into a run file's records."""
-    from attnbench.cli.saved import find_run
     from attnbench.profile.attach import attach
     from attnbench.store.runfile import read, write
+    from attnbench.store.saved import find_run
 
     path = find_run(args.into, RUNS, WHO)
     run, rows = attach(read(path), captures)

@@ -62,7 +62,7 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _block(block: Block) -> Iterator[str]:
-    yield from (f"### {plain(block.title)}", "")
+    yield from (f"### {plain(block.heading)}", "")
     if block.conditions and block.conditions.words():
         yield from (" · ".join(map(plain, block.conditions.words())), "")
     if block.lines:

@@ -55,7 +55,7 @@ def flash_merge(
     most = tl.where(most == float("-inf"), 0.0, most)  # no key on either side: weights of 0, and not NaN
     a, b = tl.exp(mine - most), tl.exp(its - most)
     total = a + b
-    sees = total > 0.0
+    sees = total != 0.0  # nor is NaN
     safe = tl.where(sees, total, 1.0)
     scale = tl.where(sees, 1.0 / safe, 0.0)
     tl.store(lse_at, tl.where(sees, most + tl.log(safe), float("-inf")), mask=there)

@@ -79,7 +79,7 @@ def aggregate(cls: type) -> Any:
 
     def init(self: Any, *values: Any, **named: Any) -> None:
         for name, value in signature.bind(*values, **named).arguments.items():
-            # A field of META is a number of Python's, which Triton 3.6 takes for no constant here.
+            # Triton 3.6 gives a field of META as it is.
             plain = fields[name] is gl.constexpr and not isinstance(value, core.base_value)
             setattr(self, name, gl.constexpr(value) if plain else value)
 

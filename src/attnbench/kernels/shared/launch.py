@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from inspect import getclosurevars, signature
+from operator import itemgetter
 from typing import Any, NamedTuple, SupportsIndex
 
 from torch import Tensor
@@ -113,7 +114,7 @@ class _TensorMap:
 class _Filled:
     """A tuple of arguments with tensors in it, made anew for other addresses."""
 
-    __slots__ = ("pointers", "tuples", "values")
+    __slots__ = ("at", "pointers", "tuples", "values")
 
     def __init__(self, values: Sequence[Any], number: Callable[[Tensor], int]) -> None:
         self.values = list(values)
@@ -124,6 +125,7 @@ class _Filled:
                 self.values[at] = None  # nothing here keeps a tensor alive
             elif not _is_constant(value):
                 self.tuples.append((at, _filled(value, number)))
+        self.at = self._at()
 
     @property
     def numbers(self) -> set[int]:
@@ -135,9 +137,14 @@ class _Filled:
         self.pointers = [(at, order[number]) for at, number in self.pointers]
         for _, inner in self.tuples:
             inner.renumber(order)
+        self.at = self._at()
 
-    def at(self, addresses: Sequence[int]) -> tuple[Any, ...]:
-        """The tuple of tensors at these addresses."""
+    def _at(self) -> Callable[[Sequence[int]], tuple[Any, ...]]:
+        """What makes the tuple of tensors at given addresses: where there are only tensors, no loop does."""
+        numbers = [number for _, number in self.pointers]
+        return itemgetter(*numbers) if 1 < len(numbers) == len(self.values) else self._one_by_one
+
+    def _one_by_one(self, addresses: Sequence[int]) -> tuple[Any, ...]:
         values = self.values.copy()
         for at, number in self.pointers:
             values[at] = addresses[number]

@@ -19,11 +19,11 @@ from attnbench.kernels.hstu.paged.configs import (
 )
 from attnbench.kernels.hstu.paged.forward import launch_forward, programs_of, splits_of, workspace_shape
 from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_append
-from attnbench.kernels.hstu.paged.problem import Step, check_step, check_values, wrong
+from attnbench.kernels.hstu.paged.problem import LARGEST_COUNT, Step, check_step, check_values, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
-from attnbench.kernels.shared.limits import is_whole
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, is_whole
 
 LARGEST_GRID = 2**31
 "Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
@@ -63,7 +63,7 @@ def attend(
         splits = splits_of(q, step, config) if splits is None else splits
         if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
             raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
-        alpha = q.shape[2] ** -0.5 if alpha is None else alpha
+        alpha = q.shape[2] ** -0.5 if alpha is None else float(alpha)
         numbers = {"alpha": alpha, "scaling_seqlen": scaling_seqlen, "splits": splits}
         launches = _attentions.keep(key, Launches(partial(_run_attention, bounds, config, numbers)))
     (out,) = launches(*tensors)
@@ -150,14 +150,15 @@ def check_numbers(scaling_seqlen: int, alpha: float | None, splits: int | None) 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
-    if not is_whole(scaling_seqlen) or scaling_seqlen < 1:
-        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen), "cannot be used", "a whole number from 1")
+    if not is_whole(scaling_seqlen) or not 1 <= scaling_seqlen <= LARGEST_COUNT:
+        accepted = f"a whole number from 1 to {LARGEST_COUNT}"
+        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen)[:40], "cannot be used", accepted)
     if splits is not None and (not is_whole(splits) or not 1 <= splits <= 1024):
         raise wrong(ATTENTION, "splits", repr(splits), "cannot be used", "a whole number from 1 to 1024, or None")
-    if alpha is not None and (
-        isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf")
-    ):
-        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
+    found = 0.0 if alpha is None else as_float(alpha)
+    if isinstance(alpha, Tensor) or not isinstance(found, float) or not abs(found) <= LARGEST_FACTOR:
+        accepted = f"a number of at most {LARGEST_FACTOR}, or None"
+        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", accepted)
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfig:
