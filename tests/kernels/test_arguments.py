@@ -31,19 +31,8 @@ from .launches import on_no_card
 
 KERNELS = Path(__file__).resolve().parents[2] / "src" / "attnbench" / "kernels"
 MOST = 25
-LONGER = {
-    "hstu_bsa_grad_keys": 27,
-    "hstu_bsa_ticket": 27,
-    "hstu_bsa_hopper_attend": 40,
-    "attend_part": 35,
-    "hstu_hopper_forward": 32,
-    "hstu_paged_hopper_forward": 30,
-    "hstu_bsa_hopper_select": 30,
-    "hstu_hopper_backward_wide": 26,
-    "hstu_hopper_backward": 26,
-}
-"""Functions with more names than MOST, and how many; descriptors and numbers that nothing is compiled anew for cannot be in
-a tuple: a descriptor's map is made of an argument by itself, and Triton specialises every number of one."""
+"""Names of a signature, at most.  Descriptors and numbers that nothing is compiled anew for cannot be in a tuple: a
+descriptor's map is made of an argument by itself, and Triton specialises every number of one."""
 
 
 def test_signatures_have_few_names():
@@ -53,7 +42,7 @@ def test_signatures_have_few_names():
             if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list):
                 found[node.name] = max(found.get(node.name, 0), len(node.args.args))
     assert len(found) > 100
-    assert {name: count for name, count in found.items() if count > MOST} == LONGER
+    assert not {name: count for name, count in found.items() if count > MOST}
 
 
 BY_PLACE = ("hstu",)
