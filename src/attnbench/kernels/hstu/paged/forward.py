@@ -73,8 +73,8 @@ def launch_forward(
     """
     if programs_of(q, step, config, splits) == 0 or out.numel() == 0:
         return
-    launch = _launch_hopper if config.hopper else portable.launch_forward
-    launch(
+    launch_attention = _launch_hopper if config.hopper else portable.launch_forward
+    launch_attention(
         q, k, v, pool, out, step, config, alpha=alpha, scaling_seqlen=scaling_seqlen, splits=splits, workspace=workspace
     )
     if workspace is not None:

@@ -69,7 +69,14 @@ def copy_pages(
     words = page_bytes // WORD
     with torch.cuda.device_of(target):
         hstu_copy_pages[(min(programs, len(from_pages) * -(-words // BLOCK)),)](
-            _words(source), _words(target), from_pages, to_pages, len(from_pages), words, BLOCK=BLOCK, num_warps=WARPS
+            source_ptr=_words(source),
+            target_ptr=_words(target),
+            from_ptr=from_pages,
+            to_ptr=to_pages,
+            pages=len(from_pages),
+            words=words,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
         )
 
 
