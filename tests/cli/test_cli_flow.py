@@ -465,7 +465,16 @@ def test_a_shape_that_lists_nothing_is_one_line(attnbench, words, said):
 def test_every_list_is_a_table(attnbench, no_torch, what):
     answer = attnbench(f"list {what}")
     assert (answer.code, answer.err) == (0, "")
-    assert len(answer.out.splitlines()) > 1
+    assert 1 < len(answer.out.splitlines()) < 100
+
+
+def test_configurations_are_counted_where_no_backend_is_named(attnbench, no_torch):
+    rows = [line.split() for line in attnbench("list configs").out.splitlines()[1:]]
+    counts = {name: int(count) for name, count, *_ in rows}
+    assert len(json.loads(attnbench("list configs --json -").out)) == sum(counts.values())
+    (words,) = [row for row in rows if row[0] == "flash-triton"]
+    assert words[-4:] == ["attnbench", "list", "configs", "flash-triton"]
+    assert len(attnbench("list configs flash-triton").out.splitlines()) == counts["flash-triton"] + 1
 
 
 class Terminal(Output):

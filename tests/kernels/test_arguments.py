@@ -45,6 +45,27 @@ def test_signatures_have_few_names():
     assert not {name: count for name, count in found.items() if count > MOST}
 
 
+BY_PLACE = ("hstu",)
+"Families whose launchers still give arguments by their place."
+
+
+def test_launchers_give_arguments_by_name():
+    """All but the kernel and the grid of `kept.launch`, all of ``kernel[grid](...)``."""
+    found, launches = [], 0
+    for path in sorted(KERNELS.rglob("*.py")):
+        family = path.relative_to(KERNELS).parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or family in (*BY_PLACE, "shared"):
+                continue
+            ours = isinstance(node.func, ast.Name) and node.func.id == "launch"
+            triton_s = isinstance(node.func, ast.Subscript) and isinstance(node.func.slice, ast.Tuple)
+            launches += ours or triton_s
+            if (ours or triton_s) and len(node.args) > 2 * ours:
+                found.append(f"{path.name}:{node.lineno}")
+    assert launches > 15
+    assert not found
+
+
 BINDER = """
 import json
 from typing import NamedTuple

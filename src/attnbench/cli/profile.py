@@ -65,6 +65,23 @@ def add_arguments(parser: Parser) -> None:
     flags.add_backends(parser, baseline=False)
     _add_output(parser)
     parser.set_defaults(gpus=None, shard=None, engine=None, address=None)
+    parser.show_first(
+        "--from",
+        "--kernel",
+        "--range",
+        "--set",
+        "--device",
+        *flags.USUAL_SHAPE,
+        "--backends",
+        "--skip",
+        "--out",
+        "--table",
+        "--verbose",
+        "--csv",
+        "--json",
+        "--plots",
+        "--dry-run",
+    )
     parser.example(
         "attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
         "attnbench profile ncu --set full --kernel flash",

@@ -156,13 +156,13 @@ class Bar(AbstractContextManager["Bar"]):
             self._output.note(f"{self._title}: {', '.join(filter(None, (self._count(), passed)))}; {self._where}")
 
     def _show(self) -> None:
-        from rich.console import RenderableType
+        from rich.console import Console, RenderableType
         from rich.constrain import Constrain
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.table import Column
 
-        console = self._console
-        assert console is not None  # who has none writes lines
+        assert self._console is not None  # who has none writes lines
+        console: Console = self._console
 
         class Roomy(Progress):
             """With room behind it for the ^C that a terminal echoes: on the next line it would keep the bar there."""

@@ -99,4 +99,4 @@ def _texts(cells: Sequence[Cell | None]) -> list[str]:
 def _style(cell: Cell | None) -> str:
     if cell is None or cell.mark in STYLES:
         return STYLES.get(cell.mark, "") if cell else ""
-    return "dim" if cell.value is None and cell.text != "ok" else ""
+    return "dim" if cell.is_gap else ""

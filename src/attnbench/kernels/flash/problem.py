@@ -61,13 +61,18 @@ class Problem:
         """What of the mask and the layout is compiled into a kernel."""
         return {"HAS_LEFT": self.left is not None, "HAS_RIGHT": self.right is not None, "PACKED": self.packed}
 
-    def lengths(self) -> tuple[Tensor | None, Tensor | None, int, int]:
-        """Arguments of `flash.tiles.sequence`: both offsets, and the lengths where dense."""
-        return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
+    def lengths(self) -> dict[str, Any]:
+        """Arguments of kernels for `flash.tiles.sequence`: both offsets, and the lengths where dense."""
+        return {
+            "cu_q_ptr": self.cu_seqlens_q,
+            "cu_k_ptr": self.cu_seqlens_k,
+            "seqlen_q": self.max_seqlen_q,
+            "seqlen_k": self.max_seqlen_k,
+        }
 
-    def reach(self) -> tuple[int, int]:
-        """Run-time bounds of the mask; 0 for one the flags leave out."""
-        return self.left or 0, self.right or 0
+    def reach(self) -> dict[str, int]:
+        """Arguments of kernels: bounds of the mask; 0 for one the flags leave out."""
+        return {"left": self.left or 0, "right": self.right or 0}
 
 
 def problem_of(
