@@ -8,6 +8,7 @@ from torch import Tensor
 from attnbench.kernels.flash.config.decode import LARGEST_LIST, lead_of, programs_of, tiles_of_job
 from attnbench.kernels.flash.config.forward import ForwardConfig
 from attnbench.kernels.flash.config.space import decode_fault
+from attnbench.kernels.flash.portable.arguments import CombineMeta, DecodeMeta, ForwardOperands
 from attnbench.kernels.flash.portable.decode import decode_attend, decode_combine
 from attnbench.kernels.flash.portable.forward import LOG2_E
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
@@ -69,37 +70,30 @@ def launch_decode(
         parts = empty((2 * programs, config.block_m, blocks["BLOCK_V"]), q, torch.float32)
         logs = empty((2 * programs, config.block_m), q, torch.float32)
     tma = config.loads == "tma" and not problem.packed and takes_tma(k) and takes_tma(v)
-    described = [
-        descriptor(x, config.block_n, blocks[columns]) if tma else None
-        for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
-    ]
+    described = {
+        name: descriptor(x, config.block_n, blocks[columns]) if tma else None
+        for name, x, columns in (("k_desc", k, "BLOCK_D"), ("v_desc", v, "BLOCK_V"))
+    }
     reach = problem.reach()
-    counts = problem.batch, heads_kv, repeats, row_tiles, lead
+    counts = {"batch": problem.batch, "heads_kv": heads_kv, "repeats": repeats, "row_tiles": row_tiles, "lead": lead}
     flags = problem.flags() | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    operands = ForwardOperands(q, k, v, out)
     launch(
         decode_attend,
         (programs,),
-        q,
-        k,
-        v,
-        out,
-        lse,
-        parts,
-        logs,
-        *described,
-        *problem.lengths(),
-        *map(strides_of, (q, k, v, out)),
-        lse.stride(0),
-        lse.stride(1),
-        problem.scale * LOG2_E,
-        *reach,
-        *counts,
-        **blocks,
-        **flags,
-        TMA=tma,
-        PRECISION="ieee",
-        CUT=cut,
-        DEPENDENT=dependent,
+        tensors=operands,
+        lse_ptr=lse,
+        part_ptr=parts,
+        part_lse_ptr=logs,
+        **described,
+        **problem.lengths(),
+        strides=ForwardOperands(*map(strides_of, operands)),
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        scale=problem.scale * LOG2_E,
+        **reach,
+        **counts,
+        META=DecodeMeta(**blocks, **flags, TMA=tma, PRECISION="ieee", CUT=cut, DEPENDENT=dependent),
         **config.options(),
     )
     if not cut:
@@ -109,24 +103,26 @@ def launch_decode(
     launch(
         decode_combine,
         (problem.batch * problem.max_seqlen_q, heads, blocks["BLOCK_V"] // columns),
-        out,
-        lse,
-        parts,
-        logs,
-        *problem.lengths(),
-        strides_of(out),
-        lse.stride(0),
-        lse.stride(1),
-        *reach,
-        *counts,
-        problem.max_seqlen_q,
-        programs,
-        DIM_V=dim_v,
-        BLOCK_V=blocks["BLOCK_V"],
-        **flags,
-        COLUMNS=columns,
-        PARTS=NUMBERS // columns,
-        DEPENDENT=dependent,
+        out_ptr=out,
+        lse_ptr=lse,
+        part_ptr=parts,
+        part_lse_ptr=logs,
+        **problem.lengths(),
+        out_strides=strides_of(out),
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        **reach,
+        **counts,
+        most=problem.max_seqlen_q,
+        programs=programs,
+        META=CombineMeta(
+            DIM_V=dim_v,
+            BLOCK_V=blocks["BLOCK_V"],
+            **flags,
+            COLUMNS=columns,
+            PARTS=NUMBERS // columns,
+            DEPENDENT=dependent,
+        ),
         num_warps=1,
         **({"launch_pdl": True} if dependent else {}),
     )

@@ -116,9 +116,10 @@ class HstuBsaAttention(Differentiable):
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
-        if grads[0] is None:  # nobody asked for a derivative of the output
+        dout, *_ = grads
+        if dout is None:  # nobody asked for a derivative of the output
             return (None,) * 8
-        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None
+        return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
 
 
 def checked(

@@ -204,7 +204,8 @@ class HstuAttention(Differentiable):
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
-        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None
+        (dout,) = grads
+        return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
 
 
 def problem_of(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import Sequences
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
@@ -49,6 +50,10 @@ class Problem:
     def batch(self) -> int:
         """Number of sequences; 0 also where the offsets are of no use."""
         return max(1, *self.offsets.shape[:1]) - 1 if self.offsets.dim() else 0
+
+    def sequences(self) -> Sequences:
+        """Where the sequences lie, as kernels take it."""
+        return Sequences(offsets_ptr=self.offsets, offsets_q_ptr=self.offsets_q, num_targets_ptr=self.num_targets)
 
     def flags(self) -> dict[str, Any]:
         """What of the mask is compiled into a kernel."""

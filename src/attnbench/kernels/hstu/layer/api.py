@@ -58,7 +58,17 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
 def _run_embed(scale: float, table: Tensor, ids: Tensor, positions: Tensor, places: Tensor) -> Results:
     out = empty((rows_in(ids), table.shape[1]), table)
     if out.numel():
-        launch(hstu_embed, (rows_in(ids),), ids, positions, table, places, out, scale, **_block(table))
+        launch(
+            hstu_embed,
+            (rows_in(ids),),
+            ids_ptr=ids,
+            positions_ptr=positions,
+            table_ptr=table,
+            places_ptr=places,
+            out_ptr=out,
+            scale=scale,
+            **_block(table),
+        )
     return (out,)
 
 
@@ -91,7 +101,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
 def _run_norm(eps: float, x: Tensor, weight: Tensor, bias: Tensor) -> Results:
     out = empty((rows_in(x), x.shape[1]), x)
     if out.numel():
-        launch(hstu_norm, (rows_in(x),), x, weight, bias, out, eps, **_block(x))
+        launch(hstu_norm, (rows_in(x),), x_ptr=x, weight_ptr=weight, bias_ptr=bias, out_ptr=out, eps=eps, **_block(x))
     return (out,)
 
 
@@ -121,7 +131,7 @@ def silu(x: Tensor) -> Tensor:
 def _run_silu(x: Tensor) -> Results:
     if x.numel():
         grid = rows_in(x), -(-x.shape[1] // SILU_BLOCK)
-        launch(hstu_silu, grid, x, x.stride(0), x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
+        launch(hstu_silu, grid, x_ptr=x, row_stride=x.stride(0), columns=x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
     return ()
 
 
@@ -167,7 +177,19 @@ def _run_gate(
     out = empty((rows_in(a), a.shape[1] * (1 if whole else 3)), a)
     if out.numel():
         constants = {"WHOLE": whole, "COUNTED": count is not None, **_block(a)}
-        launch(hstu_gate, (rows_in(a),), a, u, weight, bias, out, count, u.stride(0), eps, **constants)
+        launch(
+            hstu_gate,
+            (rows_in(a),),
+            a_ptr=a,
+            u_ptr=u,
+            weight_ptr=weight,
+            bias_ptr=bias,
+            out_ptr=out,
+            count_ptr=count,
+            u_row=u.stride(0),
+            eps=eps,
+            **constants,
+        )
     return (out,)
 
 
@@ -197,7 +219,7 @@ def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
 def _run_pick(eps: float, x: Tensor, rows: Tensor) -> Results:
     out = empty((rows_in(rows), x.shape[1]), x)
     if out.numel():
-        launch(hstu_pick, (rows_in(rows),), x, rows, out, eps, **_block(x))
+        launch(hstu_pick, (rows_in(rows),), x_ptr=x, rows_ptr=rows, out_ptr=out, eps=eps, **_block(x))
     return (out,)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -93,8 +93,18 @@ _attentions: Kept[Launches] = Kept()
 _appends: Kept[Launches] = Kept()
 TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
 "Fields of a `Step` that are tensors."
-JAGGED, APPENDED = (0, 1, 2, 7), (0, 1, 6)
-"Of the tensors of both calls those with other rows in every step: new rows, and the entries of `indices`."
+JAGGED, APPENDED = (
+    tuple(place for place, name in enumerate((*given, *TABLE)) if name in ("q", "k", "v", "indices"))
+    for given in (("q", "k", "v", "pool"), ("k", "v", "pool"))
+)
+"Of the tensors of both calls those with other rows in every step, by place: new rows, and the entries of `indices`."
+
+
+class StepBounds(NamedTuple):
+    """Fields of a `Step` that are numbers."""
+
+    max_new: int
+    max_cached: int
 
 
 def table_of(step: Step) -> tuple[Tensor | None, ...]:
@@ -102,18 +112,18 @@ def table_of(step: Step) -> tuple[Tensor | None, ...]:
     return tuple(getattr(step, name, None) for name in TABLE)
 
 
-def bounds_of(step: Step) -> tuple[int, int]:
+def bounds_of(step: Step) -> StepBounds:
     """Bounds of a step; of anything else -1."""
-    return getattr(step, "max_new", -1), getattr(step, "max_cached", -1)
+    return StepBounds(*(getattr(step, name, -1) for name in StepBounds._fields))
 
 
-def step_of(bounds: Sequence[int], table: Sequence[Any]) -> Step:
+def step_of(bounds: StepBounds, table: Sequence[Any]) -> Step:
     """The step of these bounds and tensors."""
-    return Step(**dict(zip(TABLE, table, strict=True)), max_new=bounds[0], max_cached=bounds[1])
+    return Step(**dict(zip(TABLE, table, strict=True)), **bounds._asdict())
 
 
 def _run_attention(
-    bounds: tuple[int, int],
+    bounds: StepBounds,
     config: PagedConfig,
     numbers: dict[str, Any],
     q: Tensor,
@@ -129,7 +139,7 @@ def _run_attention(
     return (out,)
 
 
-def _run_append(bounds: tuple[int, int], k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
+def _run_append(bounds: StepBounds, k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
     launch_append(k, v, pool, step_of(bounds, table))
     return ()
 
