@@ -265,12 +265,12 @@ def test_the_workspace_is_as_large_as_said(kernels, values):
 
 def test_nothing_is_launched_for_nothing(kernels):
     backward, configs, problems = kernels
-    for rows, keys in ((0, 3), (3, 0)):
-        q, k = torch.ones(1, rows, 1, 16), torch.ones(1, keys, 1, 16)
+    for rows, keys, heads in ((0, 3, 1), (3, 0, 1), (3, 3, 0)):
+        q, k = torch.ones(1, rows, heads, 16), torch.ones(1, keys, 1, 16)
         problem = problems.problem_of(q, k, k)
         config = configs.parse_backward(f"{SMALL}-atomic-tma")
         dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, k))
-        lse = torch.full((1, 1, rows), -torch.inf)
+        lse = torch.full((1, heads, rows), -torch.inf)
         backward.launch_backward(
             q, k, k, torch.zeros_like(q), q, lse, dq, dk, dv, problem, config, backward.workspace_of(q, problem, config)
         )

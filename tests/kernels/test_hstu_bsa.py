@@ -388,6 +388,18 @@ def test_gradients_reach_every_leaf_of_the_public_function(bsa):
         grad.square().sum().backward()
 
 
+def test_keys_without_a_query_have_no_gradient_and_nothing_reads_lists_that_nobody_made(bsa, monkeypatch):
+    q, keys = torch.ones(0, 2, 16, requires_grad=True), torch.ones(100, 2, 16, requires_grad=True)
+    offsets, none = torch.tensor([0, 60, 100]), {"offsets_q": torch.zeros(3, dtype=torch.int64), "max_seqlen_q": 0}
+    out, _ = bsa.hstu_bsa_attention(q, keys, keys, offsets, 60, **none, block_size=16, block_counts=3)
+    launched = []
+    monkeypatch.setattr(
+        sys.modules["attnbench.kernels.hstu.bsa.backward"], "launch", lambda *x, **_: launched.append(x)
+    )
+    assert not torch.autograd.grad(out.sum(), keys)[0].any()
+    assert not launched
+
+
 def test_a_session_of_the_backend_passes_the_examination_of_a_run(bsa, monkeypatch):
     from attnbench.backends.base import Config, Machine
     from attnbench.backends.hstu_bsa_triton import HstuBsaTriton

@@ -96,6 +96,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "paged-hopper": (hstu_paged_attention, lambda count: paged_given(count, config=hopper_pages, splits=1)),
     "paged-split": (hstu_paged_attention, lambda count: paged_given(count, config=hopper_pages, splits=3)),
     "paged-portable-split": (hstu_paged_attention, lambda count: paged_given(count, config="m64n32w4s2", splits=2)),
+    "paged-portable-tma": (hstu_paged_attention, lambda count: paged_given(count, config="m64n32w4s2-tma", splits=1)),
     "append": (hstu_paged_append, append_given),
     "embed": (layer.embed, embed_given),
     "norm": (layer.norm, lambda count: {"x": rows(count, 64), "weight": vector(), "bias": vector(), "eps": 1e-5}),

@@ -107,6 +107,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("paged", {"splits": 3}),
     ("paged", {"alpha": 0.5}),
     ("paged", {"config": "m64n32w4s2"}),
+    ("paged", {"config": "m64n32w4s2-tma"}),
 ] if torch.cuda.is_available() else []  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def same(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> boo
     return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-@pytest.mark.parametrize("at", range(34))
+@pytest.mark.parametrize("at", range(35))
 def test_a_kept_call_gives_the_same_bits_as_the_first(at):
     """Each argument changed alone, between calls of what it was changed from."""
     name, changes = CHANGES[at]

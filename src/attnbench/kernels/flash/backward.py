@@ -212,7 +212,7 @@ def _columns(
             **blocks_of(dim, dim_v),
             PAD=config.pad,
             **problem.flags(),
-            GROUPED=members > 1,
+            GROUPED=members != 1,
             ATOMIC=sums is not None,
             TMA=tma,
             TMA_ADD=tma_add,

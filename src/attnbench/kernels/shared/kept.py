@@ -158,17 +158,29 @@ class _Recorder:
         """A count by the argument that it follows; None: of an own tensor that follows none.
 
         Raises:
-            LookupError: it is of no known tensor.
+            LookupError: it is of no known tensor, or of a part of one.
         """
         number = self.number(count.of)
-        if number < self.given:
-            return Follows(number, count.factor, count.size)
-        found = self.rows.get(number)
+        found = Follows(number, 1, 1) if number < self.given else self.rows.get(number)
         if found is None:
             return None
         if found.size != 1:
             raise LookupError("rows of a tensor that has a row for several of an argument")
-        return Follows(found.number, found.factor * count.factor, count.size)
+        return Follows(found.number, found.factor * self.parted(number, count.of) * count.factor, count.size)
+
+    def parted(self, number: int, view: Tensor) -> int:
+        """How many rows of a view, as of pages the keys, are one of the tensor that it is of.
+
+        Raises:
+            LookupError: it is no view of all of it.
+        """
+        shape, _, _ = self.layout(number)
+        if tuple(view.shape) == shape:
+            return 1
+        times, rest = divmod(math.prod(shape[1:]), math.prod(view.shape[1:]) or 1)
+        if rest or view.shape[0] != shape[0] * times:
+            raise LookupError("rows of a part of a tensor")
+        return times
 
     def made(self, shape: Sequence[SupportsIndex], x: Tensor) -> None:
         """Note what was allocated, by the shape that was asked for."""

@@ -50,12 +50,12 @@ class BsaGradients:
 def backward(grad: BsaGradients) -> None:
     """Launch it all: dq, dk, dv and dgates are written."""
     call, p, c = grad.call, grad.call.problem, grad.call.config
-    if p.has_targets and p.has_cache:
-        # Targets that are no queries are keys nobody sees.
+    if (p.has_targets and p.has_cache) or not p.max_seqlen_q:
+        # Targets that are no queries are keys nobody sees, as are all where there are no queries.
         clear(grad.dk)
         clear(grad.dv)
     tiles = triton.cdiv(p.max_seqlen // p.block_size, c.means_blocks)
-    if not p.units * p.max_seqlen:
+    if not p.units * p.max_seqlen * p.max_seqlen_q:
         return
     common = _common(grad)
     if tiles:
