@@ -293,6 +293,7 @@ def test_a_run_is_made_saved_loaded_and_tabulated(tmp_path: Path) -> None:
     frame = loaded.to_pandas()
     assert frame["time.median_ms"].iloc[0] == pytest.approx(made.run.records[0].time.median_ms)
     assert "sdpa-math" in str(loaded)
+    assert not [line for line in str(loaded).splitlines() if line.endswith(" ")]
     cut = tmp_path / "cut.json"
     cut.write_text(path.read_text()[:100])
     with pytest.raises(RunFileError, match=r"cut\.json"):

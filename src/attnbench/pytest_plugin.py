@@ -227,8 +227,9 @@ def _compare(run: Run, config: pytest.Config) -> Iterator[str]:
         from rich.console import Console
 
         from attnbench.report.diff import render_diff
+        from attnbench.report.terminal import trimmed
         from attnbench.verdict.diff import diff
 
         text = io.StringIO()
-        render_diff(diff([before], [run], references=()), Console(file=text, width=120), everything=True)
+        render_diff(diff([before], [run], references=()), Console(file=trimmed(text), width=120), everything=True)
         yield from text.getvalue().rstrip().splitlines()

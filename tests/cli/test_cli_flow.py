@@ -550,7 +550,7 @@ def test_the_time_left_learns_from_the_groups_that_are_done():
 
 
 def test_the_list_of_backends_says_version_record_and_what_installs_it(attnbench, no_torch, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("COLUMNS", "300")
     lines = attnbench("list backends").out.splitlines()
     assert lines[0].split() == ["name", "workload", "installed", "tested", "on", "install"]
     own = next(line for line in lines if line.startswith("eager "))

@@ -214,7 +214,7 @@ def test_several_runs_stand_in_one_page(run):
     rows = page.data("rows-data")
     assert rows["columns"][0]["title"] == "run"
     assert {cells[0] for cells in rows["rows"]} == {"compare", "other"}
-    assert [attributes["id"] for tag, attributes in page.elements if tag == "section"][:2] == ["r0", "r1"]
+    assert [attributes["id"] for tag, attributes in page.elements if tag == "section"][:3] == ["compared-B", "r0", "r1"]
     anchors = [attributes["id"] for tag, attributes in page.elements if attributes.get("class") == "case"]
     assert set(rows["cases"]) == set(anchors)
     twice = read(run, dataclasses.replace(run, id="00000001"))

@@ -167,6 +167,20 @@ def test_what_a_backend_left_behind_is_said():
     assert noted(records) == ["a: a global was put back"]
 
 
+def test_notes_that_differ_in_a_count_are_one_note():
+    late = [f"the host was late in {count} of 12 samples: forward m{count}n64" for count in (2, 5)]
+    records = [
+        make_record(make_case(), name, tflops=100.0, notes=(note,)) for name, note in zip("ab", late, strict=True)
+    ]
+    assert {f"{name}: {note}" for name, note in zip("ab", late, strict=True)} <= set(noted(records))
+    late = [note.partition(": ")[0] for note in late]
+    records = [
+        make_record(make_case(), name, tflops=100.0, notes=(note,)) for name, note in zip("ab", late, strict=True)
+    ]
+    (note,) = [note for note in noted(records) if "late" in note]
+    assert re.fullmatch("(a, b|b, a): the host was late in 2 to 5 of 12 samples", note)
+
+
 # ── what may not be mixed ──────────────────────────────────────────────────────────────────────────
 
 

@@ -217,6 +217,11 @@ def test_a_users_file_is_read(write):
     assert [case.seqlen for case in cases(suite).values()] == [63, 127]
 
 
+def test_a_file_without_a_name_or_a_title_is_called_as_it_lies_there(write):
+    suite = load_suite(write(GOOD.replace('name = "mine"', "").replace('title = "t"', "")), "cpu")
+    assert (suite.name, suite.title, str(suite.file)) == ("mine", "", "mine.toml")
+
+
 def test_a_device_section_replaces_whole_keys(write):
     path = write(GOOD + "[cpu]\nbackends = ['eager']\n[cpu.axes]\nseqlen = [1]\n[cuda.settings]\nmax_seconds = 3\n")
     cpu, cuda = load_suite(path, "cpu"), load_suite(path, "cuda")
@@ -255,7 +260,7 @@ def test_quick_takes_any_length_and_the_sweep_only_its_own(device):
     ("old", "new", "message"),
     [
         ('name = "mine"', 'nane = "mine"', r"nane='mine' is not a key; one of name, title, .*; did you mean name\?"),
-        ('name = "mine"', "", r"name is missing; a text in quotes"),
+        ('workload = "attention"', "", r"workload is missing; a text in quotes"),
         ('name = "mine"', "name = 3", r"name=3 cannot be used; a text in quotes"),
         ('"attention"', '"atention"', r"workload=atention is not known; one of attention.*; did you mean attention\?"),
         ("rel_ci = 0.05", "rel_cii = 0.05", r"settings\.rel_cii=0\.05 is not a key; one of warmup, .* mean rel_ci\?"),

@@ -192,6 +192,10 @@ def test_an_answer_from_another_shape_of_the_bucket_says_so():
         "1 compiled ahead in 3.0 s, checked in 0.0 s, raced in 0.0 s; launches sampled 0.5 s, "
         "10 % of sampling each as often as a finalist"
     )
+    long = remarks(
+        kept, dataclasses.replace(outcome, sampled_s=312.4, exhaustive_s=100.0), fresh=True, asked="b4-s4096"
+    )
+    assert long["time"].endswith("launches sampled 312 s, 312 % of sampling each as often as a finalist")
     old = remarks(kept, outcome, fresh=False, asked="b4-s4000")
     assert old["kept"] == (
         "measured 2026-11-20T00:00:00Z for b4-s4096, of the same bucket of shapes; --again measures anew"

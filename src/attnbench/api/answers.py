@@ -153,9 +153,10 @@ class Result:
         from rich.console import Console
 
         from attnbench.report.table import render_run
+        from attnbench.report.terminal import trimmed
 
         text = io.StringIO()
-        render_run(self.run, Console(file=text, width=120))
+        render_run(self.run, Console(file=trimmed(text), width=120))
         return text.getvalue().rstrip()
 
     def __repr__(self) -> str:

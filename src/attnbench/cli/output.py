@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, TextIO
 
 from attnbench.text import for_terminal
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 200
 """Columns of a table that no terminal bounds."""
-_PADDING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)\n")
 
 
 class Output:
@@ -46,6 +44,8 @@ class Output:
         """A console for tables, as wide as the terminal; where there is none, wide enough for all."""
         from rich.console import Console
 
+        from attnbench.report.terminal import trimmed
+
         class Plain(Console):
             def on_broken_pipe(self) -> None:
                 """Let the edge answer, as for every other writer; rich would end the process with 1."""
@@ -53,7 +53,7 @@ class Output:
 
         stream = sys.stderr if self.results_to_stderr else sys.stdout
         fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-        return Plain(file=cast(IO[str], Trimmed(stream)), width=fixed, highlight=False, soft_wrap=False)
+        return Plain(file=trimmed(stream), width=fixed, highlight=False, soft_wrap=False)
 
     def live_console(self) -> Console | None:
         """A console on stderr for a progress bar; None where nobody looks."""
@@ -62,25 +62,6 @@ class Output:
         from rich.console import Console
 
         return Console(stderr=True)
-
-
-class Trimmed:
-    """A stream that drops the blanks at the ends of lines, with which rich fills its tables up to their width.
-
-    They would be in every copy, and a terminal made narrower would wrap them.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write without blanks before an end of line, codes of colours between them kept."""
-        self._stream.write(_PADDING.sub(r"\1\n", text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else a stream has."""
-        return getattr(self._stream, name)
 
 
 def fill_closed_streams() -> None:

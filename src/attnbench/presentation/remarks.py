@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from attnbench.presentation import figures
@@ -11,6 +12,8 @@ from attnbench.store.derive import by_round
 from attnbench.store.replicates import Tie, by_backend, case_of, tie
 
 MOST_OWN_NOTES = 8
+COUNT, COUNTED = re.compile(r"\b\d+(?= of \d+ )"), "\0"
+"""How many of how many, and what stands for it while notes are held together."""
 LEAST_CORES, LEAST_SHARE = 0.25, 0.05
 """Of other processes' load on a CPU that is worth a note: cores, and a share of all of them."""
 
@@ -125,10 +128,15 @@ def _places(records: Sequence[Record]) -> tuple[int, int]:
 
 
 def own_notes(records: Sequence[Record]) -> Iterator[str]:
-    """A note of several rows once, with their names."""
+    """A note of several rows once, with their names; of those that differ in a count, ``2 of 12``, the range."""
     rows: dict[str, dict[str, None]] = {}
+    counts: dict[str, set[int]] = {}
     for record in records:
         for note in record.notes:
-            rows.setdefault(note.removeprefix(f"{record.backend}:").strip(), {})[backend_name(record)] = None
+            text = note.removeprefix(f"{record.backend}:").strip()
+            alike = COUNT.sub(COUNTED, text, count=1)
+            rows.setdefault(alike, {})[backend_name(record)] = None
+            counts.setdefault(alike, set()).update([int(found[0])] if (found := COUNT.search(text)) else [])
     for note, names in rows.items():
-        yield f"{', '.join(names)}: {note}"
+        low, high = min(counts[note], default=0), max(counts[note], default=0)
+        yield f"{', '.join(names)}: {note.replace(COUNTED, str(low) if low == high else f'{low} to {high}')}"

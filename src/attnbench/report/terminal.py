@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from attnbench.text import for_terminal
 
@@ -16,6 +17,7 @@ PLAIN_LETTERS = str.maketrans({"µ": "u", "±": "+-", "·": ",", "×": "x", "…
 BETWEEN = "   "
 STATUSES = {"skipped": "dim", "incorrect": "bold red"}
 LOST_STYLE = "red"
+PADDING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)\n")
 
 
 class Terminal:
@@ -103,6 +105,30 @@ class Terminal:
         for status, backend, reason in rows:
             table.add_row(self.text(status, STATUSES.get(status, LOST_STYLE)), self.text(backend), self.text(reason))
         self.console.print(table)
+
+
+def trimmed(stream: TextIO) -> IO[str]:
+    """A stream for rich to write to, `Trimmed`."""
+    return cast(IO[str], Trimmed(stream))
+
+
+class Trimmed:
+    """A stream that drops the blanks at the ends of lines, with which rich fills its tables up to their width.
+
+    They would be in every copy, and a terminal made narrower would wrap them.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write without blanks before an end of line, codes of colours between them kept."""
+        self._stream.write(PADDING.sub(r"\1\n", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a stream has."""
+        return getattr(self._stream, name)
 
 
 def decimal_aligned(texts: Sequence[str], point: str = " ", digit: str = " ") -> list[str]:

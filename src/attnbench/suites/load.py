@@ -161,11 +161,10 @@ def _read(path: Path) -> _Document:
 
 
 def _build(document: _Document, device: str) -> Suite:
-    who, data = document.who, document.data
+    who, data = document.who, {"name": Path(document.file).stem, **document.data}
     _check_keys(who, "", data, TOP)
-    for key in ("name", "workload"):
-        if key not in data:
-            raise UsageError(f"{who}: {key} is missing; a text in quotes")
+    if "workload" not in data:
+        raise UsageError(f"{who}: workload is missing; a text in quotes")
     for key in {"name", "title", "workload"} & data.keys():
         _text(who, key, data[key])
     workload = load_workload(_known_workload(who, data["workload"]))

@@ -44,7 +44,7 @@ def remarks(kept: RaceFile, outcome: Outcome, *, fresh: bool, asked: str) -> dic
     share = outcome.sampled_s / outcome.exhaustive_s if outcome.exhaustive_s else 0.0
     time = (
         f"{ahead}, checked in {seconds.check:.1f} s, raced in {seconds.race:.1f} s; launches sampled "
-        f"{outcome.sampled_s:.2g} s, {100 * share:.2g} % of sampling each as often as a finalist"
+        f"{_figure(outcome.sampled_s)} s, {_figure(100 * share)} % of sampling each as often as a finalist"
     )
     found = {"raced": raced, "time": time}
     if not fresh:
@@ -86,3 +86,8 @@ def standings(kept: RaceFile) -> list[Standing]:
 def no_times(kept: RaceFile) -> list[tuple[str, str, str]]:
     """Status, name and reason of the references that have none."""
     return [("reference", name, one.reason or "") for name, one in kept.references.items() if one.ratio is None]
+
+
+def _figure(value: float) -> str:
+    """Two digits, and all that stand before the point."""
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
