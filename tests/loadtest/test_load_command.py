@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +191,16 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
             [*LOAD, "--pool-pages", "9", "--pool-share", "1"],
             "--pool-pages=9 does not go with --pool-share; one of the two",
         ),
+        ([*LOAD, "--no-cache", "--pool-pages", "9"], "--pool-pages=9 says nothing without a cache; none"),
+        ([*LOAD, "--no-cache", "--host-pages", "9"], "--host-pages=9 says nothing without a cache; none"),
+        (
+            ["load", "hstu-serving", "--config", "dlrm-v3", "--page-size", "64"],
+            "--page-size=64 says nothing with --config dlrm-v3, which can have no cache; none",
+        ),
+        ([*LOAD, "--offload-chunk", "64"], "--offload-chunk=64 says nothing without host memory; with --host-pages N"),
+        ([*LOAD, "--on-host-hit", "auto", "--host-pages", "0"], "--on-host-hit=auto says nothing without host memory"),
+        ([*LOAD, "--source", "here", "--users", "3"], "--users=3 does not go with --source, which has its own"),
+        ([*LOAD, "--source", "here"], "load: --source=here has no processed_seqs_inference.csv; a folder of prepared"),
         ([*LOAD, "--pool-pages", "6"], "--pool-pages=6 are fewer than the 7 of one user; 7 or more"),
         ([*LOAD, "--pool-share", "0.001"], "gives 1 pages, fewer than the 7 of one user; a larger share"),
     ],
@@ -312,6 +323,14 @@ def test_a_file_that_cannot_be_is_refused(change, said: str) -> None:
     with pytest.raises(load_file.RunFileError, match=said) as raised:
         load_file.loads(json.dumps(data), who="a.load.json")
     assert str(raised.value).startswith("a.load.json: ")
+
+
+def test_an_interrupted_load_is_not_held_against_the_rate_asked_for() -> None:
+    point = dataclasses.replace(example().points[0], asked_rate=100.0, offered_rate=130.0, interrupted=False)
+    said = "offered 130/s, +30.0 % from the rate asked for"
+    for interrupted in (False, True):
+        run = dataclasses.replace(example(), points=(dataclasses.replace(point, interrupted=interrupted),))
+        assert any(said in note for note in notes(run)) != interrupted
 
 
 def test_tables_and_notes_say_what_happened() -> None:

@@ -47,8 +47,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
         check_writable(default_path(run, args.out))
     with a_core_for_the_generator(options.device):
         bench = make_bench(options, told)
-        users = len(bench.users.numbers())
-        told(f"load: {options.preset.model} on {options.device}, {users} users: warming up")
+        told(f"load: {options.preset.model} on {options.device}, {bench.settings['users']} users: warming up")
         bench.warm_up()
         points: list[Point] = []
         highest: list[Highest] = []
@@ -65,7 +64,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
         run,
         points=tuple(points),
         highest=tuple(highest),
-        settings={**run.settings, "users": users},
+        settings={**run.settings, **bench.settings},
         notes=bench.notes(),
     )
     _finish(args, run, asked, output)

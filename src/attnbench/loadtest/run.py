@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,8 @@ class Bench:
     duration_s: float
     seed: int
     on_progress: OnProgress
+    settings: Mapping[str, Any]
+    "for the result: what was not known before users were there"
     capacity: float | None = None
     "requests a second, estimated"
     _turn: int = 0
