@@ -51,7 +51,7 @@ def intervals(times: np.ndarray, interval_ms: int) -> list[int]:
         times: milliseconds, ascending.
         interval_ms: how long an interval is.
     """
-    following: list[int] = np.searchsorted(times, times + interval_ms, side="left").tolist()
+    following = np.asarray(np.searchsorted(times, times + interval_ms, side="left")).tolist()
     ends, at = [0], 0
     while at < len(times):
         at = following[at]
