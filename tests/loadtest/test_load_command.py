@@ -216,6 +216,37 @@ def test_wrong_input_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "cache", "loads", "time"),
+    [
+        ([], "70 pages, 0.00115 GB, in the pool", "1, server: 50 requests/s", "5 s of arrivals each, 5 s in all"),
+        (
+            ["--scenario", "gaps", "--rate", "10,20", "--duration", "3", "--host-pages", "100", "--page-size", "64"],
+            "in the pool; 100 pages, 0.00328 GB, in the host memory; 64 tokens a page",
+            "2, gaps: 10, 20 requests/s",
+            "3 s of arrivals each, 6 s in all, and up to 30 s more",
+        ),
+        (["--scenario", "offline", "--no-cache"], "none", "1, offline: all requests at once", "5 s in all"),
+        (["--find-rate", "--slo-ms", "5,9"], "", "at most 24, server: for the highest rate within 5, 9 ms", "120 s in"),
+        (["--users", "1", "--rate", "3"], "7 pages", "1, server: 3 requests/s", ""),
+    ],
+)
+def test_a_dry_run_says_what_would_be_served_and_makes_no_model(
+    words, cache, loads, time, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("attnbench.loadtest.setup.make_model", None)
+    assert main([*LOAD, *words, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("hstu-serving, model tiny on cpu: ")
+    for line, name, said in zip(lines[1:4], ("cache  ", "loads  ", "time   "), (cache, loads, time), strict=True):
+        assert line.startswith(name)
+        assert said in line
+    assert lines[4].startswith("command: attnbench load hstu-serving --config tiny")
+    assert "dry" not in lines[4]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_graph_of_one_steps_lengths_is_refused_on_a_gpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.add_argument("--seed", metavar="N", help="of users and arrivals (default: 0)")
     group = parser.add_argument_group("output")
+    group.add_argument("--dry-run", action="store_true", help="say what would be served, in how much memory and time")
     group.add_argument("--json", metavar="PATH", help="the result as JSON; - for stdout")
     group.add_argument("--md", metavar="PATH", help="the tables as Markdown; - for stdout")
     group.add_argument("--html", metavar="PATH", help="tables and chart in one page; - for stdout")
@@ -154,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         raise unknown(WHO, "NAME", args.name, NAMES)
     scenario = _scenario(args)
     options = options_of(args)
-    if scenario in ("server", "offline"):
+    if scenario in ("server", "offline") and not args.dry_run:
         need_loadgen()
     return carry_out(args, options, scenario, _rates(args), _burstiness(args))
 

@@ -36,6 +36,8 @@ PROBE_S, PROBE_VISITS = 1.0, 2
 "How long the capacity is estimated before a load, and by how many visits of a user at most."
 IN_TIME = 0.99
 "Of all requests, the share that a rate has to answer within a limit."
+MOST_PROBES = 12
+"Loads of a search at most."
 TELL_S = 2.0
 "Between two lines of progress."
 OnProgress = Callable[[str], None]
@@ -317,7 +319,7 @@ def highest_rate(
     slo_ms: float,
     start: float,
     *,
-    most_probes: int = 12,
+    most_probes: int = MOST_PROBES,
     resolution: float = 0.05,
     possible: Callable[[float], bool] = lambda rate: True,
 ) -> float | None:

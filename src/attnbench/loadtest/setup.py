@@ -204,6 +204,12 @@ def free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def page_bytes(options: Options) -> int:
+    """Bytes of a page of keys and values, all layers together."""
+    config = options.preset.config
+    return 2 * config.layers * config.heads * config.dim * options.page_size * DTYPES[options.precision].bytes
+
+
 def pages_needed(options: Options, users: Users | Replay) -> list[int]:
     """Pages that the longest history of each user takes."""
     return [-(-tokens // options.page_size) for tokens in users.tokens(options.preset.config)]
@@ -232,6 +238,15 @@ def fitted(options: Options, users: Users | Replay) -> Options:
     return replace(options, pool_pages=longest)
 
 
+def pool_size(options: Options, users: Users | Replay) -> int:
+    """Pages of the pool.
+
+    Raises:
+        UsageError: as of `fitted`.
+    """
+    return fitted(options, users).pool_pages or max(1, round(options.share * sum(pages_needed(options, users))))
+
+
 def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> PagedCache | None:
     """The cache: a share of the pages that all users need.
 
@@ -244,7 +259,7 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
 
     if not options.cached:
         return None
-    pages = fitted(options, users).pool_pages or round(options.share * sum(pages_needed(options, users)))
+    pages = pool_size(options, users)
     reload: bool | Choice = options.on_host_hit == "reload"
     if options.host_pages and options.on_host_hit == "auto":
         name = options.attention_name
