@@ -12,8 +12,12 @@ from attnbench.check.examine import examine, recheck
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.errors import AttnbenchError, Unsupported, UsageError
+from attnbench.machine.device import Device
 from attnbench.models.hstu_ranking.attention import Reference
-from attnbench.workloads.base import load_workload
+from attnbench.record import Settings
+from attnbench.worker.entry import Entry
+from attnbench.worker.phases import timed_phases
+from attnbench.workloads.base import Draw, load_workload
 
 WORKLOAD = load_workload("hstu-serving")
 TINY = {
@@ -137,6 +141,56 @@ def test_a_series_over_a_pool_finds_what_the_least_recently_used_have_left(share
     assert recheck(launch, group, **terms).ok
     assert launch.phases == {}
     assert launch.notes[1] == "times are of 8 steps, of 2 of 8 users each"
+
+
+THRICE = Settings(timer="wall", l2="warm", warmup=0, iterations=3)
+GROWTH = {"cache": "growth", "cached": 30, "new_tokens": 20, "visits": 4}
+
+
+@pytest.mark.parametrize("selector", ["serving-eager", "serving-eager[no-cache]", "serving-gathered[hstu-eager]"])
+def test_steps_in_which_histories_grow_are_right_and_timed_one_by_one(selector):
+    one = case(**GROWTH)
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve(selector, one)
+    terms = {"variant": "logits", "budget": backend.budget(one)}
+    backend.check(one, Machine("cpu"))
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, **terms)
+        assert outcome.ok, outcome.reason
+        suspects = dict(WORKLOAD.suspects("logits", one, group.first.inputs, draw=Draw()))
+        assert set(suspects) == {"cached tokens that are not read"}
+        if launch.reset:
+            launch.reset()
+        timed = timed_phases(
+            Entry(index=0, backend=backend, builder=None, launch=launch),
+            "fwd",
+            THRICE,
+            Device("cpu"),
+            lambda text: None,
+        )
+        assert recheck(launch, group, **terms).ok
+    assert list(timed) == ["cached 30", "cached 50", "cached 70", "cached 90"]
+    assert all(time.median_ms > 0 and len(time.samples_ms) == 3 for time in timed.values())
+    found = 0 if "no-cache" in selector else 2 * (30 + 50 + 70 + 90)
+    assert launch.counters["hit_tokens"] == found
+    assert launch.counters["missed_tokens"] == 2 * (50 + 70 + 90 + 110) - found
+    assert launch.notes[1] == "times are of 4 steps, each with 20 more tokens of all users"
+
+
+def test_one_series_has_the_times_of_all_its_steps(monkeypatch):
+    one = case(**GROWTH)
+    session = ServingSession(one, inputs(one), "reference", cached=True)
+    steps = []
+    monkeypatch.setattr(ServingSession, "step", lambda self, requests, wanted: steps.append(tuple(wanted)))
+    phases = session.launch().phases
+    for order in ([0, 1, 2, 3], [3, 0, 2, 1], [1, 1, 0, 2]):
+        steps.clear()
+        for at in order:
+            phase = phases[f"cached {30 + 20 * at}"]
+            phase.call()
+            assert phase.reported_ms() > 0
+        series = [(30, 30), (50, 50), (70, 70), (90, 90)]
+        assert steps == series * (2 if order == [1, 1, 0, 2] else 1)
 
 
 def test_a_series_without_a_cache_computes_everything():

@@ -343,3 +343,43 @@ def test_a_ranking_step_is_profiled_at_one_case_and_by_three_operators(attnbench
     launched = [line for line in said.out.splitlines() if line.startswith("serving-paged on ")]
     assert [line.split()[2] for line in launched] == ["bench-b8-t1024-c4096-n256-gpu-hit-p64-bf16:"]
     assert re.findall("--nvtx-include ([a-z]+)/", said.out) == ranges
+
+
+def test_captures_of_a_step_under_the_names_of_seed_002(attnbench, card):
+    said = attnbench("profile ncu hstu-serving --layout seed-002 --set roofline")
+    assert said.code == 0, said.err
+    stem = "benchmark_bs8_nc1024"
+    captures = sorted(path.name for path in Path("profile_results/profiles-cu").glob("*.ncu-rep"))
+    assert captures == [f"{stem}_{name}.ncu-rep" for name in ("embedding", "hstu_fwd", "tc")]
+    logs = sorted(path.name for path in Path("profile_results/pcu-logs").iterdir())
+    assert logs == [f"{stem}_{name}.log" for name in ("embedding", "hstu_fwd", "tc")]
+    assert not list(Path("profile_results/profiles-cu").glob("*.log"))
+    calls = (card / "calls.log").read_text()
+    assert re.findall(r'"--nvtx-include": "([a-z]+)/"', calls) == ["embedding", "projection", "attention"]
+    assert calls.count('"--set": "roofline"') == 3
+    said = attnbench("profile nsys hstu-serving --layout seed-002 --batch 1 --num-candidates 128")
+    assert said.code == 0, said.err
+    assert Path("profile_results-2/profiles/benchmark_bs1_nc128.nsys-rep").is_file()
+    assert Path("profile_results-2/p-logs/benchmark_bs1_nc128.log").is_file()
+    said = attnbench("profile ncu hstu-serving --layout seed-002 --dry-run --backends serving-paged[graph]")
+    assert said.out.count("serving-paged[graph] on bench-b8-t1024") == 3
+    assert f"profile_results/profiles-cu/{stem}_tc" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ("torch hstu-serving --layout seed-002", "--layout=seed-002 has no names for captures of torch; nsys or ncu"),
+        ("ncu --layout seed-002", "--layout=seed-002 is of one step of hstu-serving, not of 1 of attention;"),
+        ("ncu hstu-serving --batch 1,8 --layout seed-002", "not of 2 of hstu-serving; `attnbench profile ncu hstu-"),
+        ("ncu hstu-serving --layout seed-002 --range head", "--range=head does not go with --layout seed-002"),
+        ("ncu hstu-serving --layout seed-02", "--layout=seed-02 is not known; one of seed-002"),
+        ("--from x.sqlite --layout seed-002", "--layout=seed-002 names captures that are taken; without --from"),
+        ("all hstu-serving --layout seed-002", "--layout=seed-002 has no names for captures of all; nsys or ncu"),
+    ],
+)
+def test_a_layout_that_names_nothing_is_refused(attnbench, card, words, wrong):
+    said = attnbench(f"profile {words}")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert wrong in said.err
+    assert not Path("profile_results").exists()

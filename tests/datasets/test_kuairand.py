@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 import tarfile
 
 import numpy as np
@@ -140,6 +141,40 @@ def test_a_broken_line_is_named(source, said):
         kuairand.read(source)
     assert str(refused.value).startswith("kuairand-1k: " + said)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_rows_read_at_once_or_one_by_one_are_the_same(tmp_path, monkeypatch, at_once, ending):
+    """Plain numbers are read by numpy; from a row that is quoted on, each by itself, and a wrong one is named."""
+    drawn = random.Random(1)
+    logs = {name: [row(drawn.randrange(3), n, drawn.randrange(9)) for n in range(40)] for name in kuairand.LOGS}
+    table(tmp_path / kuairand.USERS, USER_COLUMNS, [[user, *"abcdef"] for user in range(3)])
+    wanted = {}
+    for user in range(3):
+        mine = [one for name in kuairand.LOGS for one in logs[name] if one[0] == user]
+        wanted[user] = [one[1] for one in sorted(mine, key=lambda one: one[4])]
+    told = []
+    monkeypatch.setattr(kuairand, "EVERY", 30)
+    for quoted in (None, 0, 17, 39):
+        for name, rows in logs.items():
+            lines = [",".join(map(str, one)) for one in [LOG, *rows]]
+            if quoted is not None:
+                lines[1 + quoted] = f'"{rows[quoted][0]}"' + lines[1 + quoted][1:]
+            (tmp_path / name).write_bytes((ending.join(lines) + ending).encode())
+        monkeypatch.setattr(kuairand, "AT_ONCE", at_once)
+        found = kuairand.read(tmp_path, told.append)
+        assert {one.user_id: one.video_id.tolist() for one in found} == wanted
+        assert all(one.date.tolist() == [DAY] * len(one.date) for one in found)
+        for bad, said in (("9", "is_click='9' cannot be used; 0 to 1"), ("", "is_click='' cannot be used")):
+            broken = [*lines[:31], lines[31].replace(",0,", f",{bad},", 1), *lines[32:]]
+            (tmp_path / kuairand.LOGS[1]).write_text("\n".join(broken))
+            with pytest.raises(UsageError, match=rf"{kuairand.LOGS[1]}:32: {said}"):
+                kuairand.read(tmp_path)
+        (tmp_path / kuairand.LOGS[1]).write_text("\n".join([*lines[:31], lines[31] + ",1", *lines[32:]]))
+        with pytest.raises(UsageError, match=rf"{kuairand.LOGS[1]}:32: fields=17 are not a row; 16"):
+            kuairand.read(tmp_path)
+    assert told.count(f"{kuairand.LOGS[0]}: 1 million rows") == 4, "said once each time, at row 30 of 40"
 
 
 def test_what_is_not_there_says_where_it_is_to_be_had(source, tmp_path, capsys):

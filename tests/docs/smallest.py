@@ -56,5 +56,6 @@ if __name__ == "__main__":
     if verb not in FLAGS or "--dry-run" in rest:
         sys.exit(main([verb, *rest]))
     given = {word for word in rest if word.startswith("--")}
+    given |= {"--users"} if "--gap-s" in given else set()  # which says how many there are
     pairs = zip(FLAGS[verb][::2], FLAGS[verb][1::2], strict=True)
     sys.exit(main([verb, *rest, *(word for flag, value in pairs if flag not in given for word in (flag, value))]))

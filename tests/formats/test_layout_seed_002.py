@@ -76,6 +76,20 @@ def test_a_series_of_steps_is_no_step(tmp_path):
         SEED_002.write(make_run([record(1, 128, 0, [9.0], cache="pool")]), tmp_path)
 
 
+def test_a_series_in_which_histories_grow_has_a_line_for_each_of_its_steps(tmp_path):
+    """As the seed printed them: 64 steps of one batch and count of candidates."""
+    steps = {f"cached {256 * number}": make_time([1.0 + number, 2.0 + number]) for number in range(64)}
+    grown = dataclasses.replace(record(8, 1024, 0, [99.0], cache="growth", visits=64), phases=steps)
+    SEED_002.write(make_run([grown]), tmp_path)
+    lines = (tmp_path / "logs/benchmark_bs8_nc1024.log").read_text().splitlines()
+    assert lines == [
+        f"KV Caches: {256 * number}, Candidate Embeddings: 1280, Total time(ms): {1.5 + number:.6f}"
+        for number in range(64)
+    ]
+    assert len(sheet(tmp_path / "benchmark_results_bs8.xlsx")[1]) == 65
+    assert len(SEED_002.read(tmp_path).records) == 64
+
+
 def test_very_short_and_very_long_times_have_no_exponent(tmp_path):
     SEED_002.write(make_run([record(1, 128, 0, [0.000004]), record(1, 128, 256, [123456789.5])]), tmp_path)
     assert (tmp_path / "logs/benchmark_bs1_nc128.log").read_text() == (

@@ -152,6 +152,23 @@ def test_none_and_one_are_calls_of_their_own(name, count):
         assert [launches_of(card, function, made) for _ in range(2)] == [truth] * 2
 
 
+def test_an_append_is_kept_by_its_tiles_and_wrong_bounds_stay_refused():
+    """Which tokens are cached is no affair of its launch: a step whose histories are longer repeats it."""
+    given = append_given(64)
+    with on_no_card() as card:
+        truth = launches_of(card, hstu_paged_append, given)
+        before = card.through_triton
+        for max_cached, max_new in ((5000, 4000), (0, 4000), (7, 3999), (7, 3985)):
+            bounds = {"max_cached": max_cached, "max_new": max_new}
+            assert launches_of(card, hstu_paged_append, given | {"step": replace(given["step"], **bounds)}) == truth
+        assert card.through_triton == before
+        assert launches_of(card, hstu_paged_append, given | {"step": replace(given["step"], max_new=4001)}) != truth
+        for wrong in (-1, 2.0, True, 2**24 + 1):
+            for name in ("max_cached", "max_new"):
+                with pytest.raises(ValueError, match=f"hstu_paged_append: {name}={wrong} cannot be used"):
+                    hstu_paged_append(**given | {"step": replace(given["step"], **{name: wrong})})
+
+
 def test_rows_that_differ_where_they_may_not_stay_refused():
     with on_no_card():
         for count in (64, 70):

@@ -215,6 +215,19 @@ def test_a_replay_asks_for_each_line_with_the_history_until_then(prepared: Path)
     assert replay.tokens(TINY) == [2 + 2 * 5, 2 + 2 * 1]
 
 
+def test_a_request_before_anything_was_done_on_a_date_has_the_dates_before(prepared: Path) -> None:
+    """No interaction of a day that the files do not have is no contradiction, and a user may have done nothing yet."""
+    lines = ["user_id,date,interval_end_ts,interval_indptr"]
+    lines += ["7,20220407,100,0", "7,20220408,500,0", "7,20220410,6000,0", "8,20220409,7000,0", "7,20220410,8000,1"]
+    (prepared / BATCHES).write_text("\n".join(lines) + "\n")
+    replay = Replay(prepared, TINY, candidates=2, policy=Policy(TINY))
+    found = [replay.take(number) for number in range(5)]
+    asked = [(len(one.items), len(one.candidates)) for one in found if isinstance(one, Request)]
+    assert asked == [(0, 2), (0, 2), (5, 0), (1, 0)]
+    assert isinstance(found[4], Refused)
+    assert found[4].example == "user 7, date 20220410: 1 interactions of 0"
+
+
 def test_a_replay_of_one_user_has_its_lines_alone(prepared: Path) -> None:
     replay = Replay(prepared, TINY, candidates=2, policy=Policy(TINY), only_user=7)
     assert {line.user for line in replay.lines} == {7}
@@ -245,7 +258,7 @@ def test_a_replay_of_files_that_are_not_there_or_broken_is_one_line(prepared: Pa
     assert main([*line, str(prepared)]) == 2
     assert "has no batches" in capsys.readouterr().err
     assert main([*line, str(tmp_path / "nowhere")]) == 2
-    assert "cannot be read (No such file or directory)" in capsys.readouterr().err
+    assert "nowhere has no processed_seqs_inference.csv; a folder of prepared files;" in capsys.readouterr().err
 
 
 def test_loadgen_is_told_the_rate_that_brings_the_requests_asked_for(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +191,16 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
             [*LOAD, "--pool-pages", "9", "--pool-share", "1"],
             "--pool-pages=9 does not go with --pool-share; one of the two",
         ),
+        ([*LOAD, "--no-cache", "--pool-pages", "9"], "--pool-pages=9 says nothing without a cache; none"),
+        ([*LOAD, "--no-cache", "--host-pages", "9"], "--host-pages=9 says nothing without a cache; none"),
+        (
+            ["load", "hstu-serving", "--config", "dlrm-v3", "--page-size", "64"],
+            "--page-size=64 says nothing with --config dlrm-v3, which can have no cache; none",
+        ),
+        ([*LOAD, "--offload-chunk", "64"], "--offload-chunk=64 says nothing without host memory; with --host-pages N"),
+        ([*LOAD, "--on-host-hit", "auto", "--host-pages", "0"], "--on-host-hit=auto says nothing without host memory"),
+        ([*LOAD, "--source", "here", "--users", "3"], "--users=3 does not go with --source, which has its own"),
+        ([*LOAD, "--source", "here"], "load: --source=here has no processed_seqs_inference.csv; a folder of prepared"),
         ([*LOAD, "--pool-pages", "6"], "--pool-pages=6 are fewer than the 7 of one user; 7 or more"),
         ([*LOAD, "--pool-share", "0.001"], "gives 1 pages, fewer than the 7 of one user; a larger share"),
     ],
@@ -202,6 +213,37 @@ def test_wrong_input_is_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "cache", "loads", "time"),
+    [
+        ([], "70 pages, 0.00115 GB, in the pool", "1, server: 50 requests/s", "5 s of arrivals each, 5 s in all"),
+        (
+            ["--scenario", "gaps", "--rate", "10,20", "--duration", "3", "--host-pages", "100", "--page-size", "64"],
+            "in the pool; 100 pages, 0.00328 GB, in the host memory; 64 tokens a page",
+            "2, gaps: 10, 20 requests/s",
+            "3 s of arrivals each, 6 s in all, and up to 30 s more",
+        ),
+        (["--scenario", "offline", "--no-cache"], "none", "1, offline: all requests at once", "5 s in all"),
+        (["--find-rate", "--slo-ms", "5,9"], "", "at most 24, server: for the highest rate within 5, 9 ms", "120 s in"),
+        (["--users", "1", "--rate", "3"], "7 pages", "1, server: 3 requests/s", ""),
+    ],
+)
+def test_a_dry_run_says_what_would_be_served_and_makes_no_model(
+    words, cache, loads, time, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("attnbench.loadtest.setup.make_model", None)
+    assert main([*LOAD, *words, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("hstu-serving, model tiny on cpu: ")
+    for line, name, said in zip(lines[1:4], ("cache  ", "loads  ", "time   "), (cache, loads, time), strict=True):
+        assert line.startswith(name)
+        assert said in line
+    assert lines[4].startswith("command: attnbench load hstu-serving --config tiny")
+    assert "dry" not in lines[4]
     assert not list(tmp_path.iterdir())
 
 
@@ -312,6 +354,14 @@ def test_a_file_that_cannot_be_is_refused(change, said: str) -> None:
     with pytest.raises(load_file.RunFileError, match=said) as raised:
         load_file.loads(json.dumps(data), who="a.load.json")
     assert str(raised.value).startswith("a.load.json: ")
+
+
+def test_an_interrupted_load_is_not_held_against_the_rate_asked_for() -> None:
+    point = dataclasses.replace(example().points[0], asked_rate=100.0, offered_rate=130.0, interrupted=False)
+    said = "offered 130/s, +30.0 % from the rate asked for"
+    for interrupted in (False, True):
+        run = dataclasses.replace(example(), points=(dataclasses.replace(point, interrupted=interrupted),))
+        assert any(said in note for note in notes(run)) != interrupted
 
 
 def test_tables_and_notes_say_what_happened() -> None:

@@ -200,7 +200,9 @@ def test_memory_that_is_not_there_is_one_line(model: HstuRanking, monkeypatch: p
         raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be")
 
     monkeypatch.setattr(model, "make_cache", none)
-    with pytest.raises(UsageError, match=r"load: cache=5 pages \+ 10 host pages take more memory than there is \(CUDA"):
+    with pytest.raises(
+        UsageError, match=r"load: cache=5 pages \+ 10 host pages of .* GB take more memory than there is \(CUDA"
+    ):
         make_cache(model, pages=5, page_size=32, host_pages=10)
 
 
@@ -232,6 +234,20 @@ def test_a_pool_for_less_than_one_user_is_refused_before_anything_runs() -> None
     assert pool.pool.shape[1] == 9
     with pytest.raises(UsageError, match="--attention=flash is not known"):
         make_model(options(attention="flash"))
+
+
+def test_one_user_alone_has_a_pool_where_no_share_was_asked_for() -> None:
+    """Half of what one user needs holds nobody: the preset's share is meant for many."""
+    bench = make_bench(options(users=1, pool_share=None), lambda line: None)
+    assert bench.engine.cache is not None
+    assert bench.settings == {"users": 1, "pool_pages": bench.engine.cache.pool.shape[1]}
+    bench.warm_up()
+    point = bench.returning(40.0, 0.5)
+    assert (point.issued, point.answered, point.splits) == (40, 40, 0)
+    many = make_bench(options(users=5, pool_share=None), lambda line: None)
+    assert many.settings == {"users": 5, "pool_pages": None}
+    with pytest.raises(UsageError, match=r"--pool-share=0.5 gives \d pages, fewer than the \d of one user"):
+        make_bench(options(users=1, pool_share=0.5), lambda line: None)
 
 
 @pytest.mark.parametrize("how", ["reload", "recompute", "auto"])

@@ -110,6 +110,8 @@ def test_a_bucket_has_room_for_its_steps_and_little_more():
             assert getattr(bucket, name) >= getattr(sizes, name), name
         assert bucket.rows <= sizes.rows * 33 / 32 + 32
         assert bucket.max_new <= sizes.max_new * 1.25 + 32
+        assert bucket.max_cached < max(2 * sizes.max_cached, 513)
+        assert bucket.max_cached & (bucket.max_cached - 1) == 0, "histories of any length share a few bounds"
         assert bucket.batch < 2 * batch
         assert bucket.bucket(64) == bucket
     assert [rounded(count, 32) for count in (0, 1, 384, 385, 5376, 10240, 10241, 43008)] == [

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from attnbench.formats.layouts.base import imported_time
-from attnbench.presentation.serving import attention_share, end_to_end, hit_share, of_the_device, serving
+from attnbench.presentation.details import details
+from attnbench.presentation.serving import attention_share, end_to_end, growth, hit_share, of_the_device, serving
 from attnbench.record import Record, Status
+from made_up_run import make_run
 
 
 def time(timer, median, **more):
@@ -88,3 +90,17 @@ def test_what_is_not_counted_is_not_said():
         hit_share(record(counters=dict.fromkeys(("hit_tokens", "host_hit_tokens", "missed_tokens"), 0)), "hit_tokens")
         is None
     )
+
+
+def test_growth_is_a_line_a_backend_at_its_first_step_doublings_and_its_last():
+    grown = record(phases={f"cached {256 * number}": 1 + number / 10 for number in range(64)})
+    (block,) = growth("title", [grown, record()])
+    assert len(block.lines) == 1
+    titles = [column.title for column in block.columns]
+    assert titles == ["p50 by cached tokens, ms", *map(str, (0, 256, 512, 1024, 2048, 4096, 8192, 16128))]
+    assert [block.lines[0].cells[column.key] for column in block.columns] == [
+        "row", "1.00", "1.10", "1.20", "1.40", "1.80", "2.60", "4.20", "7.30",
+    ]  # fmt: skip
+    assert growth("title", [record()]) == []
+    titles = [[column.title for column in block.columns] for block in details(make_run([grown]), "title", [grown])]
+    assert all("phase" not in words for words in titles), "not a line a step as well"

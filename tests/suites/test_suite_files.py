@@ -65,6 +65,7 @@ def test_the_shipped_suites_are_those_the_documents_name():
         "hstu-bsa-long",
         "hstu-bsa",
         "hstu-dense",
+        "hstu-serving-growth",
         "hstu-serving-pool",
         "hstu-serving-tiers",
         "hstu-serving",

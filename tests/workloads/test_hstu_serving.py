@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -31,11 +32,19 @@ BAD = {
     "cached + new_tokens=65 is no history of model=tiny": {"new_tokens": 3},
     "cached + new_tokens=212 is over the history of model=tiny; at most 202": {"new_tokens": 150},
     "cached + new_tokens=0 leaves out the context of model=tiny; at least 2": {"cached": 0, "new_tokens": 0},
-    "cache=ssd-hit is not known; one of gpu-hit, host-hit, partial, pool": {"cache": "ssd-hit"},
+    "cache=ssd-hit is not known; one of gpu-hit, growth, host-hit, partial, pool": {"cache": "ssd-hit"},
     "cached + new_tokens of all visits=222 is over the history of model=tiny; at most 202": {
         "cache": "pool",
         "cached": 174,
     },
+    "cached + new_tokens of all visits=206 is over the history of model=tiny; at most 202": {
+        "cache": "growth",
+        "visits": 18,
+    },
+    "visits=3 does not go with cache=gpu-hit; cache=growth": {"visits": 3},
+    "visits=0 cannot be used; a whole number from 1 to 1024": {"visits": 0, "cache": "growth"},
+    "visits=2000 cannot be used; a whole number from 1 to 1024": {"visits": 2000, "cache": "growth"},
+    "new_tokens=0 does not go with cache=growth: nothing grows; 1 or more": {"cache": "growth", "new_tokens": 0},
     "pool_share=0.1 of what all users need is 1 pages, a step takes 4; at least 0.25": {
         "cache": "pool",
         "pool_share": 0.1,
@@ -74,6 +83,8 @@ def test_what_cannot_be_is_refused_in_one_line(said):
         {"cache": "host-hit", "on_host_hit": "auto"},
         {"cache": "partial", "pool_share": 0.3},
         {"cache": "pool", "pool_share": 0.9},
+        {"cache": "growth"},
+        {"cache": "growth", "visits": 5},
         {"cached": 0},
         {"page_size": 128, "dtype": "bf16"},
     ],
@@ -160,6 +171,25 @@ def test_a_series_has_all_users_each_at_most_once_a_step(batch):
     assert max(counts) > 2
     assert one.needed_pages == sum(-(-(30 + 8 * count) // 64) for count in counts)
     assert WORKLOAD.work(one).flops > 8 * WORKLOAD.work(replace(one, cache="gpu-hit", pool_share=None)).flops
+
+
+def test_histories_grow_step_by_step_and_find_all_that_came_before():
+    one = case(cache="growth", cached=0, new_tokens=10, visits=5)
+    assert one.id == "tiny-b2-t5-c0-n10-growth5-p64-fp32"
+    assert [[visit.user for visit in step] for step in one.steps] == [[0, 1]] * 5
+    assert [one.found_of(step[0]) for step in one.steps] == [0, 10, 20, 30, 40]
+    assert [one.history_of(step[1]) for step in one.steps] == [10, 20, 30, 40, 50]
+    alone = [case(cached=found, new_tokens=10) for found in (10, 20, 30, 40)] + [case(cached=0, new_tokens=10)]
+    assert WORKLOAD.work(one).flops == sum(WORKLOAD.work(each).flops for each in alone)
+    # Seed 002: 64 steps of 256 tokens are all that the model's history has room for.
+    assert WORKLOAD.case({"cache": "growth", "cached": 0}).visits == 64
+    assert WORKLOAD.case({"cache": "growth", "cached": 512}).visits == 62
+    assert WORKLOAD.case({"cache": "growth", "cached": 512, "new_tokens": 2}).visits == 64
+    requests = WORKLOAD.inputs(one, seed=1, kind="normal", device="cpu").steps()
+    for before, after in pairwise(requests):
+        for earlier, later in zip(before, after, strict=True):
+            assert later.items[: len(earlier.items)].tolist() == earlier.items.tolist()
+            assert len(later.items) == len(earlier.items) + 5
 
 
 def test_large_requests_are_checked_in_part_the_first_and_last_among_them(monkeypatch):

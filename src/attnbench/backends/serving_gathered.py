@@ -86,8 +86,9 @@ class ServingGathered(ServingBackend):
         return self.inner.budget(self._problem(case))
 
     def _problem(self, case: ServingCase) -> Any:
-        found = case.found if self.cached else 0
-        return hstu_case(case, found, case.history - found, case.num_candidates)
+        last = case.steps[-1][0]  # of a series that grows the longest
+        found = case.found_of(last) if self.cached else 0
+        return hstu_case(case, found, case.history_of(last) - found, case.num_candidates)
 
     @contextmanager
     def attention(self, case: ServingCase) -> Iterator[AttentionMaker]:

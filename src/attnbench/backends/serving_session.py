@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Launch
+from attnbench.backends.base import InPlace, Launch
+from attnbench.backends.serving_steps import StepTimes
 from attnbench.errors import AttnbenchError, WorkerError, refusal
-from attnbench.workloads.hstu_serving.case import POOL
+from attnbench.workloads.hstu_serving.case import GROWTH, POOL, SERIES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +148,7 @@ class ServingSession:
             counts = self.cache.counts
             before, evicted = self.found, counts.evicted_users
             self.reset()
-            self.found = [self._step(requests)[1] for requests in self.steps]
+            self.found = [self.step(requests)[1] for requests in self.steps]
             self.evicted = counts.evicted_users - evicted
             if self.found == before:
                 self.reset()
@@ -185,11 +186,11 @@ class ServingSession:
         """All steps: everything from the requests to the logits."""
         self.outs = []
         for requests, wanted in zip(self.steps, self.found, strict=True):
-            out, _ = self._step(requests, wanted)
+            out, _ = self.step(requests, wanted)
             # The next step, as a graph, writes its logits to the same place.
             self.outs.append(out.clone() if self.graphs is not None and len(self.steps) > 1 else out)
 
-    def _step(self, requests: Sequence[Request], wanted: Sequence[int] | None = None) -> tuple[Tensor, Sequence[int]]:
+    def step(self, requests: Sequence[Request], wanted: Sequence[int] | None = None) -> tuple[Tensor, Sequence[int]]:
         """Logits of one step, and the tokens of each history that it found cached.
 
         Raises:
@@ -222,6 +223,13 @@ class ServingSession:
             with self.mark("graph"):
                 return self.graphs.run(requests, histories, step), step.cached
 
+    def wait(self) -> None:
+        """Wait until the device has done all that was launched."""
+        import torch
+
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+
     def marked(self, mark: Mark) -> None:
         """Mark the parts of later steps by a profiler's ranges."""
         self.mark = mark
@@ -248,7 +256,7 @@ class ServingSession:
             outputs=self.outputs,
             reload=self.load,
             reset=None if self.cache is None else self.reset,
-            phases={} if self.case.cache == POOL else self.phases(),
+            phases=self.phases(),
             capturable=False,
             marked=self.marked,
             executed_flops=executed if (executed := work(self.case, self.found).flops) != whole else None,
@@ -264,6 +272,8 @@ class ServingSession:
             notes.append(f"on host hit: {self.choice.words()}; {chosen} was chosen")
         if case.cache == POOL:
             notes.append(f"times are of {len(case.steps)} steps, of {case.batch} of {case.users} users each")
+        if case.cache == GROWTH:
+            notes.append(f"times are of {len(case.steps)} steps, each with {case.new_tokens} more tokens of all users")
         return tuple(notes)
 
     def size(self) -> str:
@@ -296,8 +306,13 @@ class ServingSession:
 
     # ── phases ─────────────────────────────────────────────────────────────────────────────────────
 
-    def phases(self) -> dict[str, Callable[[], Any]]:
-        """Parts of a step, in order; projection, append, attention and output are of one layer."""
+    def phases(self) -> Mapping[str, Callable[[], Any] | InPlace]:
+        """Parts of a step, in order; projection, append, attention and output are of one layer.
+
+        Of a series in which histories grow its steps, of another series none.
+        """
+        if self.case.cache in SERIES:
+            return StepTimes(self).phases() if self.case.cache == GROWTH else {}
         cached: dict[str, Callable[[], Any]] = (
             {}
             if self.cache is None

@@ -14,6 +14,8 @@ from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.errors import NothingToRun, Unavailable
 from attnbench.machine.device import Device
+from attnbench.profile import seed_002
+from attnbench.profile.seed_002 import Shot
 from attnbench.workloads.base import load_workload
 
 if TYPE_CHECKING:
@@ -79,6 +81,17 @@ class Plan:
             for backend in group.backends:
                 yield self.job(group, [backend], tool)
 
+    def shots(self, tool: str) -> list[Shot]:
+        """The captures to take: one a job, or those that a layout names.
+
+        Raises:
+            UsageError: the layout has no names for them.
+        """
+        jobs = list(self.jobs(tool))
+        if self.args.layout == seed_002.NAME:
+            return seed_002.shots(tool, jobs, self.options)
+        return [Shot(job, name, self.options) for job, name in zip(jobs, _names(jobs), strict=True)]
+
     def missing(self) -> dict[str, str]:
         """Backends that are not installed, with the reason: no process is started for them."""
         from attnbench.backends.registry import parse_selector
@@ -129,30 +142,34 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
     from attnbench.profile.folder import keep, open_folder
     from attnbench.profile.take import probe, take
 
-    tool = plan.args.tool
-    jobs, missing = list(plan.jobs(tool)), plan.missing()
-    names = _names(jobs)
+    tool, by_seed = plan.args.tool, plan.args.layout == seed_002.NAME
+    missing = plan.missing()
+    shots = plan.shots(tool)
     if plan.args.dry_run:
-        _show_commands(plan, tool, jobs, names)
+        _show_commands(plan, tool, shots)
         return None
     try:
         program = probe(tool, plan.run.settings.device)
     except Unavailable as why:
-        if tool != "nsys" or not Device.parse(plan.run.settings.device).on_gpu:
+        if tool != "nsys" or by_seed or not Device.parse(plan.run.settings.device).on_gpu:
             raise
         Output().note(f"{why}; {INSTEAD_OF_NSYS}")
         tool = "torch"
-        jobs, program = list(plan.jobs(tool)), probe(tool, plan.run.settings.device)
-    if all(job.backends[0] in missing for job in jobs):
+        shots, program = plan.shots(tool), probe(tool, plan.run.settings.device)
+    if all(shot.job.backends[0] in missing for shot in shots):
         raise NothingToRun(f"{WHO}: nothing can be launched; {next(iter(missing.values()))}")
     folder = open_folder(plan.args.out, force=plan.args.force)
     captures: list[Capture] = []
     losses = list(missing.values())
-    for job, name in zip(jobs, names, strict=True):
+    for shot in shots:
+        job, name = shot.job, shot.name
         if job.backends[0] in missing:
             continue
-        Output().note(f"{tool}: {job.title}")
-        taken = take(tool, program, job, folder, dataclasses.replace(plan.options, file=name), rules)
+        Output().note(f"{tool}: {job.title}" + (f", {name}" if by_seed else ""))
+        place = seed_002.place(folder, tool) if by_seed else folder
+        taken = take(tool, program, job, place, dataclasses.replace(shot.options, file=name), rules)
+        if by_seed:
+            seed_002.put_log(folder, tool, name)
         if taken.capture is None:
             losses.append(f"{job.backends[0]}: {(taken.reason or '').removeprefix(f'{job.backends[0]}: ')}")
             continue
@@ -160,7 +177,7 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
         keep(folder, captures)  # after each: Ctrl-C keeps what was taken
     if not captures:
         raise Unavailable(f"{WHO} {tool}: no capture; {losses[-1]}; {folder} has what {tool} printed")
-    return Captures(captures, plan.points(captures, jobs[0].launches), losses, folder)
+    return Captures(captures, plan.points(captures, shots[0].job.launches), losses, folder)
 
 
 def everything(plan: Plan, rules: Categories) -> Captures | None:
@@ -179,7 +196,9 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
             Output().line(shlex.join(["attnbench", *words]))
         for tool in tools_of(plan.run.settings.device):
             jobs = [dataclasses.replace(request.job, launches=request.launches or LAUNCHES[tool])]
-            _show_commands(plan, tool, jobs, ["flash_attn_ncu_full" if tool == "ncu" else f"flash_attn_{tool}"])
+            name = "flash_attn_ncu_full" if tool == "ncu" else f"flash_attn_{tool}"
+            options = dataclasses.replace(plan.options, set="full")
+            _show_commands(plan, tool, [seed_002.Shot(job, name, options) for job in jobs])
         return None
     folder = open_folder(plan.args.out, force=plan.args.force)
     done = profile_all(
@@ -250,12 +269,13 @@ def _names(jobs: Sequence[Job]) -> list[str]:
     return names
 
 
-def _show_commands(plan: Plan, tool: str, jobs: Sequence[Job], names: Sequence[str]) -> None:
+def _show_commands(plan: Plan, tool: str, shots: Sequence[Shot]) -> None:
     from attnbench.profile.take import commands
 
-    options = dataclasses.replace(plan.options, set="full") if plan.args.tool == "all" else plan.options
     target = ["python", "-m", "attnbench.profile.target", "JOB", "ANSWER", "TRACE"]
-    for job, name in zip(jobs, names, strict=True):
+    place = Path(plan.args.out, *seed_002.PLACES[tool][:1] if plan.args.layout else ())
+    for shot in shots:
+        job = shot.job
         Output().line(f"{job.title}: {job.warmup} launches before the window, {job.launches} in it")
-        for line in commands(tool, tool, target, Path(plan.args.out) / name, options):
+        for line in commands(tool, tool, target, place / shot.name, shot.options):
             Output().line(f"  {shlex.join(line)}")

@@ -129,6 +129,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.add_argument("--seed", metavar="N", help="of users and arrivals (default: 0)")
     group = parser.add_argument_group("output")
+    group.add_argument("--dry-run", action="store_true", help="say what would be served, in how much memory and time")
     group.add_argument("--json", metavar="PATH", help="the result as JSON; - for stdout")
     group.add_argument("--md", metavar="PATH", help="the tables as Markdown; - for stdout")
     group.add_argument("--html", metavar="PATH", help="tables and chart in one page; - for stdout")
@@ -154,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         raise unknown(WHO, "NAME", args.name, NAMES)
     scenario = _scenario(args)
     options = options_of(args)
-    if scenario in ("server", "offline"):
+    if scenario in ("server", "offline") and not args.dry_run:
         need_loadgen()
     return carry_out(args, options, scenario, _rates(args), _burstiness(args))
 
@@ -258,10 +259,7 @@ def options_of(args: argparse.Namespace) -> Options:
         )
     if args.attention not in (None, "reference") and not device.on_gpu:
         raise UsageError(refusal(WHO, "--attention", args.attention, "has no kernels for a CPU", "reference"))
-    if asked["pool_pages"] is not None and asked["pool_share"] is not None:
-        raise UsageError(
-            refusal(WHO, "--pool-pages", args.pool_pages, "does not go with --pool-share", "one of the two")
-        )
+    _check_together(args, cached=not (args.no_cache or preset.config.recency), on_host=bool(asked["host_pages"]))
     if asked["gap_s"] is not None:
         if asked["users"] is not None:
             raise UsageError(refusal(WHO, "--gap-s", args.gap_s, "does not go with --users", "one of the two"))
@@ -281,7 +279,7 @@ def options_of(args: argparse.Namespace) -> Options:
         duration_s=chosen("duration", preset.duration_s),
         drain_s=chosen("drain_s", DRAIN_S),
         slos_ms=tuple(slos or preset.slos_ms),
-        pool_share=chosen("pool_share", preset.pool_share),
+        pool_share=asked["pool_share"],
         page_size=chosen("page_size", preset.page_size),
         pool_pages=asked["pool_pages"],
         host_pages=chosen("host_pages", 0),
@@ -298,6 +296,33 @@ def options_of(args: argparse.Namespace) -> Options:
         only_user=asked["only_user"],
         candidates_of=args.candidates or CANDIDATES[0],
     )
+
+
+def _check_together(args: argparse.Namespace, *, cached: bool, on_host: bool) -> None:
+    """Refuse flags that would say nothing.
+
+    Raises:
+        UsageError: naming the first.
+    """
+    if args.pool_pages is not None and args.pool_share is not None:
+        raise UsageError(
+            refusal(WHO, "--pool-pages", args.pool_pages, "does not go with --pool-share", "one of the two")
+        )
+    if args.users is not None and args.source is not None:
+        raise UsageError(
+            refusal(WHO, "--users", args.users, "does not go with --source, which has its own", "--only-user")
+        )
+    why = "without a cache" if args.no_cache else f"with --config {args.config}, which can have no cache"
+    for name in ("pool_share", "pool_pages", "page_size", "host_pages"):
+        if not cached and (value := getattr(args, name)) is not None:
+            raise UsageError(refusal(WHO, "--" + name.replace("_", "-"), value, f"says nothing {why}", "none"))
+    for name in ("on_host_hit", "offload_chunk"):
+        if not on_host and (value := getattr(args, name)) is not None:
+            raise UsageError(
+                refusal(
+                    WHO, "--" + name.replace("_", "-"), value, "says nothing without host memory", "with --host-pages N"
+                )
+            )
 
 
 def _rates(args: argparse.Namespace) -> list[float]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attnbench.cli.output import Output
 from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.loadtest.gaps import count_of, is_possible
-from attnbench.loadtest.run import Bench, highest_rate
-from attnbench.loadtest.setup import Options, a_core_for_the_generator, make_bench
+from attnbench.loadtest.run import MOST_PROBES, Bench, highest_rate
+from attnbench.loadtest.setup import Options, a_core_for_the_generator, make_bench, make_users, page_bytes, pool_size
 from attnbench.presentation.load import ended, few_requests
 from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write
@@ -21,7 +21,7 @@ WHO = "attnbench load"
 INTERRUPTED = 130
 STDOUT = "-"
 FILES = ("json", "md", "html")
-UNSAID = ("json", "md", "html", "plots", "out", "no_save", "quiet", "name", "help")
+UNSAID = ("json", "md", "html", "plots", "out", "no_save", "quiet", "dry_run", "name", "help")
 "Arguments that say nothing about what is measured."
 PLACES = ("source", "checkpoint")
 "Paths: a result keeps their last part."
@@ -42,13 +42,16 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     told = (lambda text: None) if args.quiet else output.note
     for rate in rates if scenario in ("server", "gaps") else ():
         count_of(rate, options.duration_s)  # refuses one that gives no request
+    if args.dry_run:
+        for line in _planned(args, options, scenario, rates):
+            output.line(line)
+        return 0
     run = _begin(args, options)
     if not args.no_save:
         check_writable(default_path(run, args.out))
     with a_core_for_the_generator(options.device):
         bench = make_bench(options, told)
-        users = len(bench.users.numbers())
-        told(f"load: {options.preset.model} on {options.device}, {users} users: warming up")
+        told(f"load: {options.preset.model} on {options.device}, {bench.settings['users']} users: warming up")
         bench.warm_up()
         points: list[Point] = []
         highest: list[Highest] = []
@@ -65,13 +68,43 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
         run,
         points=tuple(points),
         highest=tuple(highest),
-        settings={**run.settings, "users": users},
+        settings={**run.settings, **bench.settings},
         notes=bench.notes(),
     )
     _finish(args, run, asked, output)
     if failed is not None:
         raise failed
     return INTERRUPTED if any(point.interrupted for point in points) else 0
+
+
+def _planned(args: argparse.Namespace, options: Options, scenario: str, rates: list[float]) -> Iterator[str]:
+    """What would be served, and what it takes."""
+    users = make_users(options)
+    yield (
+        f"{args.name}, model {options.preset.model} on {options.device}: {len(users.numbers())} users, "
+        f"{options.candidates} candidates, batches up to {options.max_batch}"
+    )
+    if options.cached:
+        sizes = {"pool": pool_size(options, users), "host memory": options.host_pages}
+        said = (f"{n} pages, {n * page_bytes(options) / 1e9:.3g} GB, in the {name}" for name, n in sizes.items() if n)
+        yield f"cache  {'; '.join(said)}; {options.page_size} tokens a page"
+    else:
+        yield "cache  none"
+    wanted = rates or [*options.preset.rates]
+    if args.find_rate:
+        limits, count = ", ".join(f"{slo:g}" for slo in options.slos_ms), MOST_PROBES * len(options.slos_ms)
+        yield f"loads  at most {count}, {scenario}: for the highest rate within {limits} ms"
+    elif scenario == "offline":
+        count = 1
+        yield "loads  1, offline: all requests at once"
+    else:
+        count = len(wanted)
+        yield f"loads  {count}, {scenario}: {', '.join(f'{rate:g}' for rate in wanted)} requests/s"
+    yield (
+        f"time   {options.duration_s:g} s of arrivals each, {count * options.duration_s:g} s in all, and up to "
+        f"{options.drain_s:g} s more of each that is above capacity; warming up before"
+    )
+    yield f"command: {_command(args)}"
 
 
 def _loads(

@@ -34,6 +34,7 @@ RUNS = "results"
 
 WARMUP, TIMEOUT_S = 3, 600.0
 CHOICES = {"set": ("basic", "roofline", "full"), "clock_control": ("none", "base"), "cache_control": ("all", "none")}
+LAYOUTS = ("seed-002",)
 TABLES = ("all", "kernels", "categories", "counters", "seed-003")
 
 
@@ -154,6 +155,14 @@ def _add_output(parser: Parser) -> None:
         default="profile_results",
         help=("folder of captures; numbered where it is taken (default: profile_results)"),
     )
+    group.add_argument(
+        "--layout",
+        metavar="NAME",
+        help=(
+            "file names of an older script: seed-002, of ncu and nsys on hstu-serving, a capture an operator "
+            "(default: profile_BACKEND)"
+        ),
+    )
     group.add_argument("--force", action="store_true", help="write into a folder that is there, over its files")
     group.add_argument("--categories", metavar="FILE.toml", help="rules of kernel categories before the shipped ones")
     group.add_argument("--table", metavar="NAME", default="all", help=f"one of {', '.join(TABLES)} (default: all)")
@@ -188,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
 
     suite = args.suite or SUITES.get(args.tool, SUITE)
     suite = INSTEAD.get(suite, suite)
-    if args.tool == "ncu" and args.range is None and args.kernel is None:
+    if args.tool == "ncu" and args.range is None and args.kernel is None and args.layout is None:
         args.range = RANGES.get(suite)
     planned = make_run(args, "profile", suite=suite)
     plan = capturing.Plan(
@@ -214,6 +223,13 @@ def _check(args: argparse.Namespace) -> None:
 
     if args.tool is not None and args.tool not in TOOLS:
         raise unknown(WHO, "TOOL", args.tool, TOOLS)
+    if args.layout not in (None, *LAYOUTS):
+        raise unknown(WHO, "--layout", args.layout, LAYOUTS)
+    if args.layout is not None and args.tool == "all":
+        words = refusal(WHO, "--layout", args.layout, "has no names for captures of all", "nsys or ncu")
+        raise UsageError(words)
+    if args.layout is not None and args.captures:
+        raise UsageError(refusal(WHO, "--layout", args.layout, "names captures that are taken", "without --from"))
     if args.captures and args.suite is not None:
         raise UsageError(
             refusal(WHO, "SUITE", args.suite, "is not launched where --from reads a capture", "one of the two")

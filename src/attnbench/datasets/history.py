@@ -51,8 +51,9 @@ def intervals(times: np.ndarray, interval_ms: int) -> list[int]:
         times: milliseconds, ascending.
         interval_ms: how long an interval is.
     """
+    following = np.asarray(np.searchsorted(times, times + interval_ms, side="left")).tolist()
     ends, at = [0], 0
     while at < len(times):
-        at = int(np.searchsorted(times, times[at] + interval_ms, side="left"))
+        at = following[at]
         ends.append(at)
     return ends

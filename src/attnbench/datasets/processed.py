@@ -138,7 +138,7 @@ def _write(histories: Iterable[History], files: Sequence[IO[str]], interval_ms: 
 
 
 def _json(values: np.ndarray) -> str:
-    return json.dumps(values.tolist())
+    return str(values.tolist())  # of whole numbers JSON's own spelling, in half the time
 
 
 def read_sequences(path: Path) -> Iterator[History]:

@@ -115,13 +115,15 @@ def make_cache(
             pages=pages, page_size=page_size, host_pages=host_pages, offload_chunk=offload_chunk, reload=reload
         )
     except (RuntimeError, MemoryError) as error:
-        words = " ".join(str(error).split())[:120]
+        config, words = model.config, " ".join(str(error).split())[:120]
+        token_bytes = 2 * config.layers * config.heads * config.dim * model.dtype.itemsize
+        sizes = " + ".join(f"{count * page_size * token_bytes / 1e9:.3g}" for count in (pages, host_pages))
         raise UsageError(
             refusal(
                 WHO,
                 "cache",
                 f"{pages} pages + {host_pages} host pages",
-                f"take more memory than there is ({words})",
-                "a smaller --pool-share or --host-pages",
+                f"of {sizes} GB take more memory than there is ({words})",
+                "fewer --pool-pages or --host-pages",
             )
         ) from None

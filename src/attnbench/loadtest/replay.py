@@ -87,6 +87,10 @@ class Replay:
             UsageError: a file cannot be read; file, line and column are named; or there are no lines.
         """
         self._config, self._candidates, self._policy, self._seed = config, candidates, policy, seed
+        for name in (INFERENCE, BATCHES):
+            if not (folder / name).is_file():
+                todo = "attnbench data kuairand-1k --to DIR writes them"
+                raise UsageError(refusal(WHO, "--source", folder, f"has no {name}", "a folder of prepared files", todo))
         days: dict[int, list[History]] = {}
         for history, _ in read_days(folder / INFERENCE):
             if only_user not in (None, history.user_id):
@@ -143,9 +147,10 @@ class Replay:
         user = self._users.get(line.user)
         if user is None:
             return Refused("unknown user", f"user {line.user} of {BATCHES} is not in {INFERENCE}")
-        start, length = user.before.get(line.date, (0, -1))
+        earlier = sum(count for date, (_, count) in user.before.items() if date < line.date)
+        start, length = user.before.get(line.date, (earlier, 0))
         if line.end > length:
-            text = f"user {line.user}, date {line.date}: {line.end} interactions of {max(length, 0)}"
+            text = f"user {line.user}, date {line.date}: {line.end} interactions of {length}"
             return Refused("not in the user's history", text)
         end = start + line.end
         following = slice(end, end + self._candidates)

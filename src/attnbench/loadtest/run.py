@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,8 @@ PROBE_S, PROBE_VISITS = 1.0, 2
 "How long the capacity is estimated before a load, and by how many visits of a user at most."
 IN_TIME = 0.99
 "Of all requests, the share that a rate has to answer within a limit."
+MOST_PROBES = 12
+"Loads of a search at most."
 TELL_S = 2.0
 "Between two lines of progress."
 OnProgress = Callable[[str], None]
@@ -66,6 +68,8 @@ class Bench:
     duration_s: float
     seed: int
     on_progress: OnProgress
+    settings: Mapping[str, Any]
+    "for the result: what was not known before users were there"
     capacity: float | None = None
     "requests a second, estimated"
     _turn: int = 0
@@ -315,7 +319,7 @@ def highest_rate(
     slo_ms: float,
     start: float,
     *,
-    most_probes: int = 12,
+    most_probes: int = MOST_PROBES,
     resolution: float = 0.05,
     possible: Callable[[float], bool] = lambda rate: True,
 ) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +43,9 @@ class Options:
     duration_s: float
     drain_s: float
     slos_ms: tuple[float, ...]
-    pool_share: float
     page_size: int
+    pool_share: float | None = None
+    "of the pages that all users need; None: the preset's, and at least what one user needs"
     pool_pages: int | None = None
     "pages of the cache, whatever all users need; None: `pool_share` says"
     host_pages: int = 0
@@ -73,6 +74,11 @@ class Options:
         return self.cache and not self.preset.config.recency
 
     @property
+    def share(self) -> float:
+        """Of the pages that all users need, the pool's."""
+        return self.preset.pool_share if self.pool_share is None else self.pool_share
+
+    @property
     def precision(self) -> str:
         """Of weights and activations."""
         return self.dtype or ("bf16" if self.device.on_gpu else "fp32")
@@ -94,7 +100,6 @@ class Options:
             "duration_s",
             "drain_s",
             "slos_ms",
-            "pool_share",
             "page_size",
             "pool_pages",
             "host_pages",
@@ -106,6 +111,7 @@ class Options:
         )
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found |= {
+            "pool_share": self.share,
             "cache": self.cached,
             "attention": self.attention_name,
             "dtype": self.precision,
@@ -198,11 +204,54 @@ def free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def page_bytes(options: Options) -> int:
+    """Bytes of a page of keys and values, all layers together."""
+    config = options.preset.config
+    return 2 * config.layers * config.heads * config.dim * options.page_size * DTYPES[options.precision].bytes
+
+
+def pages_needed(options: Options, users: Users | Replay) -> list[int]:
+    """Pages that the longest history of each user takes."""
+    return [-(-tokens // options.page_size) for tokens in users.tokens(options.preset.config)]
+
+
+def fitted(options: Options, users: Users | Replay) -> Options:
+    """The options; where the preset's share of pages does not hold the longest history of one user, with those that do.
+
+    Raises:
+        UsageError: what was asked for cannot hold the longest history of a single user.
+    """
+    if not options.cached:
+        return options
+    needed = pages_needed(options, users)
+    longest = max([1, *needed])
+    pages = options.pool_pages or max(1, round(options.share * sum(needed)))
+    if pages >= longest:
+        return options
+    few = f"fewer than the {longest} of one user"
+    if options.pool_pages is not None:
+        raise UsageError(refusal(WHO, "--pool-pages", pages, f"are {few}", f"{longest} or more"))
+    if options.pool_share is not None:
+        raise UsageError(
+            refusal(WHO, "--pool-share", f"{options.pool_share:g}", f"gives {pages} pages, {few}", "a larger share")
+        )
+    return replace(options, pool_pages=longest)
+
+
+def pool_size(options: Options, users: Users | Replay) -> int:
+    """Pages of the pool.
+
+    Raises:
+        UsageError: as of `fitted`.
+    """
+    return fitted(options, users).pool_pages or max(1, round(options.share * sum(pages_needed(options, users))))
+
+
 def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> PagedCache | None:
     """The cache: a share of the pages that all users need.
 
     Raises:
-        UsageError: it cannot hold the longest history of a single user, or takes more memory than there is.
+        UsageError: as of `fitted`, or it takes more memory than there is.
     """
     from attnbench.loadtest.engine import make_cache
     from attnbench.models.hstu_ranking.graphs import StepGraphs
@@ -210,16 +259,7 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
 
     if not options.cached:
         return None
-    needed = [-(-tokens // options.page_size) for tokens in users.tokens(model.config)]
-    longest = max(needed, default=1)
-    pages = options.pool_pages or max(1, round(options.pool_share * sum(needed)))
-    if pages < longest:
-        few = f"fewer than the {longest} of one user"
-        if options.pool_pages is not None:
-            raise UsageError(refusal(WHO, "--pool-pages", pages, f"are {few}", f"{longest} or more"))
-        raise UsageError(
-            refusal(WHO, "--pool-share", f"{options.pool_share:g}", f"gives {pages} pages, {few}", "a larger share")
-        )
+    pages = pool_size(options, users)
     reload: bool | Choice = options.on_host_hit == "reload"
     if options.host_pages and options.on_host_hit == "auto":
         name = options.attention_name
@@ -267,9 +307,11 @@ def make_bench(options: Options, on_progress: OnProgress) -> Bench:
     from attnbench.loadtest.engine import ModelEngine
 
     users = make_users(options)
+    options = fitted(options, users)
     model = make_model(options)
     engine = ModelEngine(
         model, attention=options.attention_name, cache=make_pool(options, model, users), graph=options.graph
     )
     batching = Batching(max_batch=options.max_batch, max_wait_ms=options.max_wait_ms, drain_s=options.drain_s)
-    return Bench(engine, users, batching, options.slos_ms, options.duration_s, options.seed, on_progress)
+    settings = {"users": len(users.numbers()), "pool_pages": options.pool_pages}
+    return Bench(engine, users, batching, options.slos_ms, options.duration_s, options.seed, on_progress, settings)

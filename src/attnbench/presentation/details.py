@@ -9,7 +9,7 @@ from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, said
 from attnbench.presentation.conditions import conditions_of
 from attnbench.presentation.reconcile import reconciled
-from attnbench.presentation.serving import serving
+from attnbench.presentation.serving import growth, serving, steps_of
 from attnbench.presentation.sparse import maps
 from attnbench.presentation.video import video
 from attnbench.record import Record, Run, Time
@@ -20,6 +20,7 @@ def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
     baseline = run.settings.baseline
     return [
         *serving(title, records),
+        *growth(title, records),
         *maps(title, records),
         *video(title, records, baseline),
         *reconciled(title, records, baseline),
@@ -46,7 +47,8 @@ def _timers(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
 
 
 def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
-    timed = [(record, name, time) for record in records for name, time in record.phases.items()]
+    parted = [record for record in records if not steps_of(record)]
+    timed = [(record, name, time) for record in parted for name, time in record.phases.items()]
     if not timed:
         return []
     unit = _unit([time for _, _, time in timed])

@@ -195,7 +195,8 @@ def _of_generator(point: Point) -> list[str]:
     found = []
     if point.late is not None and (point.late.p99 or point.late.max or 0.0) > LATE_MS:
         found.append(f"the generator was late, {_worst(point.late)} ms: the machine had no core free for it")
-    if point.asked_rate and point.offered_rate and abs(point.offered_rate / point.asked_rate - 1) > RATE_OFF:
+    whole = not point.interrupted  # of a part of the schedule nobody asked for a rate
+    if whole and point.asked_rate and point.offered_rate and abs(point.offered_rate / point.asked_rate - 1) > RATE_OFF:
         found.append(
             f"offered {point.offered_rate:.4g}/s, {100 * (point.offered_rate / point.asked_rate - 1):+.1f} % "
             "from the rate asked for"

@@ -7,6 +7,7 @@ count `layers` times; 1 / (1 - share) is what a step would gain if attention too
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from attnbench.presentation import figures
@@ -20,6 +21,8 @@ ATTENTION = "attention"
 REQUESTS, TOKENS = "requests", "tokens"
 PER_SECOND = (REQUESTS, TOKENS)
 EVICTED = "evicted_users"
+STEP = re.compile(r"cached (\d+)")
+"Phases that are whole steps, those of a series in which histories grow."
 FOUND = ("hit_tokens", "host_hit_tokens", "missed_tokens")
 
 
@@ -52,6 +55,44 @@ def serving(title: str, records: Sequence[Record]) -> list[Block]:
     ]
     lines = [Line(record, _cells(record, unit)) for record in served]
     return [Block(title, None, said(columns, lines), lines)]
+
+
+def steps_of(record: Record) -> dict[int, Time]:
+    """Times of the single steps of a record whose histories grow, by the tokens that a user has cached; else none."""
+    found = {}
+    for name, time in record.phases.items():
+        if (match := STEP.fullmatch(name)) is not None:
+            found[int(match[1])] = time
+    return found
+
+
+def growth(title: str, records: Sequence[Record]) -> list[Block]:
+    """A line for each record whose histories grow: the times of its first step, of doublings and of its last."""
+    grown = [(record, steps) for record in records if (steps := steps_of(record))]
+    if not grown:
+        return []
+    counts = _milestones(sorted({count for _, steps in grown for count in steps}))
+    unit = figures.unit_for(time.median_ms for _, steps in grown for time in steps.values() if time.median_ms)
+    columns = [Column("backend", f"p50 by cached tokens, {unit.name}", 0, number=False)]
+    columns += [Column(str(count), str(count), 0 if count in (counts[0], counts[-1]) else 1) for count in counts]
+    lines = [
+        Line(
+            record,
+            {"backend": backend_name(record)}
+            | {str(count): _in(unit, steps[count].median_ms) for count in counts if count in steps},
+        )
+        for record, steps in grown
+    ]
+    return [Block(title, None, said(columns, lines), lines)]
+
+
+def _milestones(counts: Sequence[int]) -> list[int]:
+    """The first of rising counts, each that is at least twice the one taken before, and the last."""
+    found = list(counts[:1])
+    for count in counts[1:]:
+        if count >= 2 * found[-1] and count > found[-1]:
+            found.append(count)
+    return found if found[-1:] == list(counts[-1:]) else [*found, counts[-1]]
 
 
 def end_to_end(record: Record) -> Time | None:

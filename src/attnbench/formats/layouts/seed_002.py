@@ -4,6 +4,8 @@
     benchmark_results.xlsx              sheet results: a row a line of the logs
     benchmark_results_bs{B}.xlsx, benchmark_results_nc{C}.xlsx         the same rows of one batch, of one count
 
+A step is a case of its own, or one of a series in which the histories of all users grow.
+
 KV caches are the cached tokens of a user, candidate embeddings all rows that the step computes for one: candidates and
 new history.  The time is the mean, end to end where the wall clock was read.  Files hold one way of carrying a step
 out; `notes` says which.
@@ -22,7 +24,7 @@ from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
 from attnbench.formats.layouts.base import Layout, imported_record, imported_run, imported_time, read_text, timed
 from attnbench.formats.split import split
 from attnbench.presentation.block import backend_name
-from attnbench.presentation.serving import end_to_end
+from attnbench.presentation.serving import end_to_end, steps_of
 from attnbench.record import Record, Run
 from attnbench.store.files import is_file, is_folder, write_bytes
 from attnbench.text import shown
@@ -113,7 +115,8 @@ class Seed002(Layout):
         records = _records(run)
         chosen, others = _chosen(records), sorted({backend_name(record) for record in records} - {_chosen(records)})
         notes = [f"{NAME}: {chosen} is in the files" + (f", not {', '.join(others)}" if others else "")]
-        if any(end_to_end(record) is None and record.time.timer != "imported" for record in records if record.time):
+        apart = [record for record in records if not steps_of(record)]
+        if any(end_to_end(record) is None and record.time.timer != "imported" for record in apart if record.time):
             notes.append(f"{NAME}: the time is the GPU's alone: the wall clock was not read (--timer all or wall)")
         return tuple(notes)
 
@@ -145,7 +148,7 @@ class Seed002(Layout):
 
 
 def _records(run: Run) -> list[Record]:
-    """The timed records that have a serving step's shape; one of a series of steps has not.
+    """The timed records that have a serving step's shape; a series over a pool has none.
 
     Raises:
         UsageError: there is none.
@@ -183,12 +186,13 @@ def _parts(run: Run) -> dict[str, Run]:
 def _steps(run: Run) -> list[Step]:
     found = []
     for record in run.records:
-        time = end_to_end(record) or record.time
-        assert time is not None  # `timed` holds no other
-        mean = time.mean_ms
-        assert mean is not None
         batch, candidates, cached, new = (record.case[name] for name in SHAPE)
-        found.append(Step(batch, candidates, cached, new, mean))
+        whole = end_to_end(record) or record.time
+        assert whole is not None  # `timed` holds no other
+        for count, time in (steps_of(record) or {cached: whole}).items():
+            mean = time.mean_ms
+            assert mean is not None
+            found.append(Step(batch, candidates, count, new, mean))
     return sorted(found, key=lambda step: step[:4])
 
 

@@ -124,8 +124,8 @@ class Towers(nn.Module):
         x = operations.unit(x, candidates) if self.norm is None else self.norm(x.index_select(0, candidates))
         first = functional.linear(x, self.weights[0].flatten(0, 1), self.biases[0].flatten())
         y = first.view(len(x), *self.biases[0].shape).transpose(0, 1)
-        for weight, bias in zip(list(self.weights)[1:], list(self.biases)[1:], strict=True):
-            y = torch.baddbmm(bias[:, None], functional.relu(y), weight.mT)
+        for number in range(1, len(self.weights)):
+            y = torch.baddbmm(self.biases[number][:, None], functional.relu(y), self.weights[number].mT)
         return y.transpose(0, 1).flatten(1)
 
 

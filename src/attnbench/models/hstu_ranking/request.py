@@ -158,6 +158,6 @@ def history_ids(config: ModelConfig, request: Request) -> np.ndarray:
     starts = config.items + config.actions + np.cumsum((0, *config.context))[:-1] if features else 0
     ids[:features] = request.context + starts
     ids[features::2] = request.items
-    ids[features + 1 :: 2] = request.actions
-    ids[features + 1 :: 2] += config.items  # in 64 bits: actions of 8 bits would wrap
+    # In 64 bits: actions of 8 bits would wrap.  "unsafe": an empty array of numpy's is of floats.
+    np.add(request.actions, config.items, out=ids[features + 1 :: 2], dtype=np.int64, casting="unsafe")
     return ids

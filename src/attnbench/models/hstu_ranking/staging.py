@@ -50,11 +50,12 @@ class Sizes:
         )
 
     def bounded(self) -> Sizes:
-        """The same with bounds that many steps share, so that they share kept calls of kernels.
+        """The same with bounds that many steps share, so that they share kept calls of kernels, and graphs.
 
-        A bound that is too high costs programs that end at once: it is rounded up by at most a quarter.
+        Too high a bound of new rows costs programs that end at once: it is rounded up by at most a quarter.  That of
+        cached tokens only decides into how many parts keys are split: it is rounded up to a power of two.
         """
-        return replace(self, max_new=rounded(self.max_new, 4), max_cached=rounded(self.max_cached, 4, LEAST_CACHED))
+        return replace(self, max_new=rounded(self.max_new, 4), max_cached=max(LEAST_CACHED, _power(self.max_cached)))
 
     def bucket(self, page_size: int) -> Sizes:
         """Sizes of the bucket that a step of these sizes is in, and its bounds.

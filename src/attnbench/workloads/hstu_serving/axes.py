@@ -70,6 +70,7 @@ AXES = (
         "tokens in host memory: reload, recompute, or auto, what is quicker; default: reload",
         None,
     ),
+    Axis("visits", parse_size, "steps of growth; default: 64, or as many as the model's history has room for", None),
     Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
     Axis("checkpoint", parse_file, "safetensors file of the model's weights; default: random ones by seed", None),
     Axis("embedding_dim", parse_size, "columns of the table of tokens; default: as wide as the model", None),

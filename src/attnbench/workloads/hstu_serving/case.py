@@ -8,6 +8,8 @@ earlier step and lie where `cache` says; the others are new.  The step scores `n
     partial     the first `pool_share` of them are in pages on the device, the rest is nowhere and computed again
     pool        whatever the least recently used users have left: not one step but a series of them, whose users return
                 (`visits`), over a pool for `pool_share` of what all of these need; evictions are part of it
+    growth      all tokens that the steps before have computed: a series of `visits` steps of the same users, each with
+                `new_tokens` more
 
 How the step is carried out (by which attention, with or without the cache, launch by launch or as a CUDA graph) is the
 backend's affair, so all ways of doing it are rows of one group.
@@ -25,13 +27,18 @@ from typing import Any
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.models.hstu_ranking.config import ModelConfig, config_of
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
-from attnbench.workloads.hstu_serving.visits import Step, Visit, series, together
+from attnbench.workloads.hstu_serving.visits import Step, Visit, growth, series, together
 
 WHO = "hstu-serving"
-POOL = "pool"
-CACHES = ("gpu-hit", "host-hit", "partial", POOL)
+POOL, GROWTH = "pool", "growth"
+CACHES = ("gpu-hit", "host-hit", "partial", POOL, GROWTH)
 SHARED = ("partial", POOL)
 "Those that have a share."
+SERIES = (POOL, GROWTH)
+"Those of several steps."
+USUAL_VISITS, MOST_VISITS = 64, 1024
+CACHED_STEP = "cached {}"
+"Phase of growth: the step whose users have so many tokens cached."
 ON_HOST_HIT = ("reload", "recompute", "auto")
 PAGE_SIZES = (32, 64, 128)
 MOST_BATCH, MOST_TOKENS = 1024, 2**20
@@ -64,6 +71,8 @@ class ServingCase:
     room for; not given: 0.5 of partial and pool, else 1"""
     on_host_hit: str = _FOLLOWS
     "what a step does with tokens in host memory: reload, recompute, or what is measured to be quicker (auto)"
+    visits: int | None = None
+    "of growth: steps; not given: 64, or as many as the model's history has room for"
     model: str = "bench"
     checkpoint: str | None = None
     "safetensors file of the model's weights; None: random ones by seed"
@@ -96,6 +105,7 @@ class ServingCase:
             raise _refuse("page_size", self.page_size, "is not supported", f"one of {', '.join(map(str, PAGE_SIZES))}")
         self._check_share()
         self._check_host_hit()
+        self._check_visits(config_of(self.model))
         self._check_lengths(config_of(self.model))
 
     def _check_share(self) -> None:
@@ -126,6 +136,19 @@ class ServingCase:
                 "cache=host-hit",
             )
 
+    def _check_visits(self, config: ModelConfig) -> None:
+        if self.cache != GROWTH:
+            if self.visits is not None:
+                raise _refuse("visits", self.visits, f"does not go with cache={self.cache}", f"cache={GROWTH}")
+            return
+        if not self.new_tokens:
+            raise _refuse("new_tokens", 0, f"does not go with cache={GROWTH}: nothing grows", "1 or more")
+        if self.visits is None:
+            room = (config.history_tokens - self.cached) // self.new_tokens
+            object.__setattr__(self, "visits", max(1, min(USUAL_VISITS, room)))
+        if type(self.visits) is not int or not 1 <= self.visits <= MOST_VISITS:
+            raise _refuse("visits", self.visits, "cannot be used", f"a whole number from 1 to {MOST_VISITS}")
+
     def _check_lengths(self, config: ModelConfig) -> None:
         if self.num_candidates > config.max_candidates:
             raise _refuse(
@@ -148,7 +171,7 @@ class ServingCase:
         longest = max(histories)
         if longest > config.history_tokens:
             raise _refuse(
-                "cached + new_tokens" + (" of all visits" if self.cache == POOL else ""),
+                "cached + new_tokens" + (" of all visits" if self.cache in SERIES else ""),
                 longest,
                 f"is over the history of model={self.model}",
                 f"at most {config.history_tokens}",
@@ -188,6 +211,8 @@ class ServingCase:
     @property
     def steps(self) -> tuple[Step, ...]:
         """Who asks in which step."""
+        if self.cache == GROWTH:
+            return growth(self.batch, self.visits or 1)
         return series(self.batch) if self.cache == POOL else together(self.batch)
 
     @property
@@ -200,8 +225,8 @@ class ServingCase:
         return self.cached + (1 + visit.earlier) * self.new_tokens
 
     def found_of(self, visit: Visit) -> int:
-        """Of these, what can be found cached: of a pool, whatever was computed before."""
-        return self.cached + visit.earlier * self.new_tokens if self.cache == POOL else self.found
+        """Of these, what can be found cached: in a series, whatever was computed before."""
+        return self.cached + visit.earlier * self.new_tokens if self.cache in SERIES else self.found
 
     def pages_of(self, visit: Visit) -> int:
         """Pages that a visit's history takes."""
@@ -225,7 +250,7 @@ class ServingCase:
         Of a series this is what the first visit of a user can find.
         """
         config = self.config
-        if self.cache == POOL:
+        if self.cache in SERIES:
             return self.cached
         context, size = len(config.context), config.item_tokens
         tokens = int(self.pool_share * self.cached)
@@ -239,6 +264,7 @@ class ServingCase:
     def id(self) -> str:
         """Short name such as ``bench-b8-t1024-c4096-n256-gpu-hit-p64-bf16``."""
         how = f"{self.pool_share:g}".replace(".", "_") if self.cache in SHARED else ""
+        how += str(self.visits) if self.cache == GROWTH else ""
         how += f"-{self.on_host_hit}" if self.on_host_hit != ON_HOST_HIT[0] else ""
         stem = PurePath(self.checkpoint).stem if self.checkpoint else ""
         weights = "_" + "".join(letter if letter.isalnum() else "_" for letter in stem)[:LONGEST_STEM] if stem else ""

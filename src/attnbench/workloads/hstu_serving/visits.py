@@ -1,6 +1,7 @@
-"""Who asks in which step, with which history: one step of all users, or a series of steps of users who return.
+"""Who asks in which step, with which history: one step of all users, a series in which all of them come again and again,
+or a series of steps of users who return as they like.
 
-A series is for a pool that does not hold all users.  How often a user comes is log-normal, as interactions of a user
+The last is for a pool that does not hold all users.  How often a user comes is log-normal, as interactions of a user
 are in KuaiRand-1K, and drawn once for each size of the batch; each user comes at least once.  Each visit brings new
 tokens: the next one's history has them, too.  A series is carried out again and again, so its first visits find what
 the last ones of the series before have left in the pool.
@@ -69,3 +70,9 @@ def _dealt(visits: int, rates: list[float], most: int, drawn: random.Random) -> 
 def together(batch: int) -> tuple[Step, ...]:
     """One step of all users."""
     return (tuple(Visit(user, 0) for user in range(batch)),)
+
+
+@cache
+def growth(batch: int, visits: int) -> tuple[Step, ...]:
+    """Steps of all users, each as often as the others."""
+    return tuple(tuple(Visit(user, earlier) for user in range(batch)) for earlier in range(visits))

@@ -18,7 +18,7 @@ from attnbench.kernels.hstu.paged.configs import (
     nearest_config,
 )
 from attnbench.kernels.hstu.paged.forward import launch_forward, programs_of, splits_of, workspace_shape
-from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_append
+from attnbench.kernels.hstu.paged.portable import APPEND_ROWS, hstu_paged_forward, launch_append
 from attnbench.kernels.hstu.paged.problem import LARGEST_COUNT, Step, check_step, check_values, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.hopper import is_rows
@@ -78,7 +78,7 @@ def append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = F
         ValueError: as `hstu_paged_append` says.
     """
     tensors, bounds = (k, v, pool, *table_of(step)), bounds_of(step)
-    key = facts_of(*tensors, jagged=APPENDED), exact(*bounds)
+    key = facts_of(*tensors, jagged=APPENDED), _appended(bounds)
     launches = _appends.get(key)
     if launches is None or validate:
         check_step(APPEND, {"k": k, "v": v}, pool, step)
@@ -137,6 +137,13 @@ def _run_attention(
     workspace = None if shape is None else empty((rows_in(q), *shape[1:]), q, torch.float32)
     launch_forward(q, k, v, pool, out, step_of(bounds, table), config, workspace=workspace, **numbers)
     return (out,)
+
+
+def _appended(bounds: StepBounds) -> object:
+    """What an append's launch has of the bounds: tiles of new rows.  Of others than can be used, these themselves."""
+    if all(is_whole(bound) and 0 <= bound <= LARGEST_COUNT for bound in bounds):
+        return -(-bounds.max_new // APPEND_ROWS)
+    return exact(*bounds)
 
 
 def _run_append(bounds: StepBounds, k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
