@@ -194,26 +194,28 @@ def unspecialised(x_ptr, count):
     """Launched on no card."""
 
 
-def test_a_count_that_a_kernel_is_compiled_for_is_not_repeated():
-    def run(kernel: Any, x: torch.Tensor) -> tuple[()]:
-        kept.launch(kernel, (kept.rows_in(x).parts(16),), x, kept.rows_in(x) * 3)
+@pytest.mark.parametrize("named", [False, True], ids=["by place", "by name"])
+def test_a_count_that_a_kernel_is_compiled_for_is_not_repeated(named):
+    def run(kernel: Any, x: torch.Tensor, *, named: bool) -> tuple[()]:
+        grid, count = (kept.rows_in(x).parts(16),), kept.rows_in(x) * 3
+        if named:
+            kept.launch(kernel, grid, x_ptr=x, count=count)
+        else:
+            kept.launch(kernel, grid, x, count)
         return ()
 
     with on_no_card() as card:
-        launches = kept.Launches(lambda x: run(specialised, x))
+        launches = kept.Launches(lambda x: run(specialised, x, named=named))
         for count in (5, 16):
             launches(rows(count, 4))
         assert launches.fault == "count counts rows, and a kernel is compiled for what it is"
-        launches = kept.Launches(lambda x: run(unspecialised, x))
+        launches = kept.Launches(lambda x: run(unspecialised, x, named=named))
         for count in (5, 5, 16, 33):
             launches(rows(count, 4))
         assert launches.fault is None
-        assert [(grid, values[1]) for _, grid, values in card.launched[2:]] == [
-            ((1, 1, 1), 15),
-            ((1, 1, 1), 15),
-            ((1, 1, 1), 48),
-            ((3, 1, 1), 99),
-        ]
+        found = [(grid, values[1]) for _, grid, values in card.launched[2:]]
+        assert found == [((1, 1, 1), 15), ((1, 1, 1), 15), ((1, 1, 1), 48), ((3, 1, 1), 99)]
+        assert {type(count) for _, count in found} == {int}
 
 
 def test_rows_of_what_is_no_argument_are_not_repeated():

@@ -31,12 +31,14 @@ class Aggregate:
         return ((name, getattr(self, name)) for name in self._kinds)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        value = value.value if isinstance(value, tl.constexpr) else value
         place = f"{type(self).__name__}.{name}"
         if self._made:
             raise Mistake(f"{place}: fields of an aggregate are set when it is made")
         if name not in self._kinds:
             raise Mistake(f"{place}: no such field")
         kind = self._kinds[name]
+        value = value.value if isinstance(value, tl.constexpr) else value
         if kind is tl.constexpr and isinstance(value, (Int, Tile)):
             raise Mistake(f"{place} is a constexpr, and was given a value of the run")
         if kind is tl.tensor and (value is None or type(value) is int):

@@ -6,7 +6,7 @@ import ast
 import builtins
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -53,7 +53,12 @@ class Names:
             return self._aggregates[id(value)]
         if getattr(value, "__triton_builtin__", False):
             return self._words.get(value.__name__) or _missing(value)
-        return tuple(map(self.of, value)) if isinstance(value, tuple) else value
+        return like(value, map(self.of, value)) if isinstance(value, tuple) else value
+
+
+def like(value: Iterable[Any], parts: Iterable[Any]) -> tuple[Any, ...]:
+    """A tuple of these parts, with the names of another that may have names."""
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 class _Module:
@@ -149,8 +154,11 @@ def _run_time(value: Any, name: str) -> Any:
     if isinstance(value, Aggregate):
         for field, one in value.fields():
             _run_time(one, f"{name}.{field}" if name else "")
-    if type(value) is tuple:
-        return tuple(_run_time(one, f"{name}[{index}]" if name else "") for index, one in enumerate(value))
+    if isinstance(value, tuple):
+        places = [f".{field}" for field in getattr(value, "_fields", ())] or [
+            f"[{index}]" for index in range(len(value))
+        ]
+        return like(value, [_run_time(one, name and name + place) for one, place in zip(value, places, strict=True)])
     return value
 
 

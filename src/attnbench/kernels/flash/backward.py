@@ -8,7 +8,7 @@ a program takes a tile of keys through the rows that see them, dK and dV in regi
 fp32 by atomics (five products a tile; its sums have another order each time) and then rounded, or comes from a kernel
 of its own that takes a tile of rows through its keys (seven products, the same bits each time).
 
-Workspace: 8 bytes a row and query head, and 4 D more with atomics (of the order `ws` 256 or 512).  Rows are those of
+Workspace: 8 bytes a row and query head, and 4 D more with atomics (of the order `ws` 256, 512 or 1024).  Rows are those of
 the queries, each sequence rounded up to whole tiles of `pad` rows (dense), or all of them and one more tile a sequence
 (packed).
 """
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnbench.kernels.flash.config.backward import why_not
-from attnbench.kernels.flash.portable.arguments import ColumnsMeta, ColumnsStrides, RowsMeta, RowsStrides
+from attnbench.kernels.flash.portable.arguments import ColumnsMeta, ColumnsOperands, RowsMeta, RowsOperands
 from attnbench.kernels.flash.portable.backward_columns import flash_backward_columns
 from attnbench.kernels.flash.portable.backward_rows import (
     flash_backward_prepare,
@@ -65,20 +65,15 @@ def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
 
 def workspace_bytes(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
     """Bytes of `workspace_of`: rows × H × (8 + 4 D), deterministic rows × H × 8."""
-    each = 8 if config.deterministic else 8 + 4 * _columns_of_sums(q, config)
+    each = 8 if config.deterministic else 8 + 4 * config.columns_of_sums(q.shape[-1])
     return workspace_rows(q, problem, config) * q.shape[-2] * each
-
-
-def _columns_of_sums(q: Tensor, config: BackwardConfig) -> int:
-    # A step of the order `ws` is 8192 numbers of dQ.
-    return 8192 // config.columns.block_m if config.order == "ws" else q.shape[-1]
 
 
 def workspace_of(q: Tensor, problem: Problem, config: BackwardConfig) -> Workspace:
     """Allocate the workspace, once for any number of calls with these shapes."""
     heads, rows = q.shape[-2], workspace_rows(q, problem, config)
     stats = empty((2, heads, rows), q, torch.float32)
-    shape = heads, rows, _columns_of_sums(q, config)
+    shape = heads, rows, config.columns_of_sums(q.shape[-1])
     return Workspace(stats, None if config.deterministic else empty(shape, q, torch.float32))
 
 
@@ -131,7 +126,7 @@ def launch_backward(
 def _prepare(
     out: Tensor, dout: Tensor, lse: Tensor, q: Tensor, problem: Problem, config: BackwardConfig, workspace: Workspace
 ) -> None:
-    heads, dim_v, pad, columns = q.shape[-2], out.shape[-1], config.pad, _columns_of_sums(q, config)
+    heads, dim_v, pad, columns = q.shape[-2], out.shape[-1], config.pad, config.columns_of_sums(q.shape[-1])
     tiles = -(-problem.max_seqlen_q // pad)
     programs = tiles * problem.batch * heads
     if not programs:
@@ -139,20 +134,21 @@ def _prepare(
     launch(
         flash_backward_prepare,
         (programs,),
-        out,
-        dout,
-        lse,
-        workspace.stats,
-        workspace.sums,
-        problem.cu_seqlens_q,
-        problem.max_seqlen_q,
-        strides_of(out),
-        strides_of(dout),
-        *lse.stride()[:2],
-        problem.scale,
-        workspace.stats.shape[2],
-        heads,
-        tiles,
+        out_ptr=out,
+        dout_ptr=dout,
+        lse_ptr=lse,
+        stats_ptr=workspace.stats,
+        sums_ptr=workspace.sums,
+        cu_q_ptr=problem.cu_seqlens_q,
+        seqlen_q=problem.max_seqlen_q,
+        out_strides=strides_of(out),
+        dout_strides=strides_of(dout),
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        scale=problem.scale,
+        stats_rows=workspace.stats.shape[2],
+        heads=heads,
+        tiles=tiles,
         **blocks_of(columns, dim_v),
         BLOCK_M=pad,
         PAD=pad,
@@ -191,31 +187,28 @@ def _columns(
         tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums) and math.prod(sums.shape[:2]) < 2**31
     )
     reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
+    operands = ColumnsOperands(q, k, v, dout, dk, dv)
     launch(
         flash_backward_columns,
         (tiles * pairs,),
-        q,
-        k,
-        v,
-        dout,
-        dk,
-        dv,
-        sums,
-        workspace.stats,
-        descriptor(q, sizes.block_m, block_of(dim)) if tma else None,
-        descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
-        _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None,
-        *problem.lengths(),
-        ColumnsStrides(*map(strides_of, (q, k, v, dout, dk, dv))),
-        (problem.scale, problem.scale / math.log(2)),
-        *problem.reach(),
-        workspace.stats.shape[2],
-        members,
-        heads_kv,
-        pairs,
-        tiles,
-        group_of(reread, config.section_mib, pairs),
-        ColumnsMeta(
+        tensors=operands,
+        sums_ptr=sums,
+        stats_ptr=workspace.stats,
+        q_desc=descriptor(q, sizes.block_m, block_of(dim)) if tma else None,
+        dout_desc=descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
+        sums_desc=_sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None,
+        **problem.lengths(),
+        strides=ColumnsOperands(*map(strides_of, operands)),
+        scale=problem.scale,
+        scale_log2=problem.scale / math.log(2),
+        **problem.reach(),
+        stats_rows=workspace.stats.shape[2],
+        members=members,
+        heads_kv=heads_kv,
+        pairs=pairs,
+        tiles=tiles,
+        group=group_of(reread, config.section_mib, pairs),
+        META=ColumnsMeta(
             **blocks_of(dim, dim_v),
             PAD=config.pad,
             **problem.flags(),
@@ -249,30 +242,30 @@ def _rows(
     if not tiles * pairs:
         return
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
-    described = [descriptor(x, sizes.block_n, block_of(x.shape[-1])) if tma else None for x in (k, v)]
+    described = {
+        name: descriptor(x, sizes.block_n, block_of(x.shape[-1])) if tma else None
+        for name, x in (("k_desc", k), ("v_desc", v))
+    }
     reread = problem.max_seqlen_k * (dim + dim_v) * k.element_size()
+    operands = RowsOperands(q, k, v, dout, dq)
     launch(
         flash_backward_rows,
         (tiles * pairs,),
-        q,
-        k,
-        v,
-        dout,
-        dq,
-        workspace.stats,
-        *described,
-        *problem.lengths(),
-        RowsStrides(*map(strides_of, (q, k, v, dout, dq))),
-        problem.scale,
-        problem.scale / math.log(2),
-        *problem.reach(),
-        workspace.stats.shape[2],
-        heads // heads_kv,
-        heads,
-        pairs,
-        tiles,
-        group_of(reread, config.section_mib, pairs),
-        RowsMeta(**blocks_of(dim, dim_v), PAD=config.pad, **problem.flags(), TMA=tma, **config.flags(sizes)),
+        tensors=operands,
+        stats_ptr=workspace.stats,
+        **described,
+        **problem.lengths(),
+        strides=RowsOperands(*map(strides_of, operands)),
+        scale=problem.scale,
+        scale_log2=problem.scale / math.log(2),
+        **problem.reach(),
+        stats_rows=workspace.stats.shape[2],
+        members=heads // heads_kv,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group_of(reread, config.section_mib, pairs),
+        META=RowsMeta(**blocks_of(dim, dim_v), PAD=config.pad, **problem.flags(), TMA=tma, **config.flags(sizes)),
         **config.options(sizes),
     )
 
@@ -287,21 +280,21 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
     launch(
         flash_backward_round,
         (programs,),
-        workspace.sums,
-        dq,
-        problem.cu_seqlens_q,
-        problem.max_seqlen_q,
-        strides_of(dq),
-        problem.scale,
-        workspace.stats.shape[2],
-        heads,
-        tiles,
+        sums_ptr=workspace.sums,
+        dq_ptr=dq,
+        cu_q_ptr=problem.cu_seqlens_q,
+        seqlen_q=problem.max_seqlen_q,
+        dq_strides=strides_of(dq),
+        scale=problem.scale,
+        stats_rows=workspace.stats.shape[2],
+        heads=heads,
+        tiles=tiles,
         DIM=dim,
         BLOCK_D=block_of(dim),
         BLOCK_M=ROUND_ROWS,
         PAD=config.pad,
         PACKED=problem.packed,
-        COLUMNS=_columns_of_sums(dq, config),
+        COLUMNS=config.columns_of_sums(dq.shape[-1]),
         PARTS=config.order == "ws",
         num_warps=4,
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 from attnbench.kernels.flash.config.forward import DECODE, HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import ahead_fault
 from attnbench.kernels.flash.decode import launch_decode
-from attnbench.kernels.flash.portable.arguments import ForwardMeta, ForwardStrides
+from attnbench.kernels.flash.portable.arguments import ForwardMeta, ForwardOperands
 from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of, processors
@@ -49,34 +49,32 @@ def launch_forward(
         return
     blocks = blocks_of(dim, dim_v)
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
-    described = [
-        descriptor(x, config.block_n, blocks[columns]) if tma else None
-        for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
-    ]
+    described = {
+        name: descriptor(x, config.block_n, blocks[columns]) if tma else None
+        for name, x, columns in (("k_desc", k, "BLOCK_D"), ("v_desc", v, "BLOCK_V"))
+    }
     section = group_of(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
     programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
+    operands = ForwardOperands(q, k, v, out)
     launch(
         flash_forward,
         (programs,),
-        q,
-        k,
-        v,
-        out,
-        lse,
-        *described,
-        *problem.lengths(),
-        ForwardStrides(*map(strides_of, (q, k, v, out))),
-        lse.stride(0),
-        lse.stride(1),
-        problem.scale * LOG2_E,
-        *problem.reach(),
-        heads,
-        heads // heads_kv,
-        pairs,
-        tiles,
-        section,
-        ForwardMeta(**blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma)),
+        tensors=operands,
+        lse_ptr=lse,
+        **described,
+        **problem.lengths(),
+        strides=ForwardOperands(*map(strides_of, operands)),
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        scale=problem.scale * LOG2_E,
+        **problem.reach(),
+        heads=heads,
+        repeats=heads // heads_kv,
+        pairs=pairs,
+        tiles=tiles,
+        group=section,
+        META=ForwardMeta(**blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma)),
         **config.options(),
     )

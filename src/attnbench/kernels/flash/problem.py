@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.card import capability_of, takes_compiled
-from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "flash_attention"
@@ -60,13 +61,18 @@ class Problem:
         """What of the mask and the layout is compiled into a kernel."""
         return {"HAS_LEFT": self.left is not None, "HAS_RIGHT": self.right is not None, "PACKED": self.packed}
 
-    def lengths(self) -> tuple[Tensor | None, Tensor | None, int, int]:
-        """Arguments of `flash.tiles.sequence`: both offsets, and the lengths where dense."""
-        return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
+    def lengths(self) -> dict[str, Any]:
+        """Arguments of kernels for `flash.tiles.sequence`: both offsets, and the lengths where dense."""
+        return {
+            "cu_q_ptr": self.cu_seqlens_q,
+            "cu_k_ptr": self.cu_seqlens_k,
+            "seqlen_q": self.max_seqlen_q,
+            "seqlen_k": self.max_seqlen_k,
+        }
 
-    def reach(self) -> tuple[int, int]:
-        """Run-time bounds of the mask; 0 for one the flags leave out."""
-        return self.left or 0, self.right or 0
+    def reach(self) -> dict[str, int]:
+        """Arguments of kernels: bounds of the mask; 0 for one the flags leave out."""
+        return {"left": self.left or 0, "right": self.right or 0}
 
 
 def problem_of(
@@ -145,9 +151,9 @@ def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
     return q.shape[0], q.shape[2], q.shape[1]
 
 
-def strides_of(x: Tensor) -> tuple[int, int, int]:
-    """Elements from one sequence, row and head to the next; packed sequences are 0 apart, `sequence` says where."""
-    return (0, *x.stride()[:2]) if x.dim() == 3 else x.stride()[:3]
+def strides_of(x: Tensor) -> Strides:
+    """Strides of a tensor; packed sequences are 0 apart, `sequence` says where."""
+    return Strides(0, *x.stride()[:2]) if x.dim() == 3 else Strides(*x.stride()[:3])
 
 
 def blocks_of(dim: int, dim_v: int) -> dict[str, Any]:
@@ -163,6 +169,7 @@ def takes_tma(x: Tensor) -> bool:
     return (
         x.numel() > 0
         and x.data_ptr() % 16 == 0
+        and x.stride(-1) == 1
         and all(stride * item % 16 == 0 and stride for stride in x.stride()[:-1])
     )
 
@@ -249,6 +256,8 @@ def _check_offsets(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor 
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if x is None:
             continue
+        if not isinstance(x, Tensor):
+            raise _wrong(name, type(x).__name__, "is no tensor", "int32 [sequences + 1], contiguous")
         if x.dtype != torch.int32 or x.dim() != 1 or x.shape[0] < 1 or not x.is_contiguous():
             raise _wrong(name, f"{x.dtype} {tuple(x.shape)}", "does not fit", "int32 [sequences + 1], contiguous")
         _same(f"{name}.device", x.device, q.device, "q's")
@@ -257,7 +266,11 @@ def _check_offsets(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor 
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = as_float(scale)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    elif not isinstance(scale, float):
+        raise _wrong("scale", repr(scale)[:40], "is no number", "a finite number over 0, or None")
     if not 0 < scale < math.inf:
         raise _wrong("scale", scale, "cannot be used", "a finite number over 0")
     if not LEAST_SCALE <= scale <= LARGEST_FACTOR:

@@ -236,7 +236,8 @@ def clear(x: Tensor) -> None:
 def launch(kernel: Any, grid: tuple[SupportsIndex, ...], *values: Any, **named: Any) -> None:
     """Launch a kernel of Triton's on the current device: ``kernel[grid](*values, **named)``."""
     plain = [int(value) if isinstance(value, RowCount) else value for value in values]
-    compiled = kernel[tuple(map(int, grid))](*plain, **named)
+    by_name = {name: int(value) if isinstance(value, RowCount) else value for name, value in named.items()}
+    compiled = kernel[tuple(map(int, grid))](*plain, **by_name)
     recorder = _notes.recorder
     if recorder is not None:
         recorder.note(lambda: _repeat(recorder, kernel, compiled, grid, values, named))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from inspect import getclosurevars, signature
+from operator import itemgetter
 from typing import Any, NamedTuple, SupportsIndex
 
 from torch import Tensor
@@ -110,10 +111,70 @@ class _TensorMap:
         return found
 
 
+class _Filled:
+    """A tuple of arguments with tensors in it, made anew for other addresses."""
+
+    __slots__ = ("at", "pointers", "tuples", "values")
+
+    def __init__(self, values: Sequence[Any], number: Callable[[Tensor], int]) -> None:
+        self.values = list(values)
+        self.pointers = [(at, number(value)) for at, value in enumerate(values) if isinstance(value, Tensor)]
+        self.tuples: list[tuple[int, _Filled]] = []
+        for at, value in enumerate(values):
+            if isinstance(value, Tensor):
+                self.values[at] = None  # nothing here keeps a tensor alive
+            elif not _is_constant(value):
+                self.tuples.append((at, _filled(value, number)))
+        self.at = self._at()
+
+    @property
+    def numbers(self) -> set[int]:
+        """Of the tensors in it."""
+        return {number for _, number in self.pointers}.union(*(inner.numbers for _, inner in self.tuples))
+
+    def renumber(self, order: Mapping[int, int]) -> None:
+        """Have the same tensors by other numbers."""
+        self.pointers = [(at, order[number]) for at, number in self.pointers]
+        for _, inner in self.tuples:
+            inner.renumber(order)
+        self.at = self._at()
+
+    def _at(self) -> Callable[[Sequence[int]], tuple[Any, ...]]:
+        """What makes the tuple of tensors at given addresses: where there are only tensors, no loop does."""
+        numbers = [number for _, number in self.pointers]
+        return itemgetter(*numbers) if 1 < len(numbers) == len(self.values) else self._one_by_one
+
+    def _one_by_one(self, addresses: Sequence[int]) -> tuple[Any, ...]:
+        values = self.values.copy()
+        for at, number in self.pointers:
+            values[at] = addresses[number]
+        for at, inner in self.tuples:
+            values[at] = inner.at(addresses)
+        return tuple(values)
+
+
+def _filled(value: Any, number: Callable[[Tensor], int]) -> _Filled:
+    if not isinstance(value, tuple):
+        raise LookupError(f"an argument is of type {type(value).__name__}")
+    return _Filled(value, number)
+
+
 class Repeat:
     """A launch with everything bound but addresses, numbered as the caller numbers its tensors, and counts of rows."""
 
-    __slots__ = ("after", "arguments", "before", "compiled", "counts", "grid", "launch", "maps", "nested", "pointers")
+    __slots__ = (
+        "after",
+        "arguments",
+        "before",
+        "compiled",
+        "counts",
+        "grid",
+        "launch",
+        "maps",
+        "nested",
+        "pointers",
+        "tuples",
+    )
 
     def __init__(
         self,
@@ -150,6 +211,8 @@ class Repeat:
         self.after: tuple[Any, ...] = (compiled.function, *flags, *between)
         self.arguments: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
+        self.tuples: list[tuple[int, _Filled]] = []
+        "those with tensors in them"
         self.maps: list[tuple[int, int, _TensorMap, Follows | None]] = []
         makers = iter(_makers(compiled))
         for value in values:
@@ -170,12 +233,14 @@ class Repeat:
             elif _is_constant(value):
                 self.arguments.append(value)
             else:
-                raise LookupError(f"an argument is of type {type(value).__name__}")
+                self.tuples.append((at, _filled(value, number)))
+                self.arguments.append(None)
 
     @property
     def numbers(self) -> set[int]:
         """Of the tensors that it is launched on."""
-        return {number for _, number in self.pointers} | {number for _, number, *_ in self.maps}
+        alone = {number for _, number in self.pointers} | {number for _, number, *_ in self.maps}
+        return alone.union(*(filled.numbers for _, filled in self.tuples))
 
     @property
     def counted(self) -> set[int]:
@@ -187,6 +252,8 @@ class Repeat:
         """The same launch, of tensors that have other numbers; those whose rows are counted keep theirs."""
         self.pointers = [(at, order[number]) for at, number in self.pointers]
         self.maps = [(at, order[number], tensor_map, whole) for at, number, tensor_map, whole in self.maps]
+        for _, filled in self.tuples:
+            filled.renumber(order)
         return self
 
     def __call__(self, stream: int, addresses: Sequence[int], rows: Mapping[int, int] = NO_ROWS) -> None:
@@ -194,6 +261,8 @@ class Repeat:
         before, arguments = self.before, self.arguments.copy()
         for at, number in self.pointers:
             arguments[at] = addresses[number]
+        for at, filled in self.tuples:
+            arguments[at] = filled.at(addresses)
         for at, number, tensor_map, whole in self.maps:
             key = addresses[number], None if whole is None else rows[whole.number] * whole.factor
             arguments[at] = tensor_map.known.get(key) or tensor_map.at(*key)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem, strides_of
 from attnbench.kernels.flash.quant.config import QuantConfig
-from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
+from attnbench.kernels.flash.quant.portable.forward import ForwardMeta, flash_quant_forward
 from attnbench.kernels.flash.quant.prepare import Quantised
 from attnbench.kernels.shared.tiling import group_of
 
@@ -36,32 +36,28 @@ def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, co
         launch_hopper_forward(made, out, lse, problem, config, section)
         return
     flash_quant_forward[(tiles * pairs,)](
-        made.q,
-        made.k,
-        made.v,
-        made.q_scale,
-        made.q_shift,
-        made.k_scale,
-        made.v_scale,
-        out,
-        lse,
-        *problem.lengths(),
-        *strides_of(out),
-        lse.stride(0),
-        lse.stride(1),
-        heads,
-        heads // heads_kv,
-        pairs,
-        tiles,
-        section,
-        made.q.shape[1],
-        made.k.shape[1],
-        DIM=dim,
-        COLUMNS=columns,
-        HAS_RIGHT=problem.right is not None,
-        PACKED=problem.packed,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
+        made=made.operands,
+        out_ptr=out,
+        lse_ptr=lse,
+        **problem.lengths(),
+        out_strides=strides_of(out),
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        heads=heads,
+        repeats=heads // heads_kv,
+        pairs=pairs,
+        tiles=tiles,
+        group=section,
+        rows_q=made.q.shape[1],
+        rows_k=made.k.shape[1],
+        META=ForwardMeta(
+            DIM=dim,
+            COLUMNS=columns,
+            HAS_RIGHT=problem.right is not None,
+            PACKED=problem.packed,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+        ),
         num_warps=config.warps,
         num_stages=config.stages,
     )

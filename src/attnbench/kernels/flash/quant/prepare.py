@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem, strides_of
-from attnbench.kernels.flash.quant.portable.prepare import NUMBERS, Q_PAD, TILE, WIDTH, quantise
+from attnbench.kernels.flash.quant.arguments import QuantisedOperands
+from attnbench.kernels.flash.quant.portable.prepare import (
+    NUMBERS,
+    Q_PAD,
+    TILE,
+    WIDTH,
+    Inputs,
+    PrepareMeta,
+    Statistics,
+    quantise,
+)
 from attnbench.kernels.shared.tiling import group_of
 
 LOG2_E = 1.4426950408889634
@@ -49,6 +59,11 @@ class Quantised:
     "fp32 [2, B G, chunks, C]: sums of K and largest |V|, of a stretch of rows each"
     found: Tensor
     "fp32 [2, B G, C]: mean of K and largest |V|, of a head"
+
+    @property
+    def operands(self) -> QuantisedOperands:
+        """What the attention reads."""
+        return QuantisedOperands(self.q, self.k, self.v, self.q_scale, self.q_shift, self.k_scale, self.v_scale)
 
     @property
     def counter(self) -> Tensor:
@@ -141,42 +156,33 @@ def _launch(
         made.counters.zero_()
     if programs == 0:
         return
+    inputs = Inputs(q, k, v)
     quantise[(programs,)](
-        q,
-        k,
-        v,
-        made.parts,
-        made.found,
-        made.arrived,
-        made.q,
-        made.k,
-        made.v,
-        made.q_scale,
-        made.q_shift,
-        made.k_scale,
-        made.v_scale,
-        problem.cu_seqlens_q,
-        problem.cu_seqlens_k,
-        problem.max_seqlen_q,
-        problem.max_seqlen_k,
-        *strides_of(q),
-        *strides_of(k),
-        *strides_of(v),
-        problem.scale * LOG2_E,
-        heads,
-        heads_kv,
-        pairs,
-        made.q.shape[1],
-        made.k.shape[1],
-        chunk,
-        group,
-        ahead,
-        first,
-        DIM=dim,
-        COLUMNS=columns,
-        PACKED=problem.packed,
-        CHUNKS=MOST_CHUNKS,
-        REPEATS=NUMBERS.value // (WARPS * 32 * 8),
+        inputs=inputs,
+        statistics=Statistics(made.parts, made.found, made.arrived),
+        made=made.operands,
+        cu_q_ptr=problem.cu_seqlens_q,
+        cu_k_ptr=problem.cu_seqlens_k,
+        seqlen_q=problem.max_seqlen_q,
+        seqlen_k=problem.max_seqlen_k,
+        strides=Inputs(*map(strides_of, inputs)),
+        scale=problem.scale * LOG2_E,
+        heads=heads,
+        heads_kv=heads_kv,
+        pairs=pairs,
+        rows_q=made.q.shape[1],
+        rows_k=made.k.shape[1],
+        chunk=chunk,
+        group=group,
+        ahead=ahead,
+        first=first,
+        META=PrepareMeta(
+            DIM=dim,
+            COLUMNS=columns,
+            PACKED=problem.packed,
+            CHUNKS=MOST_CHUNKS,
+            REPEATS=NUMBERS.value // (WARPS * 32 * 8),
+        ),
         num_warps=WARPS,
         maxnreg=REGISTERS,
     )

@@ -9,7 +9,7 @@ from attnbench.kernels.flash.quant.prepare import Quantised
 from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists
 from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.flash.sparse_quant.config import SparseQuantConfig
-from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_quant_forward
+from attnbench.kernels.flash.sparse_quant.portable.forward import ForwardMeta, flash_sparse_quant_forward
 from attnbench.kernels.flash.sparse_quant.problem import said_here
 
 
@@ -39,36 +39,35 @@ def launch_sparse_quant(
         launch_hopper_forward(made, out, lse, lists, problem, config)
         return
     _, heads, rows, columns = problem.map_shape
+    strides = strides_of(out)
     flash_sparse_quant_forward[(lists.items.shape[0] * (problem.block[0] // config.block_m),)](
-        made.q,
-        made.k,
-        made.v,
-        made.q_scale,
-        made.q_shift,
-        made.k_scale,
-        made.v_scale,
-        out,
-        lse,
-        lists.items,
-        lists.indices,
-        problem.seqlen_q,
-        problem.seqlen_k,
-        *strides_of(out),
-        lse.stride(0),
-        lse.stride(1),
-        heads,
-        heads // made.k.shape[0],
-        rows,
-        columns,
-        made.q.shape[1],
-        made.k.shape[1],
-        DIM=out.shape[-1],
-        COLUMNS=made.q.shape[-1],
-        CAUSAL=problem.causal,
-        BLOCK_Q=problem.block[0],
-        BLOCK_K=problem.block[1],
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
+        made=made.operands,
+        out_ptr=out,
+        lse_ptr=lse,
+        items_ptr=lists.items,
+        indices_ptr=lists.indices,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        out_batch=strides.batch,
+        out_row=strides.row,
+        out_head=strides.head,
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        heads=heads,
+        repeats=heads // made.k.shape[0],
+        rows=rows,
+        columns=columns,
+        rows_q=made.q.shape[1],
+        rows_k=made.k.shape[1],
+        META=ForwardMeta(
+            DIM=out.shape[-1],
+            COLUMNS=made.q.shape[-1],
+            CAUSAL=problem.causal,
+            BLOCK_Q=problem.block[0],
+            BLOCK_K=problem.block[1],
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+        ),
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -10,7 +10,7 @@ all others go through the loop unmasked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -50,6 +50,20 @@ COUNTS = (
 "Numbers of a call that no code is compiled anew for."
 
 
+class ForwardMeta(NamedTuple):
+    """What `flash_sparse_quant_hopper_forward` is compiled for."""
+
+    CAUSAL: bool
+    BLOCK_Q: int
+    BLOCK_K: int
+    COLUMNS: int
+    STAGES: int
+    ROOM: int
+    GROUPS: int
+    BESIDE: bool
+    REGISTERS: int
+
+
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_sparse_quant_hopper_forward(
@@ -77,64 +91,66 @@ def flash_sparse_quant_hopper_forward(
     columns,
     rows_q,
     rows_k,
-    CAUSAL: gl.constexpr,
-    BLOCK_Q: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    BESIDE: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    GROUPS: gl.constexpr = META.GROUPS
+    REGISTERS: gl.constexpr = META.REGISTERS
     rooms = Rooms(heads_kv, repeats, rows_q, rows_k)
     q_rings = ()
     for _index in gl.static_range(GROUPS):
-        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
-    rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+        q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
+    rings = Rings(q_rings, allocate_ring(k_desc, META.STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     queue = allocate_work_queue(GROUPS, NUMBERS)
     outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     producer = Producer(
-        q_desc,
-        k_desc,
-        v_desc,
-        rings,
-        rooms,
-        queue,
-        counter_ptr,
-        items_ptr,
-        indices_ptr,
-        all_lists,
-        heads,
-        lists,
-        columns,
-        seqlen_q,
-        seqlen_k,
-        BLOCK_Q,
-        BLOCK_K,
-        GROUPS,
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        rings=rings,
+        rooms=rooms,
+        queue=queue,
+        counter_ptr=counter_ptr,
+        items_ptr=items_ptr,
+        indices_ptr=indices_ptr,
+        all_lists=all_lists,
+        heads=heads,
+        lists=lists,
+        columns=columns,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        BLOCK_Q=META.BLOCK_Q,
+        BLOCK_K=META.BLOCK_K,
+        GROUPS=GROUPS,
     )
     consumer = Consumer(
-        out_desc,
-        lse_ptr,
-        lse_batch,
-        lse_head,
-        q_scale_ptr,
-        q_shift_ptr,
-        k_scale_ptr,
-        v_scale_ptr,
-        repeats,
-        rows_k,
-        rings,
-        ListedTiles(Mask(0, 0, False, CAUSAL), indices_ptr, heads, lists, columns, BLOCK_Q, BLOCK_K),
-        queue,
-        outs,
-        False,
-        BLOCK_K,
-        COLUMNS,
-        BESIDE,
+        out_desc=out_desc,
+        lse_ptr=lse_ptr,
+        lse_batch=lse_batch,
+        lse_head=lse_head,
+        q_scale_ptr=q_scale_ptr,
+        q_shift_ptr=q_shift_ptr,
+        k_scale_ptr=k_scale_ptr,
+        v_scale_ptr=v_scale_ptr,
+        repeats=repeats,
+        rows_k=rows_k,
+        rings=rings,
+        tiles=ListedTiles(
+            mask=Mask(0, 0, False, META.CAUSAL),
+            indices_ptr=indices_ptr,
+            heads=heads,
+            lists=lists,
+            columns=columns,
+            BLOCK_Q=META.BLOCK_Q,
+            BLOCK_K=META.BLOCK_K,
+        ),
+        queue=queue,
+        outs=outs,
+        PACKED=False,
+        BLOCK_N=META.BLOCK_K,
+        COLUMNS=META.COLUMNS,
+        BESIDE=META.BESIDE,
     )
     if GROUPS == 1:
         gl.warp_specialize([(consume, (consumer, 0)), (produce, (producer,))], [1], [24])
@@ -164,39 +180,41 @@ def launch_hopper_forward(
     block_q, block_k = problem.block
     items = all_lists * (block_q // config.block_m)
     flash_sparse_quant_hopper_forward[(min(items, config.programs * processors(out)),)](
-        rows_of(made.q.transpose(0, 1), ROWS.value, columns),
-        rows_of(k.transpose(0, 1), block_k, columns),
-        rows_of(v.view(heads_kv if rows_k else heads, -1, TILE.value).transpose(0, 1), columns, block_k),
-        rows_of(out, ROWS.value, columns),
-        lse,
-        made.q_scale,
-        made.q_shift,
-        made.k_scale,
-        made.v_scale,
-        made.counter,
-        lists.items,
-        lists.indices,
-        problem.seqlen_q,
-        problem.seqlen_k,
-        lse.stride(0),
-        lse.stride(1),
-        all_lists,
-        heads,
-        heads_kv,
-        heads // heads_kv,
-        lists.counts.shape[2],
-        lists.indices.shape[3],
-        made.q.shape[1],
-        rows_k,
-        CAUSAL=problem.causal,
-        BLOCK_Q=block_q,
-        BLOCK_K=block_k,
-        COLUMNS=columns,
-        STAGES=config.stages,
-        ROOM=QUERY_TILES,
-        GROUPS=config.groups,
-        BESIDE=config.products == "beside",
-        REGISTERS=config.consumer_registers,
+        q_desc=rows_of(made.q.transpose(0, 1), ROWS.value, columns),
+        k_desc=rows_of(k.transpose(0, 1), block_k, columns),
+        v_desc=rows_of(v.view(heads_kv if rows_k else heads, -1, TILE.value).transpose(0, 1), columns, block_k),
+        out_desc=rows_of(out, ROWS.value, columns),
+        lse_ptr=lse,
+        q_scale_ptr=made.q_scale,
+        q_shift_ptr=made.q_shift,
+        k_scale_ptr=made.k_scale,
+        v_scale_ptr=made.v_scale,
+        counter_ptr=made.counter,
+        items_ptr=lists.items,
+        indices_ptr=lists.indices,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        all_lists=all_lists,
+        heads=heads,
+        heads_kv=heads_kv,
+        repeats=heads // heads_kv,
+        lists=lists.counts.shape[2],
+        columns=lists.indices.shape[3],
+        rows_q=made.q.shape[1],
+        rows_k=rows_k,
+        META=ForwardMeta(
+            CAUSAL=problem.causal,
+            BLOCK_Q=block_q,
+            BLOCK_K=block_k,
+            COLUMNS=columns,
+            STAGES=config.stages,
+            ROOM=QUERY_TILES,
+            GROUPS=config.groups,
+            BESIDE=config.products == "beside",
+            REGISTERS=config.consumer_registers,
+        ),
         num_warps=4,
         maxnreg=config.registers,
     )
