@@ -158,6 +158,18 @@ def test_who_led_instead_of_the_anchor_is_what_the_anchor_is_linked_by():
     assert (lead.log, lead.anchor) == (pytest.approx(math.log(2)), "c4")
 
 
+@pytest.mark.parametrize("count", range(9, 50))
+def test_no_heat_is_larger_than_asked_for_and_each_has_the_anchor_once(count):
+    race = Race(names(count), Rules(heat=8))
+    heats = []
+    while race.stage == 1 and not race.heat.final:
+        heats.append(race.heat.names)
+        take(race)
+    assert max(map(len, heats)) <= 8
+    assert {one[0] for one in heats} == {"c0"}
+    assert sorted(name for one in heats for name in one[1:]) == sorted(names(count)[1:])
+
+
 def test_every_stage_has_its_share_of_the_risk(monkeypatch):
     asked = []
     monkeypatch.setattr(racing, "slower", lambda placed, risk: asked.append(risk) or set())
