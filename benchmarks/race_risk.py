@@ -88,7 +88,7 @@ def races(share: str, rules: Rules, kind: str, count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--races", type=int, default=600)
+    parser.add_argument("--races", type=int, default=100)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     rows = []

@@ -13,6 +13,7 @@ from attnbench.check.examine import Outcome, examine, recheck
 from attnbench.check.reference import References
 from attnbench.dtypes import DTYPES
 from attnbench.errors import Unavailable
+from attnbench.workloads.base import load_workload
 from check import launches
 from check.launches import Altered, Buffered, Session, SumCase, SumWorkload
 
@@ -222,3 +223,13 @@ def test_a_reset_that_does_the_work_of_the_call_is_seen(kind):
     launch.reset, launch.forward = launch.forward, lambda: None
     outcome = examine(launch, group, variant="mean", budget=Budget())
     assert "out: never written: 13158 of 13158 elements" in outcome.reason
+
+
+def test_which_parts_of_a_large_case_are_checked_on_fresh_data_nobody_knows_beforehand():
+    workload = load_workload("attention")
+    case = workload.case({"batch": 60, "seqlen": 3, "nheads": 10, "headdim": 4, "dtype": "fp32"})
+    first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
+    drawn = [References(workload, case, first, second, seed=7, max_bytes=8 * 740_000) for _ in range(3)]
+    assert {one.first.draw.parts for one in drawn} == {None}
+    assert len({one.second.draw for one in drawn}) == 3
+    assert all(len(one.second.draw.parts) > 10 for one in drawn)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,11 +158,37 @@ def test_who_led_instead_of_the_anchor_is_what_the_anchor_is_linked_by():
     assert (lead.log, lead.anchor) == (pytest.approx(math.log(2)), "c4")
 
 
+@pytest.mark.parametrize("count", range(9, 50))
+def test_no_heat_is_larger_than_asked_for_and_each_has_the_anchor_once(count):
+    race = Race(names(count), Rules(heat=8))
+    heats = []
+    while race.stage == 1 and not race.heat.final:
+        heats.append(race.heat.names)
+        take(race)
+    assert max(map(len, heats)) <= 8
+    assert {one[0] for one in heats} == {"c0"}
+    assert sorted(name for one in heats for name in one[1:]) == sorted(names(count)[1:])
+
+
 def test_every_stage_has_its_share_of_the_risk(monkeypatch):
     asked = []
     monkeypatch.setattr(racing, "slower", lambda placed, risk: asked.append(risk) or set())
     after_first_stage()
     assert asked == [0.05 / 4]
+
+
+def test_what_was_simulated_of_the_risk_keeps_it_and_costs_no_power_at_the_usual_stages():
+    path = Path(__file__).parents[2] / "benchmarks/results/race-risk-simulated.json"
+    found = {
+        (row["landscape"], row["risk"], row["stages"], row["shares"]): row
+        for row in json.loads(path.read_text())["rows"]
+    }
+    assert all(row["best_dropped"] <= row["risk"] for row in found.values())
+    for (landscape, risk, stages, shares), halves in found.items():
+        if shares == "halves":
+            equal = found[landscape, risk, stages, "equal"]
+            assert halves["best_dropped"] <= equal["best_dropped"]
+            assert stages < 4 or halves["mean_share"] <= 1.02 * equal["mean_share"]
 
 
 @pytest.mark.parametrize(("stages", "count"), [(4, 60), (1, 40), (2, 200)])

@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.stats.dependence import variance_inflation
 from attnbench.stats.ratio import paired_ratio
-from attnbench.stats.series import centres, variance_inflations
+from attnbench.stats.series import centres, medians, variance_inflations
 from attnbench.stats.summary import median_interval
 
 
@@ -27,6 +27,28 @@ def test_dependence_is_seen_as_one_series_sees_it(memory, length):
     found = streams(4, 40, length, memory)
     table = np.array(found)
     assert variance_inflations(table) == pytest.approx([variance_inflation(one) for one in found])
+
+
+@pytest.mark.parametrize(("seed", "scaled", "seen"), [(86, 0.496, False), (370, 0.513, True), (33, 0.661, True)])
+def test_neighbours_less_alike_than_half_a_standard_error_of_white_noise_are_independent(seed, scaled, seen):
+    lots = random.Random(seed)
+    stream = [lots.gauss(0.0, 1.0) for _ in range(25)]
+    ranks = np.argsort(np.argsort(stream)) - 12.0
+    first = (ranks[1:] @ ranks[:-1]) / 24 / (ranks @ ranks / 25) + 1 / 25
+    assert first * 5 == pytest.approx(scaled, abs=1e-3)
+    assert (variance_inflation(stream) > 1.0) is seen
+    assert variance_inflations(np.array([stream])) == pytest.approx([variance_inflation(stream)])
+
+
+def test_rounds_that_a_row_lacks_at_its_end_say_nothing_of_its_neighbours():
+    found = streams(8, 30, 24, 0.8)
+    table = np.array([[*one, *[math.nan] * 40] for one in found])
+    assert variance_inflations(table) == pytest.approx([variance_inflation(one) for one in found])
+
+
+def test_medians_of_one_and_two_samples_are_their_middle():
+    assert medians(np.array([[3.0, 1.0], [5.0, math.nan]])).tolist() == [2.0, 5.0]
+    assert medians(np.array([[7.0]])).tolist() == [7.0]
 
 
 def test_the_error_is_that_of_the_exact_interval():

@@ -9,7 +9,7 @@ import odd
 import pytest
 from cheating import HonestSteps
 from small_runs import FAKES
-from test_cheats import LARGE, LATE, NEW_DATA, THREADS, UNTIMED, carried_out, ended, verdict
+from test_cheats import LARGE, LATE, LONG, NEW_DATA, THREADS, UNTIMED, carried_out, ended, verdict
 
 from attnbench.check.looks import Look, suspicion
 from attnbench.record import Status
@@ -31,7 +31,7 @@ EXPECTED = {
 @pytest.mark.parametrize("plan", [{}, {"warmup": 1, "iterations": 12}], ids=["until-known", "counted"])
 @pytest.mark.parametrize("kind", EXPECTED, ids=lambda kind: kind.name)
 def test_who_evades_is_told_so(kind, plan):
-    said = verdict(kind(), DECODING if kind is evading.DecodesInOutputs else LARGE, **plan)
+    said = verdict(kind(), DECODING if kind is evading.DecodesInOutputs else LONG, **plan)
     assert re.fullmatch(EXPECTED[kind], said or "", re.DOTALL)
 
 

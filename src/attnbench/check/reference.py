@@ -7,7 +7,8 @@ in fp64 for fp32 cases, which nothing less can judge.
 
 **Size.**  Where the result in fp64 takes more than `MAX_BYTES` (or a quarter of the free memory), the
 workload draws parts of the case by seed, corners always among them, and a note says how many of what.
-The second set only has to differ from the first: an eighth of that memory is enough for it.
+The second set only has to differ from the first: an eighth of that memory is enough for it, and its parts are
+drawn from the operating system's entropy.
 
 **Choices.**  Where a variant lets an implementation choose (`workloads.base.Choice`), a launch that
 hands its choice over is held against what follows from that, if it is a good one.  The oracle is
@@ -189,7 +190,7 @@ class References:
         case: the problem.
         first: inputs the sessions are opened with.
         second: fresh data.
-        seed: of the draw.
+        seed: of the first draw.
         max_bytes: of the first oracle's results; None for `MAX_BYTES` or a quarter of what is free.
     """
 
@@ -208,7 +209,9 @@ class References:
         room = min(MAX_BYTES, free_bytes(self.device) // 4) if max_bytes is None else max_bytes
         draw = workload.draw(case, seed=seed, max_bytes=room)
         self.first = Reference(workload, case, first, draw=draw)
-        self.second = Reference(workload, case, second, draw=workload.draw(case, seed=seed, max_bytes=room // 8))
+        # By no seed that a launch could know: it cannot compute the parts alone that are looked at.
+        lots = int.from_bytes(os.urandom(7))
+        self.second = Reference(workload, case, second, draw=workload.draw(case, seed=lots, max_bytes=room // 8))
         note = draw.note(seed)
         self.notes = [] if note is None else [note]
         precision = oracle_dtype(workload.result_dtype(case), self.device)

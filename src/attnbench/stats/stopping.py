@@ -23,8 +23,12 @@ hold the true median:
     neighbours correlated 0.5, 0.8, 0.9    0.96, 0.94, 0.93
 
 The slower the drift against the sampling, the less of it is seen from inside.  Where half of the noise
-is white it hides the other half: correlated 0.9, that is 0.73 to 0.84 of ratios.  For what a whole
-process has in common there are replicates.
+is white it hides the other half: correlated 0.9, that is 0.73 to 0.84 of ratios.  Two wider guards were
+simulated, 120 streams each of 0.5 % and 1 % (this one held 0.81 and 0.73 of the same).  To sum an
+autoregression of 0.9 wherever neighbours resemble each other by over 1.64 standard errors holds 0.87 and
+0.76, and asks for five times the rounds where they are correlated 0.5.  Student's t over six batches holds
+0.85 and 0.83, and asks for 1.6 to 2 times the rounds of white noise.  Neither is worth that.  For what a
+whole process has in common there are replicates.
 """
 
 from __future__ import annotations

@@ -202,9 +202,10 @@ def _to_one_clock(times: Any, clocks: Any, raw: Any, own: Any, sides: Any, rows:
 
     squares, products = gathered((x * x).sum(axis=1)), gathered((x * y).sum(axis=1))
     counts = gathered(np.isfinite(times).sum(axis=1))
-    slope = np.where(squares > 0.0, -products / np.where(squares > 0.0, squares, 1.0), EXPONENT)
+    moved = squares > 0.0  # a clock that stood still tells nothing, however equal the samples are
+    slope = -products / np.where(moved, squares, 1.0)
     residual = gathered(((y + slope[own][:, None] * x) ** 2).sum(axis=1)) / np.maximum(counts - 2, 1)
-    variance = residual / np.maximum(squares, 1e-12) + LEAST_DOUBT**2
+    variance = np.where(moved, residual / np.maximum(squares, 1e-12) + LEAST_DOUBT**2, math.inf)
     weight = 1.0 / variance + 1.0 / EXPONENT_DOUBT**2
     exponent = np.clip((slope / variance + EXPONENT / EXPONENT_DOUBT**2) / weight, 0.0, 1.2)
     exponent = np.where(lacking, 0.0, exponent)
