@@ -138,7 +138,7 @@ def test_a_kept_call_gives_the_same_bits_as_the_first(at):
     kept = launches_in(KEPT[name])
     assert kept
     assert [one.fault for one in kept] == [None] * len(kept)
-    assert all(one.plan for one in kept)
+    assert all(one.plans for one in kept)
 
 
 def with_rows(name: str, count: int) -> dict[str, Any]:
