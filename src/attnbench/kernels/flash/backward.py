@@ -29,9 +29,10 @@ from attnbench.kernels.flash.portable.backward_rows import (
     flash_backward_round,
     flash_backward_rows,
 )
-from attnbench.kernels.flash.problem import blocks_of, descriptor, strides_of, takes_tma
+from attnbench.kernels.flash.problem import blocks_of, descriptor, lse_strides, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of
-from attnbench.kernels.shared.kept import empty, launch
+from attnbench.kernels.shared.counts import RowCount
+from attnbench.kernels.shared.kept import describes, empty, launch, rows_in
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 if TYPE_CHECKING:
@@ -55,18 +56,18 @@ class Workspace:
     "fp32 [H, rows, D]: where atomics add up dQ; the order `ws` has tiles, `backward_rows.place_in_part` says where"
 
 
-def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
+def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int | RowCount:
     """Rows of the workspace: those of the queries, and what rounds each sequence up to whole tiles."""
     pad = config.pad
     if problem.packed:
-        return (q.shape[0] // pad + problem.batch) * pad
+        return (rows_in(q) // pad + problem.batch) * pad
     return problem.batch * (-(-problem.max_seqlen_q // pad)) * pad
 
 
 def workspace_bytes(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
     """Bytes of `workspace_of`: rows × H × (8 + 4 D), deterministic rows × H × 8."""
     each = 8 if config.deterministic else 8 + 4 * _columns_of_sums(q, config)
-    return workspace_rows(q, problem, config) * q.shape[-2] * each
+    return int(workspace_rows(q, problem, config)) * q.shape[-2] * each
 
 
 def _columns_of_sums(q: Tensor, config: BackwardConfig) -> int:
@@ -148,9 +149,9 @@ def _prepare(
         problem.max_seqlen_q,
         strides_of(out),
         strides_of(dout),
-        *lse.stride()[:2],
+        *lse_strides(lse, problem),
         problem.scale,
-        workspace.stats.shape[2],
+        rows_in(workspace.stats, 2),
         heads,
         tiles,
         **blocks_of(columns, dim_v),
@@ -209,7 +210,7 @@ def _columns(
         ColumnsStrides(*map(strides_of, (q, k, v, dout, dk, dv))),
         (problem.scale, problem.scale / math.log(2)),
         *problem.reach(),
-        workspace.stats.shape[2],
+        rows_in(workspace.stats, 2),
         members,
         heads_kv,
         pairs,
@@ -266,7 +267,7 @@ def _rows(
         problem.scale,
         problem.scale / math.log(2),
         *problem.reach(),
-        workspace.stats.shape[2],
+        rows_in(workspace.stats, 2),
         heads // heads_kv,
         heads,
         pairs,
@@ -293,7 +294,7 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
         problem.max_seqlen_q,
         strides_of(dq),
         problem.scale,
-        workspace.stats.shape[2],
+        rows_in(workspace.stats, 2),
         heads,
         tiles,
         DIM=dim,
@@ -311,6 +312,7 @@ def _sums_descriptor(sums: Tensor, sizes: Tiles, columns: int) -> object:
     """Describe [H rows, D]: a tile is [block_m, columns], and what is past the dims is left out."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(
+    found = TensorDescriptor(
         sums, [sums.shape[0] * sums.shape[1], sums.shape[2]], [sums.shape[2], 1], [sizes.block_m, columns]
     )
+    return describes(found, shape={0: rows_in(sums, 1) * sums.shape[0]}, strides={})

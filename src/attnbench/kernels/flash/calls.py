@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 import triton
@@ -19,10 +19,19 @@ from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
 from attnbench.kernels.flash.config.space import Shape, ahead_fault, decode_fault, hopper_fault, nearest
 from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
-from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of, takes_tma
+from attnbench.kernels.flash.problem import (
+    Problem,
+    bound_of,
+    bounded,
+    check_device,
+    check_values,
+    lse_shape,
+    problem_of,
+    takes_tma,
+)
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
-from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import lies_in_rows
 from attnbench.kernels.shared.tiling import block_of
 
@@ -145,7 +154,7 @@ class Call:
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk and dv of the tensors of `_run_backward`."""
-        key = facts_of(dout, *tensors)
+        key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED if tensors[5] is not None else ())
         found = self.backward.get(key)
         if found is None:
             launches = Launches(partial(_run_backward, self.problem, self.config))
@@ -155,6 +164,9 @@ class Call:
 
 
 CALLS: Kept[Call] = Kept()
+JAGGED = range(3)
+BACKWARD_JAGGED = {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 2}
+"Of the output's gradient, q, k, v, out and lse, packed."
 
 
 def _run_forward(
@@ -167,8 +179,8 @@ def _run_forward(
     cu_seqlens_k: Tensor | None,
 ) -> Results:
     problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
-    out = empty((*q.shape[:-1], v.shape[-1]), q)
-    lse = empty(lse_shape(q, problem), q, torch.float32)
+    out = empty((*_like(q, problem)[:-1], v.shape[-1]), q)
+    lse = empty((1, q.shape[1], rows_in(q)) if problem.packed else lse_shape(q, problem), q, torch.float32)
     launch_forward(q, k, v, out, lse, problem, config)
     return out, lse
 
@@ -186,15 +198,28 @@ def _run_backward(
     cu_seqlens_k: Tensor | None,
 ) -> Results:
     problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
-    dq, dk, dv = (empty(x.shape, x) for x in (q, k, v))
+    dq, dk, dv = (empty(_like(x, problem), x) for x in (q, k, v))
     workspace = workspace_of(q, problem, config)
     launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config, workspace)
     return dq, dk, dv
 
 
+def _like(x: Tensor, problem: Problem) -> tuple[SupportsIndex, ...]:
+    """Shape of a tensor, of which packed the rows are counted."""
+    return (rows_in(x), *x.shape[1:]) if problem.packed else tuple(x.shape)
+
+
 def _with_offsets(problem: Problem, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     return replace(problem, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
+
+def _bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[Any, Any]:
+    """Bounds of packed sequences, by which calls are kept; those of what is refused as they are."""
+    try:
+        return bound_of(max_seqlen_q, len(q)), bound_of(max_seqlen_q if max_seqlen_k is None else max_seqlen_k, len(k))
+    except TypeError:
+        return max_seqlen_q, max_seqlen_k
 
 
 class FlashAttention(Differentiable):
@@ -244,9 +269,12 @@ def call_of(
         ValueError: as `flash_attention` says.
     """
     causal, deterministic, scale = bool(causal), bool(deterministic), None if scale is None else float(scale)
+    bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
+    if cu_seqlens_q is not None:
+        bounds = _bounds_of(q, k, *bounds)
     key = (
-        facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k),
-        exact(causal, scale, max_seqlen_q, max_seqlen_k, deterministic, forward, backward),
+        facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k, jagged=() if cu_seqlens_q is None else JAGGED),
+        exact(causal, scale, *bounds, deterministic, forward, backward),
         exact(*window) if isinstance(window, tuple | list) else exact(window),
     )
     call = CALLS.get(key)
@@ -265,6 +293,8 @@ def call_of(
         )
         if validate:
             check_values(problem, q, k)
+        if problem.packed:
+            problem = bounded(problem, bounds, causal=causal, window=window)
         configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
         check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
         call = CALLS.keep(key, Call(problem, *configs))

@@ -9,7 +9,7 @@ from attnbench.kernels.flash.config.space import ahead_fault
 from attnbench.kernels.flash.decode import launch_decode
 from attnbench.kernels.flash.portable.arguments import ForwardMeta, ForwardStrides
 from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
-from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
+from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, lse_strides, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import group_of
@@ -68,8 +68,7 @@ def launch_forward(
         *described,
         *problem.lengths(),
         ForwardStrides(*map(strides_of, (q, k, v, out))),
-        lse.stride(0),
-        lse.stride(1),
+        *lse_strides(lse, problem),
         problem.scale * LOG2_E,
         *problem.reach(),
         heads,

@@ -11,7 +11,7 @@ out and dout [B, Sq, H, Dv], or packed, [Tq, H, D] and so on; lse is `lse_shape`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,12 +19,15 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.shared.counts import RowCount, describes, rows_in, stride_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "flash_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
+BOUND_ROWS = 128
+"A bound of the rows of a sequence is a multiple, from there on: those of a tile of every kernel's, or of two."
 LEAST_SCALE = 1e-30
 "The backward divides by it, in fp32."
 
@@ -138,11 +141,45 @@ def problem_of(
     )
 
 
+def bound_of(most: Any, rows: int) -> Any:
+    """A bound of the rows of a sequence by which packed calls are kept: whole tiles, and no more than all rows take.
+
+    Any number from the longest sequence on is as good: kernels ask the offsets how long one is.
+    """
+    if not is_whole(most):
+        return most  # which is refused
+    return min(_in_tiles(most), _in_tiles(rows))
+
+
+def _in_tiles(rows: int) -> int:
+    return rows if rows <= BOUND_ROWS else -(-rows // BOUND_ROWS) * BOUND_ROWS
+
+
+def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: tuple[int, int] | None) -> Problem:
+    """The same packed problem by bounds of `bound_of`, for whatever number of rows has these.
+
+    Args:
+        problem: checked.
+        bounds: of the rows of queries and of keys.
+        causal: as it was given.
+        window: the same.
+    """
+    left, right = _reach(causal, window, *bounds)
+    return replace(problem, max_seqlen_q=bounds[0], max_seqlen_k=bounds[1], left=left, right=right)
+
+
 def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
     """[B, H, Sq] of the logarithms of the sums, fp32 and contiguous; packed [1, H, Tq]."""
     if problem.packed:
         return 1, q.shape[1], q.shape[0]
     return q.shape[0], q.shape[2], q.shape[1]
+
+
+def lse_strides(lse: Tensor, problem: Problem) -> tuple[int | RowCount, int | RowCount]:
+    """Elements from one sequence and head to the next; packed, these follow the rows."""
+    if problem.packed and lse.is_contiguous():
+        return stride_in(lse, 0), stride_in(lse, 1)
+    return lse.stride(0), lse.stride(1)
 
 
 def strides_of(x: Tensor) -> tuple[int, int, int]:
@@ -177,7 +214,8 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
     shape, strides = list(x.shape), list(x.stride())
     if x.dim() == 3:
         # Of x itself, no view of it: a kept call knows its tensors by identity.
-        shape, strides = [1, *shape], [shape[0] * strides[0], *strides]
+        found = TensorDescriptor(x, [1, *shape], [shape[0] * strides[0], *strides], [1, rows, 1, columns])
+        return describes(found, shape={1: rows_in(x)}, strides={0: rows_in(x) * strides[0]})
     return TensorDescriptor(x, shape, strides, [1, rows, 1, columns])
 
 

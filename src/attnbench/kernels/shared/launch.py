@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, SupportsIndex
 from torch import Tensor
 from triton import knobs
 
-from attnbench.kernels.shared.counts import Follows, RowCount, Rows, counts_of, rows_in
+from attnbench.kernels.shared.counts import Follows, RowCount, Rows, counts_of
 
 MOST_MAPS = 64
 "Tensor maps that are kept of an argument, one an address: allocators give few addresses again and again."
@@ -210,11 +210,7 @@ def _moves(one: tuple[int, int, _TensorMap]) -> bool:
 
 def _following(descriptor: Any, follows: Callable[[RowCount], Follows | None]) -> Iterator[list[tuple[int, Follows]]]:
     """Of a descriptor the extents, then the strides, that follow a count."""
-    extents, strides = counts_of(descriptor)
-    base = descriptor.base
-    if not extents and not strides and tuple(descriptor.shape) == tuple(base.shape):
-        extents = {0: rows_in(base)}  # of all of a tensor as it lies
-    for counts in (extents, strides):
+    for counts in counts_of(descriptor):
         yield [(axis, found) for axis, count in counts.items() if (found := follows(count)) is not None]
 
 

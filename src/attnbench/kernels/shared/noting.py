@@ -188,8 +188,10 @@ def _repeat(
     given = dict(zip(kernel.arg_names, values, strict=False)) | named
     ordered = [given.get(param.name, param.default) for param in kernel.params]
     for param, value in zip(kernel.params, ordered, strict=True):
+        described = hasattr(value, "block_shape")
         for count in _counts_in(value):
-            recorder.kinds += _kinds(count, specialised=not param.do_not_specialize or isinstance(value, tuple))
+            unseen = described or (param.do_not_specialize and not isinstance(value, tuple))
+            recorder.kinds += _kinds(count, specialised=not unseen)
     return Repeat(compiled, grid, ordered, recorder.number, recorder.follows)
 
 

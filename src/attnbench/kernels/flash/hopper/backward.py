@@ -50,7 +50,7 @@ from attnbench.kernels.shared.hopper import (
     store_tile,
     sync_warps,
 )
-from attnbench.kernels.shared.kept import clear, launch
+from attnbench.kernels.shared.kept import clear, describes, launch, rows_in, stride_in
 from attnbench.kernels.shared.rows import section_of
 from attnbench.kernels.shared.tiling import group_of
 
@@ -321,9 +321,13 @@ def launch_hopper_columns(
         flash_hopper_backward,
         (tiles * pairs,),
         *(rows_of(x, ROWS.value, columns) for x in (q, k, v, dout)),
-        _plain(stats.flatten(0, 1), 1),
+        describes(_plain(stats.flatten(0, 1), 1), shape={1: rows_in(stats, 2)}, strides={0: rows_in(stats, 2)}),
         *(rows_of(x, ROWS.value, columns) for x in (dk, dv)),
-        _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
+        describes(
+            _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
+            shape={1: rows_in(sums, 1) * (columns // ROWS.value)},
+            strides={0: stride_in(sums, 0)},
+        ),
         *problem.lengths(),
         problem.scale / math.log(2),
         *problem.reach(),
