@@ -14,8 +14,13 @@ pytest.importorskip("triton")
 
 import triton
 
-from attnbench.kernels import flash_attention, hstu_attention
+from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
 from attnbench.kernels.flash import calls as flash
+from attnbench.kernels.flash.portable.forward import flash_forward
+from attnbench.kernels.hstu.bsa import calls as bsa
+from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig
+from attnbench.kernels.hstu.bsa.hopper.select_config import SelectConfig
+from attnbench.kernels.hstu.bsa.plan import BsaConfig
 from attnbench.kernels.hstu.dense import calls as dense
 from attnbench.kernels.hstu.dense.api import BackwardConfig, ColumnConfig, ForwardConfig, RowConfig
 from attnbench.kernels.hstu.layer import api as layer
@@ -63,6 +68,16 @@ def packed_given(count: int, **changes: Any) -> Given:
     return given | offsets | {"max_seqlen_k": 64} | changes
 
 
+def bsa_given(count: int, **changes: Any) -> Given:
+    given = {name: rows(count, 4, 64) for name in "qkv"} | {"gates": rows(count, 4, 2), "offsets": ints(0, 30, count)}
+    return given | {"max_seqlen": 48, "block_size": 16, "block_counts": 2, "config": BsaConfig()} | changes
+
+
+def bsa_cached_given(count: int) -> Given:
+    keys = {"k": rows(3 * count, 4, 64), "v": rows(3 * count, 4, 64), "offsets": ints(0, 90, 3 * count)}
+    return bsa_given(count, offsets_q=ints(0, 30, count), max_seqlen_q=40, num_targets=ints(1, 2), **keys)
+
+
 def gradients_of(function: Callable[..., Any], **given: Any) -> None:
     for name in "qkv":
         given[name] = given[name].detach().requires_grad_()
@@ -71,7 +86,9 @@ def gradients_of(function: Callable[..., Any], **given: Any) -> None:
     torch.autograd.grad(out, [given[name] for name in "qkv"], rows(*out.shape))
 
 
-gradients, packed_gradients = (partial(gradients_of, function) for function in (hstu_attention, flash_attention))
+gradients, packed_gradients, bsa_gradients = (
+    partial(gradients_of, function) for function in (hstu_attention, flash_attention, hstu_bsa_attention)
+)
 
 
 def vector() -> torch.Tensor:
@@ -89,6 +106,7 @@ def embed_given(count: int) -> Given:
     return indices | {"table": rows(999, 64), "places": rows(999, 64), "scale": 8.0}
 
 
+BSA_HOPPER = BsaConfig(select=SelectConfig(), attend=AttendConfig())
 hopper_pages = PagedConfig(block_m=128, block_n=32, warps=8, stages=2, order="ws")
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "dense-hopper": (hstu_attention, lambda count: dense_given(count, forward=HOPPER)),
@@ -110,6 +128,14 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "paged-split": (hstu_paged_attention, lambda count: paged_given(count, config=hopper_pages, splits=3)),
     "paged-portable-split": (hstu_paged_attention, lambda count: paged_given(count, config="m64n32w4s2", splits=2)),
     "append": (hstu_paged_append, append_given),
+    "bsa": (hstu_bsa_attention, bsa_given),
+    "bsa-shared": (hstu_bsa_attention, lambda count: bsa_given(count, selection="shared", pairs=True)),
+    "bsa-passes": (hstu_bsa_attention, lambda count: bsa_given(count, config=BsaConfig(schedule="passes"))),
+    "bsa-one-block": (hstu_bsa_attention, lambda count: bsa_given(count, block_counts=1)),
+    "bsa-cached": (hstu_bsa_attention, bsa_cached_given),
+    "bsa-hopper": (hstu_bsa_attention, lambda count: bsa_given(count, config=BSA_HOPPER)),
+    "bsa-backward": (bsa_gradients, bsa_given),
+    "bsa-backward-cached": (bsa_gradients, bsa_cached_given),
     "packed": (flash_attention, lambda count: packed_given(count, forward="m64n64w4s2")),
     "packed-tma": (flash_attention, lambda count: packed_given(count, forward="m64n64w4s2-tma", causal=True)),
     "packed-persistent": (
@@ -143,7 +169,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
 
 
 def forget() -> None:
-    for store in (flash.CALLS, dense.CALLS, paged._attentions, paged._appends, layer._calls):
+    for store in (flash.CALLS, bsa.CALLS, dense.CALLS, paged._attentions, paged._appends, layer._calls):
         store._calls.clear()
 
 
@@ -175,7 +201,13 @@ def test_other_rows_are_no_other_call(name):
                 seen(card, function, make(count))
 
 
-@pytest.mark.parametrize("name", ["dense-hopper", "dense-split", "backward-atomic", "paged-split", "norm", "pick"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dense-hopper", "dense-split", "backward-atomic", "paged-split", "norm", "pick"),
+        *("packed", "packed-hopper", "packed-decode", "packed-backward-tma", "bsa", "bsa-hopper", "bsa-backward"),
+    ],
+)
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_none_and_one_are_calls_of_their_own(name, count):
     """Kernels are compiled for a count of 1, and nothing is launched for none; odd counts stand for any."""
@@ -187,7 +219,48 @@ def test_none_and_one_are_calls_of_their_own(name, count):
         forget()
         for _ in range(2):
             launches_of(card, function, make(64))
-        assert [launches_of(card, function, made) for _ in range(2)] == [truth] * 2
+        found = [launches_of(card, function, made) for _ in range(2)]
+        if name.startswith("bsa"):  # of a workspace of no bytes the address is anything
+            found, truth = [[launch[:2] for launch in one] for one in found], [launch[:2] for launch in truth]
+        assert found == [truth] * 2
+
+
+def test_bounds_of_packed_sequences_are_kept_by_whole_tiles():
+    """The bound that a caller gives may be the longest sequence, or far too large."""
+
+    def given(count: int, bound: int) -> Given:
+        offsets = {"cu_seqlens_q": ints(0, count), "max_seqlen_q": bound, "cu_seqlens_k": None, "max_seqlen_k": None}
+        return packed_given(count, k=rows(count, 4, 64), v=rows(count, 4, 64), **offsets, forward="m64n64w4s2")
+
+    with on_no_card() as card:
+        launches_of(card, flash_attention, given(1030, 1030))
+        for count, bound in ((1100, 1100), (1152, 99999), (1025, 1152), (1152, 1152)):
+            ((_, grid, _),) = launches_of(card, flash_attention, given(count, bound))
+            assert grid[0] == 4 * 1152 // 64
+        assert card.through_triton == 1
+        for count, bound in ((1153, 1153), (1030, 1024), (2000, 1030), (100, 100), (101, 101), (100, 9999)):
+            before = card.through_triton
+            ((_, grid, _),) = launches_of(card, flash_attention, given(count, bound))
+            least = -(-min(count, bound) // 64)
+            assert 4 * least <= grid[0] <= 4 * (least + 1)
+            assert (card.through_triton == before) == ((count, bound) in {(2000, 1030), (100, 9999)})
+
+
+def test_a_window_is_as_wide_as_the_longest_that_its_call_is_kept_for():
+    with on_no_card() as card:
+        for count in (1030, 1152):
+            given = packed_given(count, window=(2000, 1100), max_seqlen_q=9999, max_seqlen_k=9999)
+            ((_, _, values),) = launches_of(card, flash_attention, given | {"forward": "m64n64w4s2"})
+            assert [values[flash_forward.arg_names.index(name)] for name in ("left", "right")] == [2000, 1100]
+
+
+def test_a_bound_under_the_longest_sequence_is_refused_for_what_it_was_given_as():
+    given = packed_given(1030, max_seqlen_q=999, max_seqlen_k=3000, cu_seqlens_k=ints(0, 30, 2061), validate=True)
+    with (
+        on_no_card(),
+        pytest.raises(ValueError, match=r"max_seqlen_q=999 is under the rows of a sequence; at least 1000"),
+    ):
+        flash_attention(**given)
 
 
 def test_rows_that_differ_where_they_may_not_stay_refused():

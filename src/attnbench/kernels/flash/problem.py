@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.shared.card import capability_of, takes_compiled
-from attnbench.kernels.shared.counts import RowCount, describes, rows_in, stride_in
+from attnbench.kernels.shared.counts import RowCount, describes, rows_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
@@ -178,7 +178,7 @@ def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
 def lse_strides(lse: Tensor, problem: Problem) -> tuple[int | RowCount, int | RowCount]:
     """Elements from one sequence and head to the next; packed, these follow the rows."""
     if problem.packed and lse.is_contiguous():
-        return stride_in(lse, 0), stride_in(lse, 1)
+        return rows_in(lse, 2) * lse.shape[1], rows_in(lse, 2)
     return lse.stride(0), lse.stride(1)
 
 

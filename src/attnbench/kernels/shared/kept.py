@@ -31,7 +31,7 @@ from torch import Tensor
 from attnbench.kernels.shared import card
 from attnbench.kernels.shared.counts import Rows, Source, describes, following, noting_guards, rows_in, stride_in
 from attnbench.kernels.shared.launch import Bound, Repeat, is_observed, switches
-from attnbench.kernels.shared.noting import Recorder, clear, contiguous_strides, empty, launch, notes, zeros
+from attnbench.kernels.shared.noting import Recorder, clear, empty, launch, notes, zeros
 
 __all__ = [
     "Kept",
@@ -116,7 +116,7 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
             shape, strides, axis = x.shape, x.stride(), axes.get(number)
             if axis is not None and (rows := shape[axis]) > 1 and x.numel() < MOST_ELEMENTS:
                 if axis:
-                    strides = "contiguous" if strides == contiguous_strides(shape) else (rows, strides)
+                    strides = None if x.is_contiguous() else (rows, *strides)
                 if rows not in counts:
                     counts.append(rows)
                 others = shape[1:] if not axis else (shape[:axis], shape[axis + 1 :])

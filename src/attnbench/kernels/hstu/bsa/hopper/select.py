@@ -40,7 +40,7 @@ from attnbench.kernels.hstu.bsa.tiles import complete_seen, gate_of, near_begin,
 from attnbench.kernels.hstu.tiles import sequence
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, aggregate, allocate_ring, coordinates, flat, load_tile, rows_of
-from attnbench.kernels.shared.kept import launch
+from attnbench.kernels.shared.kept import describes, launch, stride_in
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.call import BsaCall
@@ -376,12 +376,13 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
         call.workspace[name].transpose(0, 1) if p.mean_rows else x
         for name, x in (("means_k", call.k), ("means_v", call.v))
     )
+    strides = [{3: stride_in(call.workspace[name], 0)} if p.mean_rows else {} for name in ("means_k", "means_v")]
     launch(
         hstu_bsa_hopper_select,
         (config.programs(jobs, processors(call.q)),),
         rows_of(call.q, ROWS.value, block_d),
-        rows_of(means_k, config.blocks, block_d),
-        rows_of(means_v, config.blocks, block_v),
+        describes(rows_of(means_k, config.blocks, block_d), shape={}, strides=strides[0]),
+        describes(rows_of(means_v, config.blocks, block_v), shape={}, strides=strides[1]),
         rows_of(call.k, config.blocks, block_d),
         rows_of(call.v, config.blocks, block_v),
         rows_of(call.out, ROWS.value, block_v),
