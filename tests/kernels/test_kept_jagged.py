@@ -14,9 +14,10 @@ pytest.importorskip("triton")
 
 import triton
 
-from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
+from attnbench.kernels import flash_attention, flash_quant_attention, hstu_attention, hstu_bsa_attention
 from attnbench.kernels.flash import calls as flash
 from attnbench.kernels.flash.portable.forward import flash_forward
+from attnbench.kernels.flash.quant import calls as quant
 from attnbench.kernels.hstu.bsa import calls as bsa
 from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig
 from attnbench.kernels.hstu.bsa.hopper.select_config import SelectConfig
@@ -66,6 +67,11 @@ def packed_given(count: int, **changes: Any) -> Given:
     given = {"q": rows(count, 4, 64), "k": rows(keys, 2, 64), "v": rows(keys, 2, 64), "max_seqlen_q": 40}
     offsets = {"cu_seqlens_q": ints(0, 30, count), "cu_seqlens_k": ints(0, 90, keys)}
     return given | offsets | {"max_seqlen_k": 64} | changes
+
+
+def quant_given(count: int, **changes: Any) -> Given:
+    given = packed_given(count, causal=True)
+    return given | {"cu_seqlens_k": ints(0, 90, 2 * count + 1)} | changes
 
 
 def bsa_given(count: int, **changes: Any) -> Given:
@@ -144,6 +150,9 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     ),
     "packed-hopper": (flash_attention, lambda count: packed_given(count, forward="m128n128w8s2-tma-ws-ticket")),
     "packed-decode": (flash_attention, lambda count: packed_given(count, forward="m16n16w4s3-decode-x3")),
+    "packed-decode-shares": (flash_attention, lambda count: packed_given(count, forward="m16n16w4s3-decode-x8")),
+    "quant": (flash_quant_attention, lambda count: quant_given(count, config="m64n64w4s2")),
+    "quant-hopper": (flash_quant_attention, lambda count: quant_given(count, config="m192n128w12s4-ws")),
     "packed-backward": (
         packed_gradients,
         lambda count: packed_given(count, forward="m64n64w4s2", backward="b64x64w4s2-atomic"),
@@ -168,8 +177,13 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
 }
 
 
+WARM = {"packed-backward": (64, 72, 71), "packed-decode-shares": (64, 977)}
+"""Of a backward: it is compiled for what divides the strides of its logarithms, three kinds of four heads; of shares:
+fewer than the card's, and these."""
+
+
 def forget() -> None:
-    for store in (flash.CALLS, bsa.CALLS, dense.CALLS, paged._attentions, paged._appends, layer._calls):
+    for store in (flash.CALLS, quant.CALLS, bsa.CALLS, dense.CALLS, paged._attentions, paged._appends, layer._calls):
         store._calls.clear()
 
 
@@ -183,8 +197,7 @@ def seen(card: Card, function: Callable[..., Any], given: Given) -> tuple[list[A
 @pytest.mark.parametrize("name", CALLS)
 def test_other_rows_are_no_other_call(name):
     function, make = CALLS[name]
-    # A packed backward is compiled for what divides the strides of its logarithms: three kinds, of four heads.
-    warm = (64, 72, 71) if name.startswith("packed-backward") else (64, 64)
+    warm = next((counts for start, counts in WARM.items() if name.startswith(start)), (64, 64))
     with on_no_card() as card:
         for count in warm:
             seen(card, function, make(count))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -21,17 +21,18 @@ from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import (
     Problem,
-    bound_of,
     bounded,
+    bounds_of,
     check_device,
     check_values,
-    lse_shape,
+    like,
     problem_of,
+    results_of,
     takes_tma,
 )
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
-from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import lies_in_rows
 from attnbench.kernels.shared.tiling import block_of
 
@@ -178,9 +179,8 @@ def _run_forward(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> Results:
-    problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
-    out = empty((*_like(q, problem)[:-1], v.shape[-1]), q)
-    lse = empty((1, q.shape[1], rows_in(q)) if problem.packed else lse_shape(q, problem), q, torch.float32)
+    problem = problem.at(cu_seqlens_q, cu_seqlens_k)
+    out, lse = results_of(q, v.shape[-1], problem)
     launch_forward(q, k, v, out, lse, problem, config)
     return out, lse
 
@@ -197,29 +197,11 @@ def _run_backward(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> Results:
-    problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
-    dq, dk, dv = (empty(_like(x, problem), x) for x in (q, k, v))
+    problem = problem.at(cu_seqlens_q, cu_seqlens_k)
+    dq, dk, dv = (empty(like(x, problem), x) for x in (q, k, v))
     workspace = workspace_of(q, problem, config)
     launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config, workspace)
     return dq, dk, dv
-
-
-def _like(x: Tensor, problem: Problem) -> tuple[SupportsIndex, ...]:
-    """Shape of a tensor, of which packed the rows are counted."""
-    return (rows_in(x), *x.shape[1:]) if problem.packed else tuple(x.shape)
-
-
-def _with_offsets(problem: Problem, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
-    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    return replace(problem, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-
-
-def _bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[Any, Any]:
-    """Bounds of packed sequences, by which calls are kept; those of what is refused as they are."""
-    try:
-        return bound_of(max_seqlen_q, len(q)), bound_of(max_seqlen_q if max_seqlen_k is None else max_seqlen_k, len(k))
-    except TypeError:
-        return max_seqlen_q, max_seqlen_k
 
 
 class FlashAttention(Differentiable):
@@ -271,7 +253,7 @@ def call_of(
     causal, deterministic, scale = bool(causal), bool(deterministic), None if scale is None else float(scale)
     bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
     if cu_seqlens_q is not None:
-        bounds = _bounds_of(q, k, *bounds)
+        bounds = bounds_of(q, k, *bounds)
     key = (
         facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k, jagged=() if cu_seqlens_q is None else JAGGED),
         exact(causal, scale, *bounds, deterministic, forward, backward),

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from attnbench.kernels.shared.card import capability_of, takes_compiled
-from attnbench.kernels.shared.counts import RowCount, describes, rows_in
+from attnbench.kernels.shared.counts import RowCount
+from attnbench.kernels.shared.kept import describes, empty, rows_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
@@ -66,6 +67,11 @@ class Problem:
     def lengths(self) -> tuple[Tensor | None, Tensor | None, int, int]:
         """Arguments of `flash.tiles.sequence`: both offsets, and the lengths where dense."""
         return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
+
+    def at(self, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
+        """The same problem of other sequences; of the keys' None: those of the queries."""
+        cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        return replace(self, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
     def reach(self) -> tuple[int, int]:
         """Run-time bounds of the mask; 0 for one the flags leave out."""
@@ -141,14 +147,19 @@ def problem_of(
     )
 
 
-def bound_of(most: Any, rows: int) -> Any:
-    """A bound of the rows of a sequence by which packed calls are kept: whole tiles, and no more than all rows take.
+def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[Any, Any]:
+    """Bounds of the rows of sequences by which packed calls are kept: whole tiles, and no more than all rows take.
 
-    Any number from the longest sequence on is as good: kernels ask the offsets how long one is.
+    Any number from the longest sequence on is as good: kernels ask the offsets how long one is.  Those of what is
+    refused stay as they are.
     """
-    if not is_whole(most):
-        return most  # which is refused
-    return min(_in_tiles(most), _in_tiles(rows))
+    max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
+    if not (is_whole(max_seqlen_q) and is_whole(max_seqlen_k)):
+        return max_seqlen_q, max_seqlen_k
+    try:
+        return min(_in_tiles(max_seqlen_q), _in_tiles(len(q))), min(_in_tiles(max_seqlen_k), _in_tiles(len(k)))
+    except TypeError:
+        return max_seqlen_q, max_seqlen_k
 
 
 def _in_tiles(rows: int) -> int:
@@ -156,7 +167,7 @@ def _in_tiles(rows: int) -> int:
 
 
 def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: tuple[int, int] | None) -> Problem:
-    """The same packed problem by bounds of `bound_of`, for whatever number of rows has these.
+    """The same packed problem by bounds of `bounds_of`, for whatever number of rows has these.
 
     Args:
         problem: checked.
@@ -173,6 +184,17 @@ def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
     if problem.packed:
         return 1, q.shape[1], q.shape[0]
     return q.shape[0], q.shape[2], q.shape[1]
+
+
+def like(x: Tensor, problem: Problem) -> tuple[SupportsIndex, ...]:
+    """Shape of a tensor, of which packed the rows are counted."""
+    return (rows_in(x), *x.shape[1:]) if problem.packed else tuple(x.shape)
+
+
+def results_of(q: Tensor, dim_v: int, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Room for the output and for lse."""
+    out = empty((*like(q, problem)[:-1], dim_v), q)
+    return out, empty((1, q.shape[1], rows_in(q)) if problem.packed else lse_shape(q, problem), q, torch.float32)
 
 
 def lse_strides(lse: Tensor, problem: Problem) -> tuple[int | RowCount, int | RowCount]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attnbench.kernels.flash.problem import Problem, strides_of
+from attnbench.kernels.flash.problem import Problem, lse_strides, strides_of
 from attnbench.kernels.flash.quant.config import QuantConfig
 from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
 from attnbench.kernels.flash.quant.prepare import Quantised
+from attnbench.kernels.shared.kept import launch, rows_in
 from attnbench.kernels.shared.tiling import group_of
 
 SECTION_MIB = 16
@@ -35,7 +36,9 @@ def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, co
 
         launch_hopper_forward(made, out, lse, problem, config, section)
         return
-    flash_quant_forward[(tiles * pairs,)](
+    launch(
+        flash_quant_forward,
+        (tiles * pairs,),
         made.q,
         made.k,
         made.v,
@@ -47,15 +50,14 @@ def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, co
         lse,
         *problem.lengths(),
         *strides_of(out),
-        lse.stride(0),
-        lse.stride(1),
+        *lse_strides(lse, problem),
         heads,
         heads // heads_kv,
         pairs,
         tiles,
         section,
-        made.q.shape[1],
-        made.k.shape[1],
+        rows_in(made.q, 1),
+        rows_in(made.k, 1),
         DIM=dim,
         COLUMNS=columns,
         HAS_RIGHT=problem.right is not None,

@@ -9,6 +9,7 @@ from attnbench.kernels.flash.sparse.config import SparseConfig
 from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists
 from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import SparseProblem
+from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import block_of
 
 LOG2_E = 1.4426950408889634
@@ -51,7 +52,9 @@ def launch_sparse(
 
         launch_hopper_forward(q, k, v, out, lse, lists, problem, config)
         return
-    flash_sparse_forward[(all_lists * (problem.block[0] // config.block_m),)](
+    launch(
+        flash_sparse_forward,
+        (all_lists * (problem.block[0] // config.block_m),),
         q,
         k,
         v,

@@ -11,18 +11,23 @@ move roundings, and one that is not finite makes NaN as in `flash.quant.api`.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
+from attnbench.kernels.flash.problem import Problem, results_of
 from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_prepare, launch_quantise, launch_smooth
-from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
+from attnbench.kernels.flash.sparse.lists import BlockLists, lists_from, lists_of, of_lists
 from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.flash.sparse_quant.config import FORWARD, Shape, SparseQuantConfig, default_config
 from attnbench.kernels.flash.sparse_quant.forward import launch_sparse_quant
 from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_quant_forward
 from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of, said_here, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.shared.kept import Kept, Launches, Results, facts_of
 
 __all__ = [
     "BlockLists",
@@ -120,11 +125,30 @@ def flash_sparse_quant_attention(
     problem, dense = problems_of(q, k, v, block=block, causal=causal, scale=scale)
     chosen = config_for(config, q, problem)
     _check_device(q)
-    lists = listed(block_map, q, k, problem, validate=validate)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(problem.batch, problem.heads, problem.seqlen_q, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        made = allocate(q, k, dense)
-        launch_prepare(q, k, v, made, dense)
-        launch_sparse_quant(made, out, lse, lists, problem, chosen)
+    lists, made_for = of_lists(listed(block_map, q, k, problem, validate=validate))
+    key = problem, dense, chosen, made_for, facts_of(q, k, v, *lists)
+    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, problem, dense, chosen, made_for)))
+    out, lse = launches(q, k, v, *lists)
+    assert out is not None
+    assert lse is not None
+    return out, lse
+
+
+_calls: Kept[Launches] = Kept()
+
+
+def _run(
+    problem: SparseProblem,
+    dense: Problem,
+    config: SparseQuantConfig,
+    made_for: tuple[Any, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *lists: Tensor | None,
+) -> Results:
+    out, lse = results_of(q, q.shape[-1], dense)
+    made = allocate(q, k, dense)
+    launch_prepare(q, k, v, made, dense)
+    launch_sparse_quant(made, out, lse, lists_from(lists, made_for), problem, config)
     return out, lse
