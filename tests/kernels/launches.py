@@ -150,7 +150,7 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
             "flash.quant.calls.CALLS",
             "flash.sparse.calls.CALLS",
             "flash.sparse.lists._calls",
-            "flash.sparse_quant.api._calls",
+            "flash.sparse_quant.api.CALLS",
             "hstu.dense.calls.CALLS",
             "hstu.bsa.calls.CALLS",
             "hstu.paged.calls._attentions",

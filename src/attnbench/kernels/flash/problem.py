@@ -154,16 +154,16 @@ def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tup
     refused stay as they are.
     """
     max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
-    if not (is_whole(max_seqlen_q) and is_whole(max_seqlen_k)):
+    if type(max_seqlen_q) is not int or type(max_seqlen_k) is not int:
         return max_seqlen_q, max_seqlen_k
     try:
-        return min(_in_tiles(max_seqlen_q), _in_tiles(len(q))), min(_in_tiles(max_seqlen_k), _in_tiles(len(k)))
-    except TypeError:
+        most_q, most_k = min(max_seqlen_q, q.shape[0]), min(max_seqlen_k, k.shape[0])
+    except (AttributeError, IndexError):
         return max_seqlen_q, max_seqlen_k
-
-
-def _in_tiles(rows: int) -> int:
-    return rows if rows <= BOUND_ROWS else -(-rows // BOUND_ROWS) * BOUND_ROWS
+    return (
+        most_q if most_q <= BOUND_ROWS else -(-most_q // BOUND_ROWS) * BOUND_ROWS,
+        most_k if most_k <= BOUND_ROWS else -(-most_k // BOUND_ROWS) * BOUND_ROWS,
+    )
 
 
 def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: tuple[int, int] | None) -> Problem:

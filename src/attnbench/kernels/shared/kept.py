@@ -31,7 +31,7 @@ from torch import Tensor
 from attnbench.kernels.shared import card
 from attnbench.kernels.shared.counts import Rows, Source, describes, following, noting_guards, rows_in, stride_in
 from attnbench.kernels.shared.launch import Bound, Repeat, is_observed, switches
-from attnbench.kernels.shared.noting import Recorder, clear, empty, launch, notes, zeros
+from attnbench.kernels.shared.noting import Recorder, clear, contiguous_strides, empty, launch, notes, zeros
 
 __all__ = [
     "Kept",
@@ -188,9 +188,9 @@ class Plan:
     def __call__(self, tensors: Sequence[Tensor | None], extents: _Extents) -> Results:
         """Run it on other tensors, on the current stream of their card."""
         like: Any = tensors[0]
-        make, known = like.new_empty, [*tensors]
-        for shape, dtype in extents.own:
-            known.append(make(shape, dtype=dtype))
+        make, known = like.new_empty_strided, [*tensors]  # quicker than `new_empty`
+        for shape, strides, dtype in extents.own:
+            known.append(make(shape, strides, dtype=dtype))
         if current_device() == self.device:
             self._run(known, like, extents)
         else:
@@ -200,7 +200,8 @@ class Plan:
 
     def _extents(self, rows: Rows) -> _Extents:
         """What is allocated and launched where the arguments have so many rows."""
-        own = [(layout.at(rows), layout.dtype) for layout in self.own]
+        shapes = [layout.at(rows) for layout in self.own]
+        own = [(shape, contiguous_strides(shape), layout.dtype) for shape, layout in zip(shapes, self.own, strict=True)]
         cleared, uncleared = (
             _Parts([math.prod(layout.at(rows)) * layout.dtype.itemsize for layout in layouts])
             for layouts in self.workspaces
@@ -252,7 +253,7 @@ class _Extents(NamedTuple):
     """What a plan allocates and launches for arguments with so many rows, each by its number and axis."""
 
     rows: Rows
-    own: Sequence[tuple[tuple[int, ...], torch.dtype]]
+    own: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     cleared: _Parts
     uncleared: _Parts
     bounds: Sequence[Bound | None]

@@ -27,7 +27,7 @@ from attnbench.kernels.flash.sparse_quant.forward import launch_sparse_quant
 from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_quant_forward
 from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of, said_here, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
-from attnbench.kernels.shared.kept import Kept, Launches, Results, facts_of
+from attnbench.kernels.shared.kept import Kept, Launches, Results, exact, facts_of
 
 __all__ = [
     "BlockLists",
@@ -122,19 +122,42 @@ def flash_sparse_quant_attention(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
             of the Hopper path is refused on other cards and dims; no other runs in its place.
     """
-    problem, dense = problems_of(q, k, v, block=block, causal=causal, scale=scale)
-    chosen = config_for(config, q, problem)
-    _check_device(q)
-    lists, made_for = of_lists(listed(block_map, q, k, problem, validate=validate))
-    key = problem, dense, chosen, made_for, facts_of(q, k, v, *lists)
-    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, problem, dense, chosen, made_for)))
-    out, lse = launches(q, k, v, *lists)
+    scale = None if scale is None else float(scale)
+    sizes = exact(*block) if isinstance(block, tuple | list) else object()
+    key = facts_of(q, k, v), sizes, exact(bool(causal), scale, config)
+    call = CALLS.get(key)
+    if call is None or validate:
+        problem, dense = problems_of(q, k, v, block=block, causal=causal, scale=scale)
+        chosen = config_for(config, q, problem)
+        _check_device(q)
+        call = CALLS.keep(key, Call(problem, dense, chosen))
+    out, lse = call(q, k, v, listed(block_map, q, k, call.problem, validate=validate))
     assert out is not None
     assert lse is not None
     return out, lse
 
 
-_calls: Kept[Launches] = Kept()
+class Call:
+    """A call without its tensors: the problem, checked, the configuration, and the launches by what the lists are."""
+
+    __slots__ = ("config", "dense", "launches", "problem")
+
+    def __init__(self, problem: SparseProblem, dense: Problem, config: SparseQuantConfig) -> None:
+        self.problem, self.dense, self.config = problem, dense, config
+        self.launches: Kept[Launches] = Kept()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, lists: BlockLists) -> Results:
+        """Out and lse."""
+        tensors, made_for = of_lists(lists)
+        key = facts_of(*tensors), made_for
+        launches = self.launches.get(key)
+        if launches is None:
+            run = partial(_run, self.problem, self.dense, self.config, made_for)
+            launches = self.launches.keep(key, Launches(run))
+        return launches(q, k, v, *tensors)
+
+
+CALLS: Kept[Call] = Kept()
 
 
 def _run(
