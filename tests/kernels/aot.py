@@ -203,9 +203,9 @@ _SPELLED = {
 
 
 def _plain(value: Any) -> Any:
-    """A tuple as JSON has it: a list, or by name where it has names."""
+    """A tuple as JSON has it: a list, or by name where it has names; a tensor in it is no constant, and is left out."""
     if not isinstance(value, tuple):
-        return value
+        return None if hasattr(value, "data_ptr") else value
     plain = [_plain(one) for one in value]
     return dict(zip(value._fields, plain, strict=True)) if hasattr(value, "_fields") else plain
 

@@ -77,24 +77,30 @@ def specialised(kernel: Any, ordered: list[Any]) -> tuple[Any, ...]:
     """What Triton compiles a kernel for: precisions, alignment, whole numbers that are 1 or divisible by 16."""
     found: list[Any] = [kernel.fn.__name__]
     for param, x in zip(kernel.params, ordered, strict=True):
-        if isinstance(x, torch.Tensor):
-            found.append((x.dtype, x.data_ptr() % 16 == 0))
-        elif hasattr(x, "block_shape"):
-            found.append((x.base.dtype, *x.block_shape))
-        elif param.is_constexpr or x is None:
-            found.append(x)
-        elif type(x) is int and not param.do_not_specialize:
-            found.append((x == 1, x % 16 == 0, x >= 2**31))
-        else:
-            found.append(type(x))
+        found.append(x if param.is_constexpr else _seen(x, param.do_not_specialize))
     return tuple(found)
 
 
+def _seen(x: Any, unseen: bool) -> Any:
+    """What Triton looks at of an argument; of the numbers in a tuple whatever it is told."""
+    if isinstance(x, tuple):
+        return tuple(_seen(one, False) for one in x)
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    if hasattr(x, "block_shape"):
+        return x.base.dtype, *x.block_shape
+    if x is None:
+        return None
+    return (x == 1, x % 16 == 0, x >= 2**31) if type(x) is int and not unseen else type(x)
+
+
 def flat(ordered: list[Any]) -> list[Any]:
-    """Arguments as the launcher in C gets them."""
+    """Arguments as the launcher in C gets them, which flattens tuples by itself."""
     found: list[Any] = []
     for x in ordered:
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, tuple):
+            found.append(tuple(flat(list(x))))
+        elif isinstance(x, torch.Tensor):
             found.append(x.data_ptr())
         elif hasattr(x, "block_shape"):
             found += [tensor_map(x), *x.shape, *x.strides]

@@ -1,17 +1,32 @@
-"""Arguments of kernels: how many names a signature has, and that a number in a tuple is specialised as one by itself."""
+"""Arguments of kernels: how many names a signature has, and that what is in a named tuple is as if it were by itself."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from .aot import NO_OLDEST, OLDEST
+pytest.importorskip("triton")
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnbench.kernels.shared import kept
+
+from .aot import NO_OLDEST, OLDEST, compile_with, recorded, tritons
+from .hopper_machine import run
+from .interpreter import interpreted
+from .launches import on_no_card
 
 KERNELS = Path(__file__).resolve().parents[2] / "src" / "attnbench" / "kernels"
 MOST = 25
@@ -110,7 +125,6 @@ print(json.dumps({"version": triton.__version__, "found": found}))
 @pytest.mark.parametrize("folder", [None, OLDEST], ids=["pinned", "3.6"])
 def test_triton_specialises_numbers_in_nested_tuples_as_it_does_single_ones(tmp_path, folder):
     """What is 1, what 16 divides, what needs 64 bits: of each Triton, in a process of its own."""
-    pytest.importorskip("triton")
     if folder is not None and not (folder / ".ready").is_file():
         pytest.skip(NO_OLDEST)
     script = tmp_path / "binder.py"  # Triton reads the source of a kernel
@@ -128,3 +142,154 @@ def test_triton_specialises_numbers_in_nested_tuples_as_it_does_single_ones(tmp_
     for together, apart in said["found"]:
         assert together == apart
         assert len(together) == 10
+
+
+# ── tensors in named tuples ────────────────────────────────────────────────────────────────────────
+
+SOURCE = """
+from typing import NamedTuple
+import triton
+import triton.language as tl
+
+
+class Operand(NamedTuple):
+    ptr: object
+    strides: tuple
+
+
+class Operands(NamedTuple):
+    x: Operand
+    y: Operand
+    missing: object
+
+
+class Meta(NamedTuple):
+    SIZE: int
+
+
+class Row(NamedTuple):
+    ptr: object
+    stride: object
+
+
+@triton.jit
+def load(row, SIZE: tl.constexpr):
+    return tl.load(row.ptr + tl.arange(0, SIZE) * row.stride)
+
+
+@triton.jit(do_not_specialize=("row",))
+def together(operands, row, META: tl.constexpr):
+    x, y = operands.x, operands.y
+    value = load(Row(x.ptr + row * x.strides[0], x.strides[1]), META.SIZE)
+    if operands.missing is None:
+        value += 1
+    tl.store(y.ptr + row * y.strides[0] + tl.arange(0, META.SIZE) * y.strides[1], value)
+
+
+@triton.jit(do_not_specialize=("row",))
+def apart(x_ptr, x_row, x_column, y_ptr, y_row, y_column, missing, row, SIZE: tl.constexpr):
+    value = tl.load(x_ptr + row * x_row + tl.arange(0, SIZE) * x_column)
+    if missing is None:
+        value += 1
+    tl.store(y_ptr + row * y_row + tl.arange(0, SIZE) * y_column, value)
+"""
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A folder with a module `named_tuples`."""
+    (tmp_path / "named_tuples.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("named_tuples", None)
+
+
+def launch(module: Any, x: torch.Tensor, y: torch.Tensor, row: int) -> None:
+    operands = module.Operands(module.Operand(x, x.stride()), module.Operand(y, y.stride()), None)
+    module.together[(1,)](operands, row, module.Meta(32))
+
+
+def test_a_tensor_in_a_named_tuple_is_compiled_as_one_by_itself(written):
+    module = importlib.import_module("named_tuples")
+    x, y = torch.empty(6, 32, device="meta"), torch.empty(32, 6, dtype=torch.float16, device="meta").T
+    with recorded(module, "together", "apart", capability=90) as jobs:
+        launch(module, x, y, 5)
+        module.apart[(1,)](x, *x.stride(), y, *y.stride(), None, 5, 32)
+    assert jobs[0].arguments["operands"] == {
+        "x": {"ptr": "*fp32:16", "strides": ["i32:16", None]},
+        "y": {"ptr": "*fp16:16", "strides": [None, "i32"]},
+        "missing": None,
+    }
+    for found in compile_with(tritons(), jobs).values():
+        one, other = (astuple(found[job.label]) for job in jobs)
+        assert one == other
+
+
+def test_a_tensor_in_a_named_tuple_is_interpreted(written):
+    x, y = torch.randn(6, 32), torch.zeros(6, 32)
+    with interpreted("named_tuples") as (module,):
+        launch(module, x, y, 5)
+    assert torch.equal(y[5], x[5] + 1)
+    assert (y[:5] == 0).all()
+
+
+class Operand(NamedTuple):
+    ptr: Any
+    stride: Any
+
+
+class Operands(NamedTuple):
+    x: Operand
+    y: Operand
+
+
+@gluon.jit
+def in_gluon(operands, META: gl.constexpr):
+    lanes = gl.arange(0, META.stride)
+    x = Operand(operands.x.ptr + operands.x.stride, 1)
+    gl.store(operands.y.ptr + lanes * operands.y.stride, gl.load(x.ptr + lanes) * META.stride)
+
+
+def test_a_tensor_in_a_named_tuple_is_known_to_the_machine():
+    x, y = torch.randn(3, 8), torch.zeros(8, 2)
+    run(in_gluon, (1,), Operands(Operand(x, 8), Operand(y, 2)), Operand(None, 8))
+    assert torch.equal(y[:, 0], x[1] * 8)
+    assert (y[:, 1] == 0).all()
+
+
+@triton.jit(do_not_specialize=("count",))
+def named(operands, out_ptr, count):
+    """Launched on no card."""
+
+
+def test_a_launch_with_tensors_in_named_tuples_is_repeated():
+    def work(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+        out, room = kept.empty((4, 8), x), kept.empty((2, 8), x)
+        operands = Operands(Operand(x, x.stride()), Operand((room, y), 3))
+        kept.launch(named, (2,), operands, out, kept.rows_in(x))
+        return (out,)
+
+    with on_no_card() as card:
+        launches = kept.Launches(work)
+        for count in (4, 5):
+            x, y = torch.zeros(count, 8), torch.zeros(4, 8)
+            (out,) = launches(x, y)
+            assert launches.fault is None
+            _, grid, (((x_at, strides), ((room_at, y_at), stride)), out_at, rows) = card.launched[-1]
+            assert (grid, strides, stride, rows) == ((2, 1, 1), (8, 1), 3, count)
+            assert (x_at, y_at, out_at) == (x.data_ptr(), y.data_ptr(), out.data_ptr())
+            assert room_at not in (x_at, y_at, out_at)
+            assert room_at in {made.data_ptr() for made in card.held}
+        assert card.through_triton == 1
+
+
+def test_what_cannot_be_in_a_tuple_is_not_repeated():
+    def work(x: torch.Tensor) -> tuple[()]:
+        kept.launch(named, (2,), Operand(x, object()), None, 1)
+        return ()
+
+    with on_no_card():
+        launches = kept.Launches(work)
+        launches(torch.zeros(4, 8))
+        assert launches.fault == "an argument is of type object"

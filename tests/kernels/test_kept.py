@@ -579,7 +579,7 @@ driver.PyKernelArg = lambda **fields: tuple(fields.values())
 driver.compile_module_from_src = lambda **given: SimpleNamespace(launch=partial(launch))
 driver.library_dirs = list
 signature = {"a": "*bf16", "b": "tensordesc<bf16[1,16,1,64]>", "c": "i32", "d": "constexpr", "e": ("i32", "constexpr"),
-             "f": "tensordesc<bf16[1,16,1,64]>", "g": "fp32"}
+             "f": "tensordesc<bf16[1,16,1,64]>", "g": "fp32", "h": ("*bf16", ("i32", "*bf16", "constexpr"), "i32")}
 described = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 16, 1, 64], "fp4_padded": False}
 metadata = SimpleNamespace(tensordesc_meta=[described, described | {"swizzle": 2}], num_ctas=1, global_scratch_size=0,
                            global_scratch_align=1, profile_scratch_size=0, profile_scratch_align=1,
@@ -589,7 +589,7 @@ launcher = driver.CudaLauncher(source, metadata)
 compiled = SimpleNamespace(run=launcher, function=11, packed_metadata=(8, 1, 0), metadata=metadata)
 def given(x):
     made = TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 16, 1, 64])
-    return [x, made, 5, "pp", (7, 1), made, 0.5]
+    return [x, made, 5, "pp", (7, 1), made, 0.5, (x, (3, x, None), 9)]
 one, two = (torch.zeros(2, 32, 4, 64, dtype=torch.bfloat16) for _ in range(2))
 repeat = Repeat(compiled, (3, 2), given(one), lambda x: 0)
 for x in (one, two, one):

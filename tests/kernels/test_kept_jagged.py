@@ -319,11 +319,11 @@ def unspecialised(x_ptr, count):
     """Launched on no card."""
 
 
-@pytest.mark.parametrize("inside", [False], ids=["alone"])
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a tuple"])
 def test_a_count_that_a_kernel_is_compiled_for_is_repeated_where_it_is_alike(inside):
     def run(kernel: Any, x: torch.Tensor) -> tuple[()]:
         count = kept.rows_in(x) * 3
-        kept.launch(kernel, (kept.rows_in(x).parts(16),), x, (5, count) if inside else count)
+        kept.launch(kernel, (kept.rows_in(x).parts(16),), x, (5, (count, x)) if inside else count)
         return ()
 
     with on_no_card() as card:
@@ -334,7 +334,7 @@ def test_a_count_that_a_kernel_is_compiled_for_is_repeated_where_it_is_alike(ins
             through.append(card.through_triton)
         assert through == [1, 2, 2, 2, 2, 2]
         assert launches.fault is None
-        counts = [values[1][1] if inside else values[1] for _, _, values in card.launched]
+        counts = [values[1][1][0] if inside else values[1] for _, _, values in card.launched]
         assert counts == [15, 48, 21, 96, 300, 144]
         launches = kept.Launches(lambda x: run(unspecialised, x))
         for count in (5, 5, 16, 33):

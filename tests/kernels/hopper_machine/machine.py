@@ -20,7 +20,7 @@ from .language import STAND_INS
 from .memory import Memory, View
 from .mistakes import Mistake
 from .outside import Outside, Watched
-from .program import Function, Names
+from .program import Function, Names, like
 from .schedule import Schedule, together
 from .tiles import Int, Pointer, Tile, torch_dtype, whole
 from .transfers import Descriptor, Transfers
@@ -103,7 +103,7 @@ def _argument(value: Any, constant: bool) -> Any:
     if isinstance(value, float):
         return torch.tensor(value).item()
     if isinstance(value, (tuple, list)):
-        return tuple(_argument(one, False) for one in value)
+        return like(value, [_argument(one, False) for one in value])
     return whole(value) if isinstance(value, int) else value
 
 

@@ -6,7 +6,7 @@ import ast
 import builtins
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -53,7 +53,12 @@ class Names:
             return self._aggregates[id(value)]
         if getattr(value, "__triton_builtin__", False):
             return self._words.get(value.__name__) or _missing(value)
-        return tuple(map(self.of, value)) if isinstance(value, tuple) else value
+        return like(value, map(self.of, value)) if isinstance(value, tuple) else value
+
+
+def like(value: Iterable[Any], parts: Iterable[Any]) -> tuple[Any, ...]:
+    """A tuple of these parts, with the names of another that may have names."""
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 class _Module:

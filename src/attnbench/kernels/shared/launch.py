@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, SupportsIndex
 from torch import Tensor
 from triton import knobs
 
-from attnbench.kernels.shared.counts import Follows, RowCount, Rows, counts_of
+from attnbench.kernels.shared.counts import Follows, RowCount, Rows, counts_of, now
 
 MOST_MAPS = 64
 "Tensor maps that are kept of an argument, one an address: allocators give few addresses again and again."
@@ -84,12 +84,75 @@ class _TensorMap:
         return found
 
 
+class _Filled:
+    """A tuple of arguments with tensors or counts in it, made anew for other addresses and extents."""
+
+    __slots__ = ("counts", "pointers", "tuples", "values")
+
+    def __init__(
+        self, values: Sequence[Any], number: Callable[[Tensor], int], follows: Callable[[RowCount], Follows | None]
+    ) -> None:
+        self.values = [None if isinstance(value, Tensor) else now(value) for value in values]  # keeps no tensor alive
+        self.pointers = [(at, number(value)) for at, value in enumerate(values) if isinstance(value, Tensor)]
+        counts = ((at, follows(value)) for at, value in enumerate(values) if isinstance(value, RowCount))
+        self.counts = [(at, found) for at, found in counts if found is not None]
+        self.tuples: list[tuple[int, _Filled]] = []
+        for at, value in enumerate(values):
+            if not (isinstance(value, Tensor | RowCount) or _is_constant(value)):
+                self.values[at] = None
+                self.tuples.append((at, _filled(value, number, follows)))
+
+    @property
+    def numbers(self) -> set[int]:
+        """Of the tensors in it."""
+        return {number for _, number in self.pointers}.union(*(inner.numbers for _, inner in self.tuples))
+
+    @property
+    def moves(self) -> bool:
+        """Whether a number in it follows the rows."""
+        return bool(self.counts) or any(inner.moves for _, inner in self.tuples)
+
+    def renumber(self, order: Mapping[int, int]) -> None:
+        """Have the same tensors by other numbers."""
+        self.pointers = [(at, order[number]) for at, number in self.pointers]
+        for _, inner in self.tuples:
+            inner.renumber(order)
+
+    def bound(self, rows: Rows) -> _Filled:
+        """The same for arguments of these extents."""
+        if not self.moves:
+            return self
+        found = copy(self)
+        found.values, found.counts = [*self.values], []
+        for at, count in self.counts:
+            found.values[at] = count.at(rows)
+        found.tuples = [(at, inner.bound(rows)) for at, inner in self.tuples]
+        return found
+
+    def at(self, addresses: Sequence[int]) -> tuple[Any, ...]:
+        """The tuple of tensors at these addresses."""
+        values = self.values.copy()
+        for at, number in self.pointers:
+            values[at] = addresses[number]
+        for at, inner in self.tuples:
+            values[at] = inner.at(addresses)
+        return tuple(values)
+
+
+def _filled(value: Any, number: Callable[[Tensor], int], follows: Callable[[RowCount], Follows | None]) -> _Filled:
+    if not isinstance(value, tuple):
+        raise LookupError(f"an argument is of type {type(value).__name__}")
+    return _Filled(value, number, follows)
+
+
 class Bound(NamedTuple):
     """A launch for arguments of some extents: everything but addresses."""
 
     before: Sequence[int]
     "the grid"
     arguments: Sequence[Any]
+    tuples: Sequence[tuple[int, _Filled]]
+    "those with tensors or counts in them"
     maps: Sequence[tuple[int, int, _TensorMap, tuple[int, ...], tuple[int, ...]]]
     "where a tensor map stands, the tensor's number, the map, extents and strides"
 
@@ -97,7 +160,19 @@ class Bound(NamedTuple):
 class Repeat:
     """A launch with everything bound but addresses, numbered as the caller numbers its tensors, and counts of rows."""
 
-    __slots__ = ("after", "arguments", "compiled", "counts", "fixed", "grid", "launch", "maps", "nested", "pointers")
+    __slots__ = (
+        "after",
+        "arguments",
+        "compiled",
+        "counts",
+        "fixed",
+        "grid",
+        "launch",
+        "maps",
+        "nested",
+        "pointers",
+        "tuples",
+    )
 
     def __init__(
         self,
@@ -133,6 +208,7 @@ class Repeat:
         self.after: tuple[Any, ...] = (compiled.function, *flags, *between)
         self.arguments: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
+        self.tuples: list[tuple[int, _Filled]] = []
         self.maps: list[tuple[int, int, _TensorMap]] = []
         makers = iter(_makers(compiled))
         for value in values:
@@ -150,26 +226,29 @@ class Repeat:
             elif _is_constant(value):
                 self.arguments.append(value)
             else:
-                raise LookupError(f"an argument is of type {type(value).__name__}")
-        before = [int(extent) for extent in (*grid, 1, 1)[:3]]
-        self.fixed = Bound(
-            before, self.arguments, [(*one, *one[2].numbers({})) for one in self.maps if not _moves(one)]
-        )
+                self.tuples.append((at, _filled(value, number, follows)))
+                self.arguments.append(None)
+        before, maps = [int(extent) for extent in (*grid, 1, 1)[:3]], [one for one in self.maps if not _moves(one)]
+        self.fixed = Bound(before, self.arguments, self.tuples, [(*one, *one[2].numbers({})) for one in maps])
 
     @property
     def numbers(self) -> set[int]:
         """Of the tensors that it is launched on."""
-        return {number for _, number in self.pointers} | {number for _, number, *_ in self.maps}
+        alone = {number for _, number in self.pointers} | {number for _, number, *_ in self.maps}
+        return alone.union(*(filled.numbers for _, filled in self.tuples))
 
     @property
     def follows(self) -> bool:
         """Whether anything but addresses differs from call to call."""
-        return bool(self.grid or self.counts or any(map(_moves, self.maps)))
+        moving = any(map(_moves, self.maps)) or any(filled.moves for _, filled in self.tuples)
+        return bool(self.grid or self.counts or moving)
 
     def renumbered(self, order: Mapping[int, int]) -> Repeat:
         """The same launch, of tensors that have other numbers."""
         self.pointers = [(at, order[number]) for at, number in self.pointers]
         self.maps = [(at, order[number], tensor_map) for at, number, tensor_map in self.maps]
+        for _, filled in self.tuples:
+            filled.renumber(order)
         maps = [(at, order[number], one, shape, strides) for at, number, one, shape, strides in self.fixed.maps]
         self.fixed = self.fixed._replace(maps=maps)
         return self
@@ -187,14 +266,16 @@ class Repeat:
             shape, strides = tensor_map.numbers(rows)
             arguments[at + 1 : at + 1 + len(shape) + len(strides)] = *shape, *strides
             maps.append((at, number, tensor_map, shape, strides))
-        return Bound(before, arguments, maps)
+        return Bound(before, arguments, [(at, filled.bound(rows)) for at, filled in self.tuples], maps)
 
     def __call__(self, stream: int, addresses: Sequence[int], bound: Bound | None = None) -> None:
         """Launch on a stream of the current device, on tensors at these addresses; `bound`: of `bound`."""
-        before, given, maps = bound or self.fixed
+        before, given, tuples, maps = bound or self.fixed
         arguments = [*given]
         for at, number in self.pointers:
             arguments[at] = addresses[number]
+        for at, filled in tuples:
+            arguments[at] = filled.at(addresses)
         for at, number, tensor_map, shape, strides in maps:
             key = addresses[number], shape, strides
             arguments[at] = tensor_map.known.get(key) or tensor_map.at(*key)
