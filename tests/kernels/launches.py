@@ -148,7 +148,7 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         for name in (
             "flash.quant.calls.check_device",
             "flash.sparse.calls.check_device",
-            "flash.sparse_quant.api._check_device",
+            "flash.sparse_quant.calls.check_device",
         ):
             patch.setattr(f"attnbench.kernels.{name}", lambda q: None)
         for name in (
@@ -156,7 +156,7 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
             "flash.quant.calls.CALLS",
             "flash.sparse.calls.CALLS",
             "flash.sparse.lists._calls",
-            "flash.sparse_quant.api.CALLS",
+            "flash.sparse_quant.calls.CALLS",
             "hstu.dense.calls.CALLS",
             "hstu.bsa.calls.CALLS",
             "hstu.paged.calls._attentions",

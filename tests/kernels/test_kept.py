@@ -31,7 +31,7 @@ from attnbench.kernels.flash import calls as flash
 from attnbench.kernels.flash.quant import calls as quant
 from attnbench.kernels.flash.sparse import calls as sparse
 from attnbench.kernels.flash.sparse import lists as sparse_lists
-from attnbench.kernels.flash.sparse_quant import api as sparse_quant
+from attnbench.kernels.flash.sparse_quant import calls as sparse_quant
 from attnbench.kernels.hstu.bsa import calls as bsa
 from attnbench.kernels.hstu.bsa.plan import BsaConfig
 from attnbench.kernels.hstu.dense import calls as dense

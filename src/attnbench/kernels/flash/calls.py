@@ -155,6 +155,8 @@ class Call:
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk and dv of the tensors of `_run_backward`."""
+        if dout.is_neg():
+            dout = dout.resolve_neg()
         key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED if tensors[5] is not None else ())
         found = self.backward.get(key)
         if found is None:

@@ -124,7 +124,7 @@ def problem_of(
     _check_offsets(q, cu_seqlens_q, cu_seqlens_k)
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if packed and (not is_whole(value) or value < 0):
-            raise _wrong(name, value, "cannot be used", "a whole number from 0")
+            raise _wrong(name, repr(value), "cannot be used", "a whole number from 0, an int of Python's")
     scale = _scale(q, scale)
     assert not packed or (max_seqlen_q is not None and max_seqlen_k is not None)
     # A sequence has no more rows than all of them, whatever the caller says is enough.

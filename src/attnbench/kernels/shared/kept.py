@@ -100,7 +100,7 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
             many; none, one, and those of very large tensors are said all the same.
 
     Raises:
-        ValueError: a tensor on a card has no memory there, as a fake one.
+        ValueError: a tensor has no memory as kernels read it: fake, sparse, wrapped, or negated when it is read.
     """
     facts: list[Any] = []
     counts: list[int] = []
@@ -111,6 +111,8 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
                 facts.append(None)
                 continue
             address = x.data_ptr()
+            if x.is_neg():
+                raise ValueError("a tensor is negated when it is read (Tensor.is_neg); its resolve_neg()")
             if not address and x.device.type == "cuda" and x.numel():
                 raise ValueError(f"a tensor of shape {tuple(x.shape)} has no memory on {x.device}; one with values")
             shape, strides, axis = x.shape, x.stride(), axes.get(number)
@@ -125,6 +127,9 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
                 facts.append((shape, strides, x.dtype, x.device, address & 15))
     except (AttributeError, IndexError, TypeError):
         return object()
+    except RuntimeError:
+        layout = ", ".join(sorted({str(x.layout) for x in tensors if isinstance(x, Tensor)}))
+        raise ValueError(f"a tensor of these has no memory that a kernel reads ({layout}); dense ones") from None
     return (*facts, *switches(), card.stand_in)
 
 

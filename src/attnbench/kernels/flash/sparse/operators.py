@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.flash.sparse.calls import call, check_device, config_for
-from attnbench.kernels.flash.sparse.lists import BlockLists
+from attnbench.kernels.flash.sparse.lists import lists_from
 from attnbench.kernels.flash.sparse.problem import check_map, sparse_problem_of
 from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
 
@@ -39,20 +39,8 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, block_map: Tensor, *numbers: A
 
 def run_listed(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """`out` and `lse` of lists, which are held against the call."""
-    counts, indices, places, items, share, unit, block, seqlen_q, seqlen_k, causal, *numbers = rest
-    lists = BlockLists(
-        counts=counts,
-        indices=indices,
-        places=places,
-        items=items,
-        share=share,
-        unit=unit,
-        block=(block[0], block[1]),
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        causal=causal,
-    )
-    return call(q, k, v, lists, *numbers)
+    tensors, (share, unit, block, *made_for), numbers = rest[:4], rest[4:10], rest[10:]
+    return call(q, k, v, lists_from(tensors, (share, unit, (block[0], block[1]), *made_for)), *numbers)
 
 
 def fake_listed(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

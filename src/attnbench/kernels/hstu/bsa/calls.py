@@ -40,6 +40,8 @@ class Call:
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk, dv and dgates of the tensors of `_run_backward`."""
+        if dout.is_neg():
+            dout = dout.resolve_neg()
         key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED)
         found = self.backward.get(key)
         if found is None:
