@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: setup run check test kernels card lint types fix clean
+.PHONY: setup run check test kernels figures card lint types fix clean
 
 setup: .venv/.ready
 
@@ -42,6 +42,13 @@ test: lint types .venv/triton-3.6/.ready
 kernels: export PYTHONDONTWRITEBYTECODE =
 kernels: .venv/triton-3.6/.ready
 	ATTNBENCH_EVERY_KERNEL=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels -k compiled
+
+# After a change of a kernel: what `make test` would compile at every run until then (tests/kernels/figures.py).
+figures: export PYTHONDONTWRITEBYTECODE =
+figures: .venv/triton-3.6/.ready
+	rm -rf results/figures && mkdir -p results/figures
+	ATTNBENCH_KERNEL_FIGURES=$(CURDIR)/results/figures $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels -k compiled
+	$(BIN)/python tests/kernels/figures.py results/figures
 
 # Before a release, on a machine with a GPU: what CI skips, every command of the docs that measures among it.
 card: export PYTHONDONTWRITEBYTECODE =

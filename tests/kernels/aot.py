@@ -41,6 +41,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import figures
 from .machine_code import (
     TENSOR_CORE,
     WARPGROUP,
@@ -264,12 +265,20 @@ def compile_with(versions: Mapping[str, Path | None], jobs: Sequence[Job]) -> di
         RuntimeError: a job did not compile, and the message ends with the compiler's, or what came of it would give
             wrong values, by what registers.py says.
     """
+    keys = {name: [None if EVERY else figures.key_of(job, folder) for job in jobs] for name, folder in versions.items()}
+    before = {
+        name: {job.label: held for job, key in zip(jobs, of, strict=True) if (held := figures.found(key))}
+        for name, of in keys.items()
+    }
+    asked = {name: [job for job in jobs if job.label not in held] for name, held in before.items()}
+    busy = [name for name, wanted in asked.items() if wanted]
     try:
-        for folder in versions.values():
+        for name in busy:
+            folder = versions[name]
             if folder not in _compilers:
                 _compilers[folder] = _Compiler(folder)
-            _compilers[folder].ask(jobs)
-        answers = {name: _compilers[folder].answer() for name, folder in versions.items()}
+            _compilers[folder].ask(asked[name])
+        answers = {name: _compilers[versions[name]].answer() for name in busy}
     except BaseException:
         # An answer that nobody waited for would be taken for that to the next question.
         for folder in versions.values():
@@ -277,10 +286,14 @@ def compile_with(versions: Mapping[str, Path | None], jobs: Sequence[Job]) -> di
                 _compilers.pop(folder).close(kill=True)
         raise
     found = {}
-    for name, answer in answers.items():
+    for name in versions:
+        answer = answers.get(name, {"found": {}})
         if "wrong" in answer:
             raise RuntimeError(f"Triton {name}: {answer['wrong'][-4000:]}")
-        found[name] = {label: Compiled(**figures) for label, figures in answer["found"].items()}
+        made = before[name] | answer["found"]
+        for job, key in zip(jobs, keys[name], strict=True):
+            figures.note(key, made[job.label])
+        found[name] = {job.label: Compiled(**made[job.label]) for job in jobs}
         wrong = {
             label: faults
             for label, one in found[name].items()

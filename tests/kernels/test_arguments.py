@@ -22,39 +22,28 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnbench.kernels.shared import kept
+from attnbench.kernels.shared.hopper import aggregate
 
 from .aot import NO_OLDEST, OLDEST, compile_with, recorded, tritons
-from .hopper_machine import run
+from .hopper_machine import Mistake, run
 from .interpreter import interpreted
 from .launches import on_no_card
 
 KERNELS = Path(__file__).resolve().parents[2] / "src" / "attnbench" / "kernels"
 MOST = 25
 LONGER = {
-    "flash_backward_columns": 26,
     "hstu_bsa_grad_keys": 27,
     "hstu_bsa_ticket": 27,
     "hstu_bsa_hopper_attend": 40,
-    "quantise": 41,
-    "flash_hopper_forward": 36,
-    "flash_sparse_quant_hopper_forward": 33,
-    "flash_sparse_quant_forward": 31,
-    "decode_attend": 40,
     "attend_part": 35,
-    "flash_sparse_hopper_forward": 33,
-    "flash_quant_hopper_forward": 33,
     "hstu_hopper_forward": 32,
-    "flash_quant_forward": 31,
     "hstu_paged_hopper_forward": 30,
     "hstu_bsa_hopper_select": 30,
-    "decode_combine": 30,
-    "fold_rows": 27,
-    "flash_sparse_forward": 27,
     "hstu_hopper_backward_wide": 26,
     "hstu_hopper_backward": 26,
 }
-"""Functions with more names than MOST, and how many; pointers, descriptors and numbers that nothing is compiled anew for
-cannot be in a tuple: a descriptor's map is made of an argument by itself, and Triton specialises every number of one."""
+"""Functions with more names than MOST, and how many; descriptors and numbers that nothing is compiled anew for cannot be in
+a tuple: a descriptor's map is made of an argument by itself, and Triton specialises every number of one."""
 
 
 def test_signatures_have_few_names():
@@ -180,7 +169,7 @@ def load(row, SIZE: tl.constexpr):
 @triton.jit(do_not_specialize=("row",))
 def together(operands, row, META: tl.constexpr):
     x, y = operands.x, operands.y
-    value = load(Row(x.ptr + row * x.strides[0], x.strides[1]), META.SIZE)
+    value = load(Row(stride=x.strides[1], ptr=x.ptr + row * x.strides[0]), META.SIZE)
     if operands.missing is None:
         value += 1
     tl.store(y.ptr + row * y.strides[0] + tl.arange(0, META.SIZE) * y.strides[1], value)
@@ -244,18 +233,46 @@ class Operands(NamedTuple):
     y: Operand
 
 
+class Meta(NamedTuple):
+    SIZE: int
+
+
+@aggregate
+class Lanes:
+    SIZE: gl.constexpr
+
+
 @gluon.jit
 def in_gluon(operands, META: gl.constexpr):
-    lanes = gl.arange(0, META.stride)
-    x = Operand(operands.x.ptr + operands.x.stride, 1)
-    gl.store(operands.y.ptr + lanes * operands.y.stride, gl.load(x.ptr + lanes) * META.stride)
+    lanes = gl.arange(0, Lanes(SIZE=META.SIZE).SIZE, gl.BlockedLayout([1], [32], [4], [0]))
+    x = Operand(stride=1, ptr=operands.x.ptr + operands.x.stride)
+    gl.store(operands.y.ptr + lanes * operands.y.stride, gl.load(x.ptr + lanes) * META.SIZE)
+
+
+@gluon.jit
+def no_constant(operands, META: gl.constexpr):
+    Lanes(SIZE=operands.x.stride)
 
 
 def test_a_tensor_in_a_named_tuple_is_known_to_the_machine():
     x, y = torch.randn(3, 8), torch.zeros(8, 2)
-    run(in_gluon, (1,), Operands(Operand(x, 8), Operand(y, 2)), Operand(None, 8))
+    run(in_gluon, (1,), Operands(Operand(x, 8), Operand(y, 2)), Meta(8))
     assert torch.equal(y[:, 0], x[1] * 8)
     assert (y[:, 1] == 0).all()
+    with pytest.raises(Mistake, match=r"Lanes\.SIZE is a constexpr"):
+        run(no_constant, (1,), Operands(Operand(x, 8), Operand(y, 2)), Meta(8))
+
+
+def test_a_field_of_meta_is_a_constant_of_an_aggregate():
+    x = torch.empty(128, device="meta")
+    module = sys.modules[__name__]
+    with recorded(module, "in_gluon", "no_constant", capability=90) as jobs:
+        for kernel in (module.in_gluon, module.no_constant):
+            kernel[(1,)](Operands(Operand(x, 8), Operand(x, 2)), Meta(128))
+    made, refused = jobs
+    assert all(made.label in found for found in compile_with(tritons(), [made]).values())
+    with pytest.raises(RuntimeError, match=r"Expected .*constexpr.* for attribute 'SIZE'"):
+        compile_with({"pinned": None}, [refused])
 
 
 @triton.jit(do_not_specialize=("count",))

@@ -98,17 +98,17 @@ def test_what_is_left_out_says_by_which_rule(change, rule):
     assert said.startswith(rule)
 
 
-HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws"}
+HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws", 256: "b64x64w8s2-atomic-tma-ws"}
 
 
-@pytest.mark.parametrize("dim", [8, 64, 72, 128])
-def test_the_kernel_for_hopper_takes_as_many_rows_as_its_dims_leave_room_for(dim):
-    shorts = {dims: HOPPER[dims] for dims in HOPPER}
-    right, wrong = (shorts[64], shorts[128]) if dim <= 64 else (shorts[128], shorts[64])
+@pytest.mark.parametrize("dim", [8, 64, 72, 128, 136, 256])
+def test_the_kernel_for_hopper_takes_the_tiles_that_its_dims_leave_room_for(dim):
+    right = HOPPER[min(width for width in HOPPER if width >= dim)]
     assert why_not(parse_backward(right), (9, 0), 2, dim, 64) is None
-    said = why_not(parse_backward(wrong), (9, 0), 2, dim, 64) or ""
-    assert said.startswith("ws: ")
-    assert right[1:].split("s")[0] in said
+    for wrong in {*HOPPER.values()} - {right}:
+        said = why_not(parse_backward(wrong), (9, 0), 2, dim, 64) or ""
+        assert said.startswith("ws: ")
+        assert right[1:].split("s")[0] in said
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,11 @@ def test_what_the_kernel_for_hopper_has_not_is_said(change, said):
 
 @pytest.mark.parametrize(
     ("card", "item_bytes", "dim"),
-    [((8, 0), 2, 128), ((10, 0), 2, 128), ((0, 0), 2, 128), ((9, 0), 4, 128), ((9, 0), 2, 256), ((9, 0), 2, 100)],
+    [((8, 0), 2, 128), ((10, 0), 2, 128), ((0, 0), 2, 128), ((9, 0), 4, 128), ((9, 0), 2, 264), ((9, 0), 2, 100)],
 )
-def test_the_kernel_for_hopper_is_for_hopper_and_up_to_128_dims_of_16_bits(card, item_bytes, dim):
-    assert (why_not(parse_backward(HOPPER[128]), card, item_bytes, dim, dim) or "").startswith("ws: ")
+def test_the_kernel_for_hopper_is_for_hopper_and_up_to_256_dims_of_16_bits(card, item_bytes, dim):
+    for short in HOPPER.values():
+        assert (why_not(parse_backward(short), card, item_bytes, dim, dim) or "").startswith("ws: ")
 
 
 def test_three_tiles_of_128_rows_have_no_room_at_64_dims():
@@ -147,7 +148,7 @@ def test_a_tuner_sees_the_kernel_for_hopper():
     for dim, short in HOPPER.items():
         found = [config.short for config in configs.backward_space((9, 0), 2, dim, dim)]
         assert short in found
-        assert {short.replace("s2", f"s{stages}") for stages in ((2, 3) if dim == 128 else (2,))} <= {*found}
+        assert {short.replace("s2", f"s{stages}") for stages in {64: (2,), 128: (2, 3), 256: (1, 2)}[dim]} <= {*found}
         for card, deterministic in (((8, 0), False), ((9, 0), True)):
             others = configs.backward_space(card, 2, dim, dim, deterministic=deterministic)
             assert not any(config.order == "ws" for config in others)

@@ -29,8 +29,12 @@ MASKS = {
     "more-queries": {"causal": True, "seqlen_k": 600},
     "packed": {"causal": True, "batch": 3, "lengths": "1000/1000:129/700:1/33", "nheads": 2, "nheads_kv": 1},
 }
-HOPPER = {True: "b128x128w8s2-atomic-tma-ws", False: "b64x128w8s2-atomic-tma-ws"}
-"Whether up to 64 dims."
+HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws", 256: "b64x64w8s2-atomic-tma-ws"}
+"By the most dims."
+
+
+def hopper(dim):
+    return HOPPER[min(width for width in HOPPER if width >= dim)]
 
 
 def case_of(**values):
@@ -94,12 +98,12 @@ def test_the_defaults_are_right(mask, dim, deterministic):
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize("dim", [40, 64, 96, 128])
+@pytest.mark.parametrize("dim", [40, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize("mask", MASKS)
 def test_the_kernel_for_hopper_is_right(mask, dim):
     case = case_of(headdim=dim, **MASKS[mask])
     inputs = make_inputs(case, seed=6, kind="normal", device="cuda")
-    session = Session(case, inputs, parse_backward(HOPPER[dim <= 64]))
+    session = Session(case, inputs, parse_backward(hopper(dim)))
     outcome = compare({"out": session.out} | session(), truth_of(case, inputs), Budget())
     assert outcome.ok, outcome.faults
     first = session()
@@ -110,11 +114,11 @@ def test_the_kernel_for_hopper_is_right(mask, dim):
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, 128, 256])
 def test_the_kernel_for_hopper_is_right_on_long_sequences_in_fp16(dim):
     case = case_of(headdim=dim, seqlen=4096, seqlen_k=4096, batch=1, causal=True, dtype="fp16")
     inputs = make_inputs(case, seed=7, kind="normal", device="cuda")
-    session = Session(case, inputs, parse_backward(HOPPER[dim <= 64]))
+    session = Session(case, inputs, parse_backward(hopper(dim)))
     outcome = compare({"out": session.out} | session(), truth_of(case, inputs), Budget())
     assert outcome.ok, outcome.faults
 

@@ -302,7 +302,7 @@ def test_every_share_is_as_long_as_any_other_or_a_tile_longer(kernels, monkeypat
         run(kernels, case, inputs, "m16n16w4s1-decode-x4", monkeypatch, 2)
         programs = launched[0][0][0]
         assert programs == min(8, batch * 2 * max(keys // 16, 1) // 2)
-        assert launched[0][2]["CUT"] == cut
+        assert cut == launched[0][1][-1].CUT
         assert len(launched) == 1 + cut
         assert (launched[0][1][5] is not None) == cut
         if cut:

@@ -26,6 +26,8 @@ from .test_flash_backward import forward, held
 from .test_flash_backward import run as launched
 
 NARROW, WIDE = "b128x128w8s2-atomic-tma-ws", "b64x128w8s2-atomic-tma-ws"
+WIDEST = "b64x64w8s2-atomic-tma-ws"
+SHORTS = {64: NARROW, 128: WIDE, 256: WIDEST}
 CASES = {
     "plain": {"seqlen": 150, "seqlen_k": 260},
     "one-query": {"seqlen": 1, "seqlen_k": 129, "causal": True},
@@ -56,6 +58,8 @@ CASES = {
 DIMS = {
     "64": ({"headdim": 64}, NARROW),
     "128": ({"headdim": 128}, WIDE),
+    "256": ({"headdim": 256}, WIDEST),
+    "136-values-200": ({"headdim": 136, "headdim_v": 200}, "b64x64w8s1-atomic-tma-ws-l1"),
     "24-values-40": ({"headdim": 24, "headdim_v": 40}, "b128x128w8s2-atomic-tma-ws-l1"),
     "96-values-128-fp16": ({"headdim": 96, "headdim_v": 128, "dtype": "fp16"}, "b64x128w8s3-atomic-tma-ws-l1"),
 }
@@ -68,7 +72,8 @@ def case_of(**values):
 def on_machine(stack, seed=0):
     """All kernels of the backward run there until the stack closes, parts of the large one interleaved by a seed."""
     stack.enter_context(machine_runs(flash_backward, "flash_backward_prepare", "flash_backward_round"))
-    stack.enter_context(machine_runs(flash_hopper_backward, "flash_hopper_backward", seed=seed))
+    for name in ("flash_hopper_backward", "flash_hopper_backward_wide"):
+        stack.enter_context(machine_runs(flash_hopper_backward, name, seed=seed))
 
 
 def run(case, inputs, short, seed=0, *known):
@@ -101,18 +106,18 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
         nheads_kv=draw(st.sampled_from((1, 2))),
         lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths),
         causal=draw(st.booleans()),
-        headdim=draw(st.sampled_from((64, 128))),
+        headdim=draw(st.sampled_from(tuple(SHORTS))),
         window=draw(st.one_of(st.none(), st.tuples(bound, bound))),
     )
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
-    short = f"b{8192 // case.headdim}x128w8s2-atomic-tma-ws"
-    held(case, inputs, run(case, inputs, short, draw(st.integers(0, 99))))
+    held(case, inputs, run(case, inputs, SHORTS[case.headdim], draw(st.integers(0, 99))))
 
 
-def test_the_bits_of_dk_and_dv_are_the_same_in_any_order_of_its_parts():
-    case = case_of(seqlen=300, nheads=2, nheads_kv=1, causal=True, headdim=128)
+@pytest.mark.parametrize("dim", [128, 256])
+def test_the_bits_of_dk_and_dv_are_the_same_in_any_order_of_its_parts(dim):
+    case = case_of(seqlen=300, nheads=2, nheads_kv=1, causal=True, headdim=dim)
     inputs = make_inputs(case, seed=4, kind="normal", device="cpu")
-    first, *others = [run(case, inputs, WIDE, seed) for seed in range(4)]
+    first, *others = [run(case, inputs, SHORTS[dim], seed) for seed in range(4)]
     assert all(torch.equal(one[name], first[name]) for one in others for name in ("dk", "dv"))
 
 
@@ -141,7 +146,7 @@ def backward(q, dout, k, v, short, **packed):
     return grads
 
 
-@pytest.mark.parametrize(("dim", "short"), [(64, NARROW), (128, WIDE)])
+@pytest.mark.parametrize(("dim", "short"), SHORTS.items())
 def test_sequences_of_no_rows_or_no_keys_among_others(dim, short):
     q, dout, k, v = given_rows(290, 200, dim)
     ends_q, ends_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 0, 90, 290, 290], [0, 10, 10, 199, 200]))
@@ -192,7 +197,7 @@ def test_tiles_of_rows_that_see_no_key_of_a_tile_are_not_looked_at(values, poiso
         assert after[name][:, poison].isnan().any()
 
 
-@pytest.mark.parametrize(("dim", "short"), [(64, NARROW), (128, WIDE)])
+@pytest.mark.parametrize(("dim", "short"), SHORTS.items())
 def test_a_sequence_of_nan_leaves_its_neighbours_alone(dim, short):
     case = case_of(batch=3, seqlen=140, lengths="40:137:140", headdim=dim)
     inputs = make_inputs(case, seed=8, kind="normal", device="cpu")

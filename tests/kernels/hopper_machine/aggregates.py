@@ -31,6 +31,7 @@ class Aggregate:
         return ((name, getattr(self, name)) for name in self._kinds)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        value = value.value if isinstance(value, tl.constexpr) else value
         place = f"{type(self).__name__}.{name}"
         if self._made:
             raise Mistake(f"{place}: fields of an aggregate are set when it is made")

@@ -8,7 +8,7 @@ a program takes a tile of keys through the rows that see them, dK and dV in regi
 fp32 by atomics (five products a tile; its sums have another order each time) and then rounded, or comes from a kernel
 of its own that takes a tile of rows through its keys (seven products, the same bits each time).
 
-Workspace: 8 bytes a row and query head, and 4 D more with atomics (of the order `ws` 256 or 512).  Rows are those of
+Workspace: 8 bytes a row and query head, and 4 D more with atomics (of the order `ws` 256, 512 or 1024).  Rows are those of
 the queries, each sequence rounded up to whole tiles of `pad` rows (dense), or all of them and one more tile a sequence
 (packed).
 """
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnbench.kernels.flash.config.backward import why_not
-from attnbench.kernels.flash.portable.arguments import ColumnsMeta, ColumnsStrides, RowsMeta, RowsStrides
+from attnbench.kernels.flash.portable.arguments import ColumnsMeta, ColumnsOperands, RowsMeta, RowsOperands
 from attnbench.kernels.flash.portable.backward_columns import flash_backward_columns
 from attnbench.kernels.flash.portable.backward_rows import (
     flash_backward_prepare,
@@ -66,20 +66,15 @@ def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int |
 
 def workspace_bytes(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
     """Bytes of `workspace_of`: rows × H × (8 + 4 D), deterministic rows × H × 8."""
-    each = 8 if config.deterministic else 8 + 4 * _columns_of_sums(q, config)
+    each = 8 if config.deterministic else 8 + 4 * config.columns_of_sums(q.shape[-1])
     return int(workspace_rows(q, problem, config)) * q.shape[-2] * each
-
-
-def _columns_of_sums(q: Tensor, config: BackwardConfig) -> int:
-    # A step of the order `ws` is 8192 numbers of dQ.
-    return 8192 // config.columns.block_m if config.order == "ws" else q.shape[-1]
 
 
 def workspace_of(q: Tensor, problem: Problem, config: BackwardConfig) -> Workspace:
     """Allocate the workspace, once for any number of calls with these shapes."""
     heads, rows = q.shape[-2], workspace_rows(q, problem, config)
     stats = empty((2, heads, rows), q, torch.float32)
-    shape = heads, rows, _columns_of_sums(q, config)
+    shape = heads, rows, config.columns_of_sums(q.shape[-1])
     return Workspace(stats, None if config.deterministic else empty(shape, q, torch.float32))
 
 
@@ -132,7 +127,7 @@ def launch_backward(
 def _prepare(
     out: Tensor, dout: Tensor, lse: Tensor, q: Tensor, problem: Problem, config: BackwardConfig, workspace: Workspace
 ) -> None:
-    heads, dim_v, pad, columns = q.shape[-2], out.shape[-1], config.pad, _columns_of_sums(q, config)
+    heads, dim_v, pad, columns = q.shape[-2], out.shape[-1], config.pad, config.columns_of_sums(q.shape[-1])
     tiles = -(-problem.max_seqlen_q // pad)
     programs = tiles * problem.batch * heads
     if not programs:
@@ -192,23 +187,20 @@ def _columns(
         tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums) and math.prod(sums.shape[:2]) < 2**31
     )
     reread = members * problem.max_seqlen_q * ((dim + dim_v) * q.element_size() + 4 * dim * (sums is not None))
+    operands = ColumnsOperands(q, k, v, dout, dk, dv)
     launch(
         flash_backward_columns,
         (tiles * pairs,),
-        q,
-        k,
-        v,
-        dout,
-        dk,
-        dv,
+        operands,
         sums,
         workspace.stats,
         descriptor(q, sizes.block_m, block_of(dim)) if tma else None,
         descriptor(dout, sizes.block_m, block_of(dim_v)) if tma else None,
         _sums_descriptor(sums, sizes, block_of(dim)) if tma_add else None,
         *problem.lengths(),
-        ColumnsStrides(*map(strides_of, (q, k, v, dout, dk, dv))),
-        (problem.scale, problem.scale / math.log(2)),
+        ColumnsOperands(*map(strides_of, operands)),
+        problem.scale,
+        problem.scale / math.log(2),
         *problem.reach(),
         rows_in(workspace.stats, 2),
         members,
@@ -252,18 +244,15 @@ def _rows(
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     described = [descriptor(x, sizes.block_n, block_of(x.shape[-1])) if tma else None for x in (k, v)]
     reread = problem.max_seqlen_k * (dim + dim_v) * k.element_size()
+    operands = RowsOperands(q, k, v, dout, dq)
     launch(
         flash_backward_rows,
         (tiles * pairs,),
-        q,
-        k,
-        v,
-        dout,
-        dq,
+        operands,
         workspace.stats,
         *described,
         *problem.lengths(),
-        RowsStrides(*map(strides_of, (q, k, v, dout, dq))),
+        RowsOperands(*map(strides_of, operands)),
         problem.scale,
         problem.scale / math.log(2),
         *problem.reach(),
@@ -302,7 +291,7 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
         BLOCK_M=ROUND_ROWS,
         PAD=config.pad,
         PACKED=problem.packed,
-        COLUMNS=_columns_of_sums(dq, config),
+        COLUMNS=config.columns_of_sums(dq.shape[-1]),
         PARTS=config.order == "ws",
         num_warps=4,
     )

@@ -8,6 +8,7 @@ from torch import Tensor
 from attnbench.kernels.flash.config.decode import lead_of, programs_of, tiles_of_job
 from attnbench.kernels.flash.config.forward import ForwardConfig
 from attnbench.kernels.flash.config.space import decode_fault
+from attnbench.kernels.flash.portable.arguments import CombineMeta, DecodeMeta, ForwardOperands
 from attnbench.kernels.flash.portable.decode import decode_attend, decode_combine
 from attnbench.kernels.flash.portable.forward import LOG2_E
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, lse_strides, strides_of, takes_tma
@@ -70,29 +71,22 @@ def launch_decode(
     reach = problem.reach()
     counts = problem.batch, heads_kv, repeats, row_tiles, lead
     flags = problem.flags() | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    operands = ForwardOperands(q, k, v, out)
     launch(
         decode_attend,
         (programs,),
-        q,
-        k,
-        v,
-        out,
+        operands,
         lse,
         parts,
         logs,
         *described,
         *problem.lengths(),
-        *map(strides_of, (q, k, v, out)),
+        ForwardOperands(*map(strides_of, operands)),
         *lse_strides(lse, problem),
         problem.scale * LOG2_E,
         *reach,
         *counts,
-        **blocks,
-        **flags,
-        TMA=tma,
-        PRECISION="ieee",
-        CUT=cut,
-        DEPENDENT=dependent,
+        DecodeMeta(**blocks, **flags, TMA=tma, PRECISION="ieee", CUT=cut, DEPENDENT=dependent),
         **config.options(),
     )
     if not cut:
@@ -113,12 +107,14 @@ def launch_decode(
         *counts,
         problem.max_seqlen_q,
         programs,
-        DIM_V=dim_v,
-        BLOCK_V=blocks["BLOCK_V"],
-        **flags,
-        COLUMNS=columns,
-        PARTS=NUMBERS // columns,
-        DEPENDENT=dependent,
+        CombineMeta(
+            DIM_V=dim_v,
+            BLOCK_V=blocks["BLOCK_V"],
+            **flags,
+            COLUMNS=columns,
+            PARTS=NUMBERS // columns,
+            DEPENDENT=dependent,
+        ),
         num_warps=1,
         **({"launch_pdl": True} if dependent else {}),
     )

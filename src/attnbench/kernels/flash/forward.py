@@ -7,7 +7,7 @@ from torch import Tensor
 from attnbench.kernels.flash.config.forward import DECODE, HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import ahead_fault
 from attnbench.kernels.flash.decode import launch_decode
-from attnbench.kernels.flash.portable.arguments import ForwardMeta, ForwardStrides
+from attnbench.kernels.flash.portable.arguments import ForwardMeta, ForwardOperands
 from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
 from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, lse_strides, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of, processors
@@ -57,17 +57,15 @@ def launch_forward(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
     programs = min(tiles * pairs, processors(q)) if config.grid == "persistent" else tiles * pairs
+    operands = ForwardOperands(q, k, v, out)
     launch(
         flash_forward,
         (programs,),
-        q,
-        k,
-        v,
-        out,
+        operands,
         lse,
         *described,
         *problem.lengths(),
-        ForwardStrides(*map(strides_of, (q, k, v, out))),
+        ForwardOperands(*map(strides_of, operands)),
         *lse_strides(lse, problem),
         problem.scale * LOG2_E,
         *problem.reach(),

@@ -27,18 +27,33 @@ NUMBERS = (
 COUNT = len(NUMBERS.split(","))
 
 
-def run_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Results:
+def run_forward(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, *rest: Any
+) -> Results:
     """`out` and `lse`."""
-    return call_of(q, k, v, *numbers).forward(q, k, v, *numbers[:2])
+    return call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest).forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
 
 
-def fake_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Results:
+def fake_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    causal: bool,
+    window: Any,
+    scale: float | None,
+    deterministic: bool,
+    forward: str | None,
+    backward: str | None,
+) -> Results:
     """Check the arguments while a caller is traced; results without values.
 
     Raises:
         ValueError: as `flash_attention` says, but for what hangs on addresses.
     """
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, scale, _, forward, backward = numbers
     problem = problem_of(
         q,
         k,
@@ -59,9 +74,20 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Results:
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(lse_shape(q, problem), dtype=torch.float32)
 
 
-def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *numbers: Any) -> Results:
+def run_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *rest: Any,
+) -> Results:
     """`dq`, `dk` and `dv`."""
-    return call_of(q, k, v, *numbers).gradients(dout, q, k, v, out, lse, *numbers[:2])
+    call = call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest)
+    return call.gradients(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
 
 
 def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *numbers: Any) -> Results:

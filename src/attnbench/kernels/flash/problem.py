@@ -18,6 +18,7 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 
+from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.counts import RowCount
 from attnbench.kernels.shared.kept import describes, empty, rows_in
@@ -204,9 +205,9 @@ def lse_strides(lse: Tensor, problem: Problem) -> tuple[int | RowCount, int | Ro
     return lse.stride(0), lse.stride(1)
 
 
-def strides_of(x: Tensor) -> tuple[int, int, int]:
-    """Elements from one sequence, row and head to the next; packed sequences are 0 apart, `sequence` says where."""
-    return (0, *x.stride()[:2]) if x.dim() == 3 else x.stride()[:3]
+def strides_of(x: Tensor) -> Strides:
+    """Strides of a tensor; packed sequences are 0 apart, `sequence` says where."""
+    return Strides(0, *x.stride()[:2]) if x.dim() == 3 else Strides(*x.stride()[:3])
 
 
 def blocks_of(dim: int, dim_v: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ for whole tiles: what no row of a tile sees is never loaded, and what every row 
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
@@ -20,6 +20,22 @@ from attnbench.kernels.shared.rows import load_rows
 
 BACKWARD_COUNTS = ("group", "heads", "heads_kv", "left", "members", "pairs", "right", "seqlen_k", "seqlen_q", "tiles")
 """Arguments whose value no code depends on: another batch, length or window compiles nothing anew."""
+
+
+class Rows(NamedTuple):
+    """The rows of a head of a sequence, of which `load_tile` loads tiles."""
+
+    base: Any
+    "pointer to the first, of `first_row`"
+    desc: Any
+    "descriptor of the tensor, where tiles come by TMA"
+    batch: Any
+    "of `sequence`, as `start`: first row"
+    start: Any
+    head: Any
+    count: Any
+    stride: Any
+    "elements from one row to the next"
 
 
 @triton.jit
@@ -38,17 +54,9 @@ def sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED: tl.constexp
 
 @triton.jit
 @no_type_check
-def rows_from(ptr, batch, start, head, batch_stride, row_stride, head_stride):
-    """Pointer to the first row of a sequence's head."""
-    return ptr + tl.cast(batch, tl.int64) * batch_stride + start * row_stride + tl.cast(head, tl.int64) * head_stride
-
-
-@triton.jit
-@no_type_check
 def first_row(ptr, batch, start, head, strides):
-    """Pointer to the first row of a sequence's head, by the strides of sequences, rows and heads."""
-    batch_stride, row_stride, head_stride = strides
-    return rows_from(ptr, batch, start, head, batch_stride, row_stride, head_stride)
+    """Pointer to the first row of a sequence's head, by the `Strides` of the tensor."""
+    return ptr + tl.cast(batch, tl.int64) * strides.batch + start * strides.row + tl.cast(head, tl.int64) * strides.head
 
 
 @triton.jit
@@ -122,32 +130,19 @@ def masked_tile(index, begin, whole, split):
 @triton.jit
 @no_type_check
 def load_tile(
-    base,
-    desc,
-    batch,
-    start,
-    first,
-    head,
-    count,
-    stride,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    WHOLE: tl.constexpr,
-    TMA: tl.constexpr,
+    rows, first, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr, WHOLE: tl.constexpr, TMA: tl.constexpr
 ):
-    """A tile [BLOCK, BLOCK_DIM] of a sequence's rows from `first`; zeros from row `count` on and past the dims.
+    """A tile [BLOCK, BLOCK_DIM] of `Rows` from `first`; zeros from row `count` on and past the dims.
 
-    Args:
-        base: the sequence's row 0, of `rows_from`.
-        desc: descriptor of the tensor where TMA, which knows no end of a packed sequence: such a tile is WHOLE.
-        batch: of `sequence`, as `start`.
-        WHOLE: all rows are before `count`, which is not looked at.
+    WHOLE: all rows are before `count`, which is not looked at.  TMA: by the descriptor, which knows no end of a packed
+    sequence; such a tile is WHOLE.
     """
     if TMA:
-        tile = desc.load([tl.cast(batch, tl.int32), tl.cast(start + first, tl.int32), tl.cast(head, tl.int32), 0])
+        tile = rows.desc.load(
+            [tl.cast(rows.batch, tl.int32), tl.cast(rows.start + first, tl.int32), tl.cast(rows.head, tl.int32), 0]
+        )
         return tile.reshape(BLOCK, BLOCK_DIM)
-    return load_rows(base, first, count, stride, DIM, BLOCK, BLOCK_DIM, WHOLE)
+    return load_rows(rows.base, first, rows.count, rows.stride, DIM, BLOCK, BLOCK_DIM, WHOLE)
 
 
 @triton.jit

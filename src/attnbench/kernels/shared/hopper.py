@@ -81,7 +81,9 @@ def aggregate(cls: type) -> Any:
 
     def init(self: Any, *values: Any, **named: Any) -> None:
         for name, value in signature.bind(*values, **named).arguments.items():
-            setattr(self, name, value)
+            # Triton 3.6 gives a field of META as it is.
+            plain = fields[name] is gl.constexpr and not isinstance(value, core.base_value)
+            setattr(self, name, gl.constexpr(value) if plain else value)
 
     init.__triton_builtin__ = True  # type: ignore[attr-defined]  # a kernel's hash passes over it
     cls.__annotations__, cls.__init__ = fields, init  # type: ignore[misc]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from inspect import getclosurevars, signature
+from operator import itemgetter
 from typing import Any, NamedTuple, SupportsIndex
 
 from torch import Tensor
@@ -87,7 +88,7 @@ class _TensorMap:
 class _Filled:
     """A tuple of arguments with tensors or counts in it, made anew for other addresses and extents."""
 
-    __slots__ = ("counts", "pointers", "tuples", "values")
+    __slots__ = ("at", "counts", "pointers", "tuples", "values")
 
     def __init__(
         self, values: Sequence[Any], number: Callable[[Tensor], int], follows: Callable[[RowCount], Follows | None]
@@ -101,6 +102,7 @@ class _Filled:
             if not (isinstance(value, Tensor | RowCount) or _is_constant(value)):
                 self.values[at] = None
                 self.tuples.append((at, _filled(value, number, follows)))
+        self.at = self._at()
 
     @property
     def numbers(self) -> set[int]:
@@ -117,6 +119,7 @@ class _Filled:
         self.pointers = [(at, order[number]) for at, number in self.pointers]
         for _, inner in self.tuples:
             inner.renumber(order)
+        self.at = self._at()
 
     def bound(self, rows: Rows) -> _Filled:
         """The same for arguments of these extents."""
@@ -127,10 +130,15 @@ class _Filled:
         for at, count in self.counts:
             found.values[at] = count.at(rows)
         found.tuples = [(at, inner.bound(rows)) for at, inner in self.tuples]
+        found.at = found._at()
         return found
 
-    def at(self, addresses: Sequence[int]) -> tuple[Any, ...]:
-        """The tuple of tensors at these addresses."""
+    def _at(self) -> Callable[[Sequence[int]], tuple[Any, ...]]:
+        """What makes the tuple of tensors at given addresses: where there are only tensors, no loop does."""
+        numbers = [number for _, number in self.pointers]
+        return itemgetter(*numbers) if 1 < len(numbers) == len(self.values) else self._one_by_one
+
+    def _one_by_one(self, addresses: Sequence[int]) -> tuple[Any, ...]:
         values = self.values.copy()
         for at, number in self.pointers:
             values[at] = addresses[number]

@@ -3,6 +3,7 @@
     b64x128w8s3-atomic-tma             one kernel: 64 rows by 128 keys, 8 warps, 3 stages, dQ by fp32 atomics
     b64x128w8s3-r128x64w8s2-tma-late   deterministic: after it a kernel for dQ with the tiles after the r
     b64x128w8s2-atomic-tma-ws          the kernel for Hopper: a warp loads, two warpgroups of 64 keys compute
+    b64x64w8s2-atomic-tma-ws           its like over 128 dims: two warpgroups share 64 keys
 
 The defaults are data, in ``backward.toml`` beside this file: the first row that fits is taken.
 """
@@ -62,7 +63,7 @@ class BackwardConfig(LaunchConfig):
     "pointer, or tma: by the tensor memory accelerator (sm_90 and later; tensors it cannot read: pointer)"
     order: Annotated[str, Spelled("-{}", ("early", "late", "ahead", "ws"), far=3)] = "early"
     """dO Vᵀ early, before the exponentials, or late; ahead: the scores of the next tile before dK of this one;
-    ws: of hopper.backward, one warp loads and two warpgroups compute"""
+    ws: of hopper.backward (over 128 dims backward_wide), one warp loads and two warpgroups compute"""
     mask: Annotated[str, Spelled("-{}", ("apart", "fused"))] = "apart"
     "of columns; apart: masked tiles in a loop of their own; fused: in the one loop (only of dense tensors by tma)"
     add: Annotated[str, Spelled("-{}", ("last", "beside"))] = "last"
@@ -85,6 +86,12 @@ class BackwardConfig(LaunchConfig):
         """What the compiler is told beside a kernel's arguments."""
         options: dict[str, Any] = {"num_warps": tiles.warps, "num_stages": tiles.stages}
         return options | ({"maxnreg": self.registers} if self.registers else {})
+
+    def columns_of_sums(self, dim: int) -> int:
+        """How wide the rows are in which atomics add up dQ of so many dims; those of the order `ws` are whole tiles."""
+        if self.order != "ws":
+            return dim
+        return 256 if self.columns.block_n == 64 else 8192 // self.columns.block_m
 
     def flags(self, tiles: Tiles) -> dict[str, Any]:
         """What of a kernel's tiles is compiled in."""
@@ -151,14 +158,16 @@ def _not_hopper(
     tiles, dim = config.columns, max(dims)
     if capability != (9, 0):
         return f"ws: sm_{capability[0]}{capability[1]} has no warpgroup products; sm_90"
-    if item_bytes != 2 or dim > 128 or any(one % 8 for one in dims):
-        return f"ws: {item_bytes}-byte elements of {dims[0]} and {dims[1]} dims; 2 bytes, multiples of 8 up to 128"
+    if item_bytes != 2 or dim > 256 or any(one % 8 for one in dims):
+        return f"ws: {item_bytes}-byte elements of {dims[0]} and {dims[1]} dims; 2 bytes, multiples of 8 up to 256"
     plain = BackwardConfig(columns=tiles, loads="tma", order="ws", section_mib=config.section_mib)
     if config != plain or config.section_mib < 1:
         return f"ws: it has its own loads, mask and registers; {replace(plain, section_mib=SECTION_MIB).short}"
-    rows = 128 if dim <= 64 else 64
-    if (tiles.block_m, tiles.block_n, tiles.warps) != (rows, 128, 8) or tiles.stages not in (2, 3):
-        return f"ws: {tiles.short} at {dim} dims; {rows}x128w8s2 or s3"
+    rows, keys, stages = (128, 128, (2, 3)) if dim <= 64 else (64, 128, (2, 3)) if dim <= 128 else (64, 64, (1, 2))
+    if (tiles.block_m, tiles.block_n, tiles.warps) != (rows, keys, 8) or tiles.stages not in stages:
+        return f"ws: {tiles.short} at {dim} dims; {rows}x{keys}w8s{stages[0]} or s{stages[1]}"
+    if dim > 128:
+        return None
     # Keys and values, tiles of rows, dS twice, half of dQ a warpgroup, and numbers and barriers.
     columns = 64 if dim <= 64 else 128
     taken = 4 * columns * (128 + tiles.stages * rows) + 4 * 128 * rows + 4 * columns * rows
@@ -213,8 +222,8 @@ def backward_space(
     loads = WORDS["loads"] if capability[0] not in range(1, 9) else ("pointer",)
     orders = WORDS["order"][:3]
     hopper = [
-        BackwardConfig(columns=Tiles(rows, 128, 8, stages), loads="tma", order="ws", section_mib=mib)
-        for rows, stages, mib in product((64, 128), (2, 3), (SECTION_MIB, 8, 1000))
+        BackwardConfig(columns=Tiles(rows, keys, 8, stages), loads="tma", order="ws", section_mib=mib)
+        for rows, keys, stages, mib in product((64, 128), (64, 128), (1, 2, 3), (SECTION_MIB, 8, 1000))
     ]
     found = [] if deterministic else hopper
     found += [

@@ -26,32 +26,32 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from attnbench.kernels.flash.hopper.backward_step import (
+    LN_2,
     SCORES,
     Consumer,
     GridProblem,
-    KeyTile,
     Rings,
     Statistics,
+    allocate_statistics,
+    key_tile_of,
     reach_of,
     step,
+    store_gradient,
 )
+from attnbench.kernels.flash.hopper.backward_wide import flash_hopper_backward_wide
 from attnbench.kernels.flash.hopper.tiles import Mask
-from attnbench.kernels.flash.tiles import BACKWARD_COUNTS, padded_start, rows_of_keys, sequence, tiles_of
+from attnbench.kernels.flash.tiles import BACKWARD_COUNTS
 from attnbench.kernels.shared.hopper import (
     ROWS,
     aggregate,
     allocate_barriers,
     allocate_ring,
     coordinates,
-    flat,
     is_rows,
     load_tile,
     rows_of,
-    store_tile,
-    sync_warps,
 )
 from attnbench.kernels.shared.kept import clear, describes, launch, rows_in, stride_in
-from attnbench.kernels.shared.rows import section_of
 from attnbench.kernels.shared.tiling import group_of
 
 if TYPE_CHECKING:
@@ -61,44 +61,8 @@ if TYPE_CHECKING:
     from attnbench.kernels.flash.problem import Problem
 
 
-LN_2 = gl.constexpr(0.6931471805599453)
-
 KEYS = gl.constexpr(128)
 "Keys of a program, 64 a warpgroup."
-
-
-@gluon.jit
-@no_type_check
-def key_tile_of(problem):
-    """The tile of KEYS keys that this program is about."""
-    mask = problem.mask
-    # The first keys are seen by most rows.
-    tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
-    number = pair // problem.heads_kv
-    head_kv = pair - number * problem.heads_kv
-    batch, query_start, key_start, queries, keys = sequence(
-        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
-    )
-    padded = padded_start(number, query_start, queries, problem.PACKED, problem.BLOCK_M).to(gl.int32)
-    query_start = (query_start + batch * problem.seqlen_q).to(gl.int32)
-    key_start = (key_start + batch * problem.seqlen_k).to(gl.int32)
-    start = tile * KEYS
-    low, all_low, all_high, high = rows_of_keys(
-        start,
-        gl.minimum(start + KEYS, keys) - 1,
-        queries,
-        keys - queries,
-        mask.left,
-        mask.right,
-        mask.HAS_LEFT,
-        mask.HAS_RIGHT,
-    )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, problem.BLOCK_M)
-    if start + KEYS > keys:
-        # Keys past the end are zeros, but their probabilities are not.
-        whole = end
-        split = end
-    return KeyTile(head_kv, padded, query_start, key_start, queries, keys, start, begin, whole, split, end)
 
 
 @aggregate
@@ -149,16 +113,6 @@ def produce(producer):
                     stats.deltas.index(stage),
                 )
                 count += 1
-
-
-@gluon.jit
-@no_type_check
-def store_gradient(tile, value, desc, place):
-    """Begin to store a tile of results from shared memory."""
-    flat(tile).store(value)
-    fence_async_shared()
-    sync_warps()
-    store_tile(desc, place, tile)
 
 
 @gluon.jit
@@ -249,7 +203,7 @@ def flash_hopper_backward(
     PLACES: gl.constexpr = STAGES * PARTS
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
     problem = GridProblem(
-        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, members, heads_kv, pairs, tiles, group, PACKED, BLOCK_M
+        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, members, heads_kv, pairs, tiles, group, PACKED, BLOCK_M, KEYS
     )
     rings = Rings(
         allocate_ring(q_desc, PLACES, 2),
@@ -257,12 +211,7 @@ def flash_hopper_backward(
         allocate_ring(v_desc, 2, 1),
         allocate_ring(dout_desc, PLACES, 2),
     )
-    leasts = gl.allocate_shared_memory(gl.float32, [PLACES] + stats_desc.block_shape, stats_desc.layout)
-    deltas = gl.allocate_shared_memory(gl.float32, [PLACES] + stats_desc.block_shape, stats_desc.layout)
-    numbers = gl.allocate_shared_memory(gl.int32, stats_desc.block_shape, stats_desc.layout)
-    EACH: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0])
-    numbers.store(gl.arange(0, ROWS, gl.SliceLayout(0, EACH))[None, :])
-    stats = Statistics(leasts, deltas, numbers)
+    stats = allocate_statistics(stats_desc, PLACES, PLACES)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, ROWS], q_desc.dtype)
     dscores = gl.allocate_shared_memory(q_desc.dtype, [2 * PARTS * 2, ROWS, ROWS], LAYOUT)
     staging = gl.allocate_shared_memory(gl.float32, [2] + sums_desc.block_shape, sums_desc.layout)
@@ -291,12 +240,12 @@ def launch_hopper_columns(
     Args:
         q: as dout, 16-bit; and so on.
         k: as v.
-        v: up to 128 dims.
+        v: up to 256 dims.
         dout: of the output.
         dk: like k; every row is written.
         dv: like v.
         stats: fp32 [2, H, rows] of the workspace, of `flash_backward_prepare`.
-        sums: fp32 [H, rows, 64 or 128] of the workspace, in tiles as `portable.backward_rows.place_in_part` says.
+        sums: fp32 [H, rows, 64, 128 or 256] of the workspace, in tiles as `portable.backward_rows.place_in_part` says.
         problem: sequences, mask and scale.
         config: one of the order `ws`.
 
@@ -314,15 +263,17 @@ def launch_hopper_columns(
                 f"flash_attention: {name}.stride={x.stride()} does not fit order=ws; rows and heads a "
                 "multiple of 16 bytes apart, sequences behind one another, or order=early"
             )
+    wide = cut.block_n == ROWS.value
     tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
     columns = sums.shape[-1]
     reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * columns)
+    loaded = columns // 2 if wide else columns
     launch(
-        flash_hopper_backward,
+        flash_hopper_backward_wide if wide else flash_hopper_backward,
         (tiles * pairs,),
-        *(rows_of(x, ROWS.value, columns) for x in (q, k, v, dout)),
+        *(rows_of(x, ROWS.value, loaded) for x in (q, k, v, dout)),
         describes(_plain(stats.flatten(0, 1), 1), shape={1: rows_in(stats, 2)}, strides={0: rows_in(stats, 2)}),
-        *(rows_of(x, ROWS.value, columns) for x in (dk, dv)),
+        *(rows_of(x, ROWS.value, loaded) for x in (dk, dv)),
         describes(
             _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
             shape={1: rows_in(sums, 1) * (columns // ROWS.value)},

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """One step of the flash backward for Hopper: a tile of rows, through a consumer warpgroup's 64 keys."""
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attnbench.kernels.flash.hopper.tiles import Mask
-from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, add_tile, aggregate, flat, sync_warps
+from attnbench.kernels.flash.tiles import padded_start, rows_of_keys, sequence, tiles_of
+from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, add_tile, aggregate, flat, store_tile, sync_warps
+from attnbench.kernels.shared.rows import section_of
 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS.value, 16]))
 "Layout of a product [64, 64]."
+
+LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @aggregate
@@ -64,6 +68,8 @@ class GridProblem:
     "pairs of a section (`section_of`)"
     PACKED: gl.constexpr
     BLOCK_M: gl.constexpr
+    KEYS: gl.constexpr
+    "of a program"
 
 
 @aggregate
@@ -110,9 +116,56 @@ class Consumer:
 
 @gluon.jit
 @no_type_check
-def reach_of(key, work, mask):
+def allocate_statistics(desc, LEASTS: gl.constexpr, DELTAS: gl.constexpr):
+    """Room for so many tiles' rows of each, and the numbers; before the warps are specialized."""
+    leasts = gl.allocate_shared_memory(gl.float32, [LEASTS] + desc.block_shape, desc.layout)
+    deltas = gl.allocate_shared_memory(gl.float32, [DELTAS] + desc.block_shape, desc.layout)
+    numbers = gl.allocate_shared_memory(gl.int32, desc.block_shape, desc.layout)
+    EACH: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0])
+    numbers.store(gl.arange(0, ROWS, gl.SliceLayout(0, EACH))[None, :])
+    return Statistics(leasts, deltas, numbers)
+
+
+@gluon.jit
+@no_type_check
+def key_tile_of(problem):
+    """The tile of keys that this program is about."""
+    mask = problem.mask
+    KEYS: gl.constexpr = problem.KEYS
+    # The first keys are seen by most rows.
+    tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
+    number = pair // problem.heads_kv
+    head_kv = pair - number * problem.heads_kv
+    batch, query_start, key_start, queries, keys = sequence(
+        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
+    )
+    padded = padded_start(number, query_start, queries, problem.PACKED, problem.BLOCK_M).to(gl.int32)
+    query_start = (query_start + batch * problem.seqlen_q).to(gl.int32)
+    key_start = (key_start + batch * problem.seqlen_k).to(gl.int32)
+    start = tile * KEYS
+    low, all_low, all_high, high = rows_of_keys(
+        start,
+        gl.minimum(start + KEYS, keys) - 1,
+        queries,
+        keys - queries,
+        mask.left,
+        mask.right,
+        mask.HAS_LEFT,
+        mask.HAS_RIGHT,
+    )
+    begin, whole, split, end = tiles_of(low, all_low, all_high, high, problem.BLOCK_M)
+    if start + KEYS > keys:
+        # Keys past the end are zeros, but their probabilities are not.
+        whole = end
+        split = end
+    return KeyTile(head_kv, padded, query_start, key_start, queries, keys, start, begin, whole, split, end)
+
+
+@gluon.jit
+@no_type_check
+def reach_of(key, work, mask, LAYOUT: gl.constexpr = SCORES):
     """The first row that sees each of 64 keys from `key`, and with HAS_LEFT the last."""
-    columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+    columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     shift = work.keys - work.queries
     # No row is as late as the one that sees a key past the end.
     low = gl.where(columns < work.keys, 0, work.queries + 2 * ROWS)
@@ -129,7 +182,7 @@ def reach_of(key, work, mask):
 def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
     """Scores [keys, rows] with those at -∞ that the mask hides; rows from `at`."""
     # Computed here, the compiler would hold them in sixteen registers all along, which are not there.
-    rows = numbers.load(SCORES)
+    rows = numbers.load(scores.type.layout)
     see = rows >= (low - at)[:, None]
     if HAS_LEFT:
         see &= rows <= (high - at)[:, None]
@@ -150,6 +203,16 @@ def fold(scores, dweights, dv, dout, consumer, slot, at, masked, low, high, WEIG
     dweights = warpgroup_mma_wait(AFTER, [dweights])
     delta = stats.deltas.index(slot).load(SCORES)
     return (weights * (dweights + delta)).to(dout.dtype), dv
+
+
+@gluon.jit
+@no_type_check
+def store_gradient(tile, value, desc, place):
+    """Begin to store a tile of results from shared memory."""
+    flat(tile).store(value)
+    fence_async_shared()
+    sync_warps()
+    store_tile(desc, place, tile)
 
 
 @gluon.jit

@@ -23,7 +23,7 @@ warpgroup; LAZY, it does so beside the next scores.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING, NamedTuple, no_type_check
 
 import torch
 from triton.experimental import gluon
@@ -83,6 +83,25 @@ COUNTS = (
 "Numbers of a call that no code is compiled anew for."
 
 
+class ForwardMeta(NamedTuple):
+    """What `flash_hopper_forward` is compiled for."""
+
+    HAS_LEFT: bool
+    HAS_RIGHT: bool
+    PACKED: bool
+    BLOCK_N: int
+    BLOCK_V: int
+    KEY_STAGES: int
+    STAGES: int
+    GRID: str
+    ROOM: int
+    GROUPS: int
+    TURNS: bool
+    MIX: bool
+    LAZY: bool
+    REGISTERS: int
+
+
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_hopper_forward(
@@ -108,64 +127,75 @@ def flash_hopper_forward(
     group,
     stretch,
     sharers,
-    HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr,
-    PACKED: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr,
-    KEY_STAGES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GRID: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    TURNS: gl.constexpr,
-    MIX: gl.constexpr,
-    LAZY: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
-    mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
+    GROUPS: gl.constexpr = META.GROUPS
+    REGISTERS: gl.constexpr = META.REGISTERS
+    mask = Mask(left, right, META.HAS_LEFT, META.HAS_RIGHT)
     problem = GridProblem(
-        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, heads, pairs, tiles, group, stretch, sharers, PACKED, GRID
+        cu_q_ptr=cu_q_ptr,
+        cu_k_ptr=cu_k_ptr,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        mask=mask,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        stretch=stretch,
+        sharers=sharers,
+        PACKED=META.PACKED,
+        GRID=META.GRID,
     )
     q_rings = ()
     for _index in gl.static_range(GROUPS):
-        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
+        q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
     held_rings = q_rings
-    if q_desc.block_shape[4] != BLOCK_V:
+    if q_desc.block_shape[4] != META.BLOCK_V:
         held_rings = ()
         for _index in gl.static_range(GROUPS):
             held_rings = held_rings + (allocate_ring(q_desc, 1, 1),)
-    rings = Rings(q_rings, allocate_ring(k_desc, KEY_STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+    rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     turns = allocate_barriers(GROUPS, 1)
     queue = allocate_work_queue(GROUPS, 10)
     outs = q_rings[0].tiles
-    if out_desc.block_shape[4] != BLOCK_V and q_desc.block_shape[4] == BLOCK_V:
+    if out_desc.block_shape[4] != META.BLOCK_V and q_desc.block_shape[4] == META.BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     producer = Producer(
-        q_desc, k_desc, v_desc, rings, problem, repeats, queue, counter_ptr, held_rings, BLOCK_N, GROUPS
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        rings=rings,
+        problem=problem,
+        repeats=repeats,
+        queue=queue,
+        counter_ptr=counter_ptr,
+        held_rings=held_rings,
+        BLOCK_N=META.BLOCK_N,
+        GROUPS=GROUPS,
     )
     consumer = Consumer(
-        out_desc,
-        lse_ptr,
-        lse_batch,
-        lse_head,
-        rings,
-        turns,
-        mask,
-        scale,
-        queue,
-        outs,
-        held_rings,
-        PACKED,
-        BLOCK_N,
-        BLOCK_V,
-        True,
-        TURNS,
-        MIX,
-        LAZY,
-        GRID,
+        out_desc=out_desc,
+        lse_ptr=lse_ptr,
+        lse_batch=lse_batch,
+        lse_head=lse_head,
+        rings=rings,
+        turns=turns,
+        mask=mask,
+        scale=scale,
+        queue=queue,
+        outs=outs,
+        held_rings=held_rings,
+        PACKED=META.PACKED,
+        BLOCK_N=META.BLOCK_N,
+        BLOCK_V=META.BLOCK_V,
+        SKIPS=True,
+        TURNS=META.TURNS,
+        MIX=META.MIX,
+        LAZY=META.LAZY,
+        GRID=META.GRID,
     )
     if GROUPS == 2:
         gl.warp_specialize(
@@ -251,17 +281,19 @@ def launch_hopper_forward(
         section,
         stretch,
         sharers,
-        **problem.flags(),
-        BLOCK_N=config.block_n,
-        BLOCK_V=columns,
-        KEY_STAGES=key_stages(config),
-        STAGES=config.stages,
-        GRID=config.grid,
-        ROOM=query_tiles(config, shape),
-        GROUPS=groups,
-        TURNS=config.order == "pp",
-        MIX=config.exp == "mix",
-        LAZY=config.rescale == "lazy",
-        REGISTERS=WARPGROUPS[config.warps],
+        ForwardMeta(
+            **problem.flags(),
+            BLOCK_N=config.block_n,
+            BLOCK_V=columns,
+            KEY_STAGES=key_stages(config),
+            STAGES=config.stages,
+            GRID=config.grid,
+            ROOM=query_tiles(config, shape),
+            GROUPS=groups,
+            TURNS=config.order == "pp",
+            MIX=config.exp == "mix",
+            LAZY=config.rescale == "lazy",
+            REGISTERS=WARPGROUPS[config.warps],
+        ),
         num_warps=4,
     )

@@ -1,17 +1,19 @@
-"""Arguments of the portable flash kernels that travel together, by name: strides, and what a kernel is compiled for."""
+"""Arguments of the portable flash kernels that travel together: tensors, strides, and what a kernel is compiled for."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+_Each = TypeVar("_Each")
 
 
-class ForwardStrides(NamedTuple):
-    """Elements from one sequence, row and head to the next of each tensor of `flash_forward`."""
+class ForwardOperands(NamedTuple, Generic[_Each]):
+    """The tensors of `flash_forward` and `decode_attend`, or their strides."""
 
-    q: tuple[int, ...]
-    k: tuple[int, ...]
-    v: tuple[int, ...]
-    out: tuple[int, ...]
+    q: _Each
+    k: _Each
+    v: _Each
+    out: _Each
 
 
 class ForwardMeta(NamedTuple):
@@ -34,15 +36,48 @@ class ForwardMeta(NamedTuple):
     PERSISTENT: bool
 
 
-class ColumnsStrides(NamedTuple):
-    """Elements from one sequence, row and head to the next of each tensor of `flash_backward_columns`."""
+class DecodeMeta(NamedTuple):
+    """What `decode_attend` is compiled for."""
 
-    q: tuple[int, ...]
-    k: tuple[int, ...]
-    v: tuple[int, ...]
-    dout: tuple[int, ...]
-    dk: tuple[int, ...]
-    dv: tuple[int, ...]
+    DIM: int
+    DIM_V: int
+    BLOCK_D: int
+    BLOCK_V: int
+    HAS_LEFT: bool
+    HAS_RIGHT: bool
+    PACKED: bool
+    BLOCK_M: int
+    BLOCK_N: int
+    TMA: bool
+    PRECISION: str
+    CUT: bool
+    DEPENDENT: bool
+
+
+class CombineMeta(NamedTuple):
+    """What `decode_combine` is compiled for; the first seven are those of the `DecodeMeta` that was launched."""
+
+    DIM_V: int
+    BLOCK_V: int
+    HAS_LEFT: bool
+    HAS_RIGHT: bool
+    PACKED: bool
+    BLOCK_M: int
+    BLOCK_N: int
+    COLUMNS: int
+    PARTS: int
+    DEPENDENT: bool
+
+
+class ColumnsOperands(NamedTuple, Generic[_Each]):
+    """The tensors of `flash_backward_columns`, or their strides."""
+
+    q: _Each
+    k: _Each
+    v: _Each
+    dout: _Each
+    dk: _Each
+    dv: _Each
 
 
 class ColumnsMeta(NamedTuple):
@@ -70,14 +105,14 @@ class ColumnsMeta(NamedTuple):
     PRECISION: str
 
 
-class RowsStrides(NamedTuple):
-    """Elements from one sequence, row and head to the next of each tensor of `flash_backward_rows`."""
+class RowsOperands(NamedTuple, Generic[_Each]):
+    """The tensors of `flash_backward_rows`, or their strides."""
 
-    q: tuple[int, ...]
-    k: tuple[int, ...]
-    v: tuple[int, ...]
-    dout: tuple[int, ...]
-    dq: tuple[int, ...]
+    q: _Each
+    k: _Each
+    v: _Each
+    dout: _Each
+    dq: _Each
 
 
 class RowsMeta(NamedTuple):

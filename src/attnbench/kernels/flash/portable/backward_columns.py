@@ -14,9 +14,10 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash.portable.backward_step import add_part, begin_at, fold_rows, hide
+from attnbench.kernels.flash.portable.backward_step import Mask, add_part, begin_at, fold_rows, hide
 from attnbench.kernels.flash.tiles import (
     BACKWARD_COUNTS,
+    Rows,
     first_row,
     load_tile,
     masked_tile,
@@ -31,12 +32,7 @@ from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
 @no_type_check
 def flash_backward_columns(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dout_ptr,
-    dk_ptr,
-    dv_ptr,
+    tensors,
     sums_ptr,
     stats_ptr,
     q_desc,
@@ -47,7 +43,8 @@ def flash_backward_columns(
     seqlen_q,
     seqlen_k,
     strides,
-    scales,
+    scale,
+    scale_log2,
     left,
     right,
     stats_rows,
@@ -64,13 +61,6 @@ def flash_backward_columns(
     BLOCK_N: tl.constexpr = META.BLOCK_N
     ORDER: tl.constexpr = META.ORDER
     PRECISION: tl.constexpr = META.PRECISION
-    scale, scale_log2 = scales
-    _, q_row, _ = strides.q
-    _, k_row, _ = strides.k
-    _, v_row, _ = strides.v
-    _, dout_row, _ = strides.dout
-    _, dk_row, _ = strides.dk
-    _, dv_row, _ = strides.dv
     # Which tile of keys: the first are seen by most rows.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads_kv
@@ -80,10 +70,24 @@ def flash_backward_columns(
     if start >= keys:
         return
     k = load_rows(
-        first_row(k_ptr, batch, key_start, head_kv, strides.k), start, keys, k_row, META.DIM, BLOCK_N, BLOCK_D, False
+        first_row(tensors.k, batch, key_start, head_kv, strides.k),
+        start,
+        keys,
+        strides.k.row,
+        META.DIM,
+        BLOCK_N,
+        BLOCK_D,
+        False,
     )
     v = load_rows(
-        first_row(v_ptr, batch, key_start, head_kv, strides.v), start, keys, v_row, META.DIM_V, BLOCK_N, BLOCK_V, False
+        first_row(tensors.v, batch, key_start, head_kv, strides.v),
+        start,
+        keys,
+        strides.v.row,
+        META.DIM_V,
+        BLOCK_N,
+        BLOCK_V,
+        False,
     )
     columns = start + tl.arange(0, BLOCK_N)[:, None]
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -99,14 +103,33 @@ def flash_backward_columns(
         # Keys past the end are zeros, but their probabilities are not.
         whole = end
         split = end
+    mask = Mask(
+        whole=whole, split=split, columns=columns, queries=queries, keys=keys, shift=shift, left=left, right=right
+    )
     # The one loop takes them all where META.FUSED.
     first = begin if META.FUSED else whole
     last = end if META.FUSED else split
     padded = padded_start(number, query_start, queries, META.PACKED, META.PAD)
     for member in range(members if META.GROUPED else 1):
         head = head_kv * members + member
-        q_base = first_row(q_ptr, batch, query_start, head, strides.q)
-        dout_base = first_row(dout_ptr, batch, query_start, head, strides.dout)
+        q_rows = Rows(
+            base=first_row(tensors.q, batch, query_start, head, strides.q),
+            desc=q_desc,
+            batch=batch,
+            start=query_start,
+            head=head,
+            count=queries,
+            stride=strides.q.row,
+        )
+        dout_rows = Rows(
+            base=first_row(tensors.dout, batch, query_start, head, strides.dout),
+            desc=dout_desc,
+            batch=batch,
+            start=query_start,
+            head=head,
+            count=queries,
+            stride=strides.dout.row,
+        )
         row = tl.cast(head, tl.int64) * stats_rows + padded
         lse_ptr = stats_ptr + row
         delta_ptr = lse_ptr + tl.cast(heads_kv * members, tl.int64) * stats_rows
@@ -115,39 +138,9 @@ def flash_backward_columns(
         if ORDER == "ahead":
             if first < last:
                 at = first * META.BLOCK_M
-                q = load_tile(
-                    q_base,
-                    q_desc,
-                    batch,
-                    query_start,
-                    at,
-                    head,
-                    queries,
-                    q_row,
-                    META.DIM,
-                    META.BLOCK_M,
-                    BLOCK_D,
-                    True,
-                    META.TMA,
-                )
+                q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                 scores = tl.dot(k, tl.trans(q), begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N), input_precision=PRECISION)
-                scores = hide(
-                    scores,
-                    at,
-                    whole,
-                    split,
-                    columns,
-                    queries,
-                    keys,
-                    shift,
-                    left,
-                    right,
-                    META.BLOCK_M,
-                    META.HAS_LEFT,
-                    META.HAS_RIGHT,
-                    False,
-                    META.FUSED,
-                )
+                scores = hide(scores, at, mask, META, False)
                 weights = tl.exp2(scores * scale_log2)
                 for at in tl.range(
                     first * META.BLOCK_M,
@@ -156,21 +149,7 @@ def flash_backward_columns(
                     num_stages=META.STAGES,
                     disable_licm=True,
                 ):
-                    dout = load_tile(
-                        dout_base,
-                        dout_desc,
-                        batch,
-                        query_start,
-                        at,
-                        head,
-                        queries,
-                        dout_row,
-                        META.DIM_V,
-                        META.BLOCK_M,
-                        BLOCK_V,
-                        True,
-                        META.TMA,
-                    )
+                    dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, True, META.TMA)
                     above = tl.dot(
                         v, tl.trans(dout), begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N), input_precision=PRECISION
                     )
@@ -179,21 +158,7 @@ def flash_backward_columns(
                     if META.ATOMIC and META.BESIDE:
                         part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
                     following = at + META.BLOCK_M
-                    ahead = load_tile(
-                        q_base,
-                        q_desc,
-                        batch,
-                        query_start,
-                        following,
-                        head,
-                        queries,
-                        q_row,
-                        META.DIM,
-                        META.BLOCK_M,
-                        BLOCK_D,
-                        True,
-                        META.TMA,
-                    )
+                    ahead = load_tile(q_rows, following, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                     scores = tl.dot(
                         k,
                         tl.trans(ahead),
@@ -201,76 +166,18 @@ def flash_backward_columns(
                         input_precision=PRECISION,
                     )
                     # The tile is read twice: none is carried from one turn of the loop to the next.
-                    q = load_tile(
-                        q_base,
-                        q_desc,
-                        batch,
-                        query_start,
-                        at,
-                        head,
-                        queries,
-                        q_row,
-                        META.DIM,
-                        META.BLOCK_M,
-                        BLOCK_D,
-                        True,
-                        META.TMA,
-                    )
+                    q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                     dk = tl.dot(down, q, dk, input_precision=PRECISION)
                     # Beside the product above, which nothing waits for until here is done.
-                    scores = hide(
-                        scores,
-                        following,
-                        whole,
-                        split,
-                        columns,
-                        queries,
-                        keys,
-                        shift,
-                        left,
-                        right,
-                        META.BLOCK_M,
-                        META.HAS_LEFT,
-                        META.HAS_RIGHT,
-                        False,
-                        META.FUSED,
-                    )
+                    scores = hide(scores, following, mask, META, False)
                     weights = tl.exp2(scores * scale_log2)
                     if META.ATOMIC:
                         if not META.BESIDE:
                             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
                         add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
                 at = (last - 1) * META.BLOCK_M
-                q = load_tile(
-                    q_base,
-                    q_desc,
-                    batch,
-                    query_start,
-                    at,
-                    head,
-                    queries,
-                    q_row,
-                    META.DIM,
-                    META.BLOCK_M,
-                    BLOCK_D,
-                    True,
-                    META.TMA,
-                )
-                dout = load_tile(
-                    dout_base,
-                    dout_desc,
-                    batch,
-                    query_start,
-                    at,
-                    head,
-                    queries,
-                    dout_row,
-                    META.DIM_V,
-                    META.BLOCK_M,
-                    BLOCK_V,
-                    True,
-                    META.TMA,
-                )
+                q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
+                dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, True, META.TMA)
                 above = tl.dot(
                     v, tl.trans(dout), begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N), input_precision=PRECISION
                 )
@@ -284,36 +191,8 @@ def flash_backward_columns(
             for at in tl.range(
                 first * META.BLOCK_M, last * META.BLOCK_M, META.BLOCK_M, num_stages=META.STAGES, disable_licm=True
             ):
-                q = load_tile(
-                    q_base,
-                    q_desc,
-                    batch,
-                    query_start,
-                    at,
-                    head,
-                    queries,
-                    q_row,
-                    META.DIM,
-                    META.BLOCK_M,
-                    BLOCK_D,
-                    True,
-                    META.TMA,
-                )
-                dout = load_tile(
-                    dout_base,
-                    dout_desc,
-                    batch,
-                    query_start,
-                    at,
-                    head,
-                    queries,
-                    dout_row,
-                    META.DIM_V,
-                    META.BLOCK_M,
-                    BLOCK_V,
-                    True,
-                    META.TMA,
-                )
+                q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
+                dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, True, META.TMA)
                 dk, dv, part = fold_rows(
                     dk,
                     dv,
@@ -325,23 +204,9 @@ def flash_backward_columns(
                     begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
                     scale_log2,
                     at,
-                    whole,
-                    split,
-                    columns,
-                    queries,
-                    keys,
-                    shift,
-                    left,
-                    right,
-                    META.BLOCK_M,
-                    META.HAS_LEFT,
-                    META.HAS_RIGHT,
+                    mask,
+                    META,
                     False,
-                    META.FUSED,
-                    ORDER == "early",
-                    META.ATOMIC,
-                    META.BESIDE,
-                    PRECISION,
                 )
                 if META.ATOMIC:
                     add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
@@ -349,36 +214,8 @@ def flash_backward_columns(
             0, 0 if META.FUSED else whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True
         ):
             at = masked_tile(index, begin, whole, split) * META.BLOCK_M
-            q = load_tile(
-                q_base,
-                q_desc,
-                batch,
-                query_start,
-                at,
-                head,
-                queries,
-                q_row,
-                META.DIM,
-                META.BLOCK_M,
-                BLOCK_D,
-                False,
-                META.TMA,
-            )
-            dout = load_tile(
-                dout_base,
-                dout_desc,
-                batch,
-                query_start,
-                at,
-                head,
-                queries,
-                dout_row,
-                META.DIM_V,
-                META.BLOCK_M,
-                BLOCK_V,
-                False,
-                META.TMA,
-            )
+            q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, False, META.TMA)
+            dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, False, META.TMA)
             if META.TMA and META.PACKED:
                 # A descriptor knows no end of a packed sequence.
                 own = (at + tl.arange(0, META.BLOCK_M) < queries)[:, None]
@@ -395,36 +232,29 @@ def flash_backward_columns(
                 begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
                 scale_log2,
                 at,
-                whole,
-                split,
-                columns,
-                queries,
-                keys,
-                shift,
-                left,
-                right,
-                META.BLOCK_M,
-                META.HAS_LEFT,
-                META.HAS_RIGHT,
+                mask,
+                META,
                 True,
-                False,
-                ORDER == "early",
-                META.ATOMIC,
-                META.BESIDE,
-                PRECISION,
             )
             if META.ATOMIC:
                 add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
     store_rows(
-        first_row(dk_ptr, batch, key_start, head_kv, strides.dk),
+        first_row(tensors.dk, batch, key_start, head_kv, strides.dk),
         start,
         keys,
-        dk_row,
+        strides.dk.row,
         dk * scale,
         META.DIM,
         BLOCK_N,
         BLOCK_D,
     )
     store_rows(
-        first_row(dv_ptr, batch, key_start, head_kv, strides.dv), start, keys, dv_row, dv, META.DIM_V, BLOCK_N, BLOCK_V
+        first_row(tensors.dv, batch, key_start, head_kv, strides.dv),
+        start,
+        keys,
+        strides.dv.row,
+        dv,
+        META.DIM_V,
+        BLOCK_N,
+        BLOCK_V,
     )

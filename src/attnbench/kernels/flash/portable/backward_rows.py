@@ -10,6 +10,7 @@ import triton.language as tl
 
 from attnbench.kernels.flash.tiles import (
     BACKWARD_COUNTS,
+    Rows,
     first_row,
     keys_of_rows,
     load_tile,
@@ -19,6 +20,7 @@ from attnbench.kernels.flash.tiles import (
     sequence,
     tiles_of,
 )
+from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 
 
@@ -53,8 +55,6 @@ def flash_backward_prepare(
 
     Rows that see no key and the rows between sequences get -inf and 0: their probabilities come out as 0.
     """
-    _, out_row, _ = out_strides
-    _, dout_row, _ = dout_strides
     tile = tl.program_id(0) % tiles
     pair = tl.program_id(0) // tiles
     number = pair // heads
@@ -67,7 +67,7 @@ def flash_backward_prepare(
         first_row(out_ptr, batch, query_start, head, out_strides),
         start,
         queries,
-        out_row,
+        out_strides.row,
         DIM_V,
         BLOCK_M,
         BLOCK_V,
@@ -77,7 +77,7 @@ def flash_backward_prepare(
         first_row(dout_ptr, batch, query_start, head, dout_strides),
         start,
         queries,
-        dout_row,
+        dout_strides.row,
         DIM_V,
         BLOCK_M,
         BLOCK_V,
@@ -85,7 +85,7 @@ def flash_backward_prepare(
     )
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     rows = start + tl.arange(0, BLOCK_M)
-    lse_base = first_row(lse_ptr, batch, query_start, head, (lse_batch, 1, lse_head))
+    lse_base = first_row(lse_ptr, batch, query_start, head, Strides(batch=lse_batch, row=1, head=lse_head))
     none = float("-inf")
     lse = tl.load(lse_base + rows, mask=rows < queries, other=none)
     # A row without keys has the lse -inf, which negated would make its probabilities infinite.
@@ -122,11 +122,7 @@ def fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION: tl.cons
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
 @no_type_check
 def flash_backward_rows(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dout_ptr,
-    dq_ptr,
+    tensors,
     stats_ptr,
     k_desc,
     v_desc,
@@ -151,11 +147,6 @@ def flash_backward_rows(
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_M: tl.constexpr = META.BLOCK_M
     PRECISION: tl.constexpr = META.PRECISION
-    _, q_row, _ = strides.q
-    _, k_row, _ = strides.k
-    _, v_row, _ = strides.v
-    _, dout_row, _ = strides.dout
-    _, dq_row, _ = strides.dq
     # Which tile of rows: the last see most keys.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
@@ -166,20 +157,43 @@ def flash_backward_rows(
     if start >= queries:
         return
     q = load_rows(
-        first_row(q_ptr, batch, query_start, head, strides.q), start, queries, q_row, META.DIM, BLOCK_M, BLOCK_D, False
-    )
-    dout = load_rows(
-        first_row(dout_ptr, batch, query_start, head, strides.dout),
+        first_row(tensors.q, batch, query_start, head, strides.q),
         start,
         queries,
-        dout_row,
+        strides.q.row,
+        META.DIM,
+        BLOCK_M,
+        BLOCK_D,
+        False,
+    )
+    dout = load_rows(
+        first_row(tensors.dout, batch, query_start, head, strides.dout),
+        start,
+        queries,
+        strides.dout.row,
         META.DIM_V,
         BLOCK_M,
         META.BLOCK_V,
         False,
     )
-    k_base = first_row(k_ptr, batch, key_start, head_kv, strides.k)
-    v_base = first_row(v_ptr, batch, key_start, head_kv, strides.v)
+    k_rows = Rows(
+        base=first_row(tensors.k, batch, key_start, head_kv, strides.k),
+        desc=k_desc,
+        batch=batch,
+        start=key_start,
+        head=head_kv,
+        count=keys,
+        stride=strides.k.row,
+    )
+    v_rows = Rows(
+        base=first_row(tensors.v, batch, key_start, head_kv, strides.v),
+        desc=v_desc,
+        batch=batch,
+        start=key_start,
+        head=head_kv,
+        count=keys,
+        stride=strides.v.row,
+    )
     stats = (
         stats_ptr
         + tl.cast(head, tl.int64) * stats_rows
@@ -197,66 +211,22 @@ def flash_backward_rows(
     rows = start + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
-        k = load_tile(
-            k_base, k_desc, batch, key_start, at, head_kv, keys, k_row, META.DIM, META.BLOCK_N, BLOCK_D, True, META.TMA
-        )
-        v = load_tile(
-            v_base,
-            v_desc,
-            batch,
-            key_start,
-            at,
-            head_kv,
-            keys,
-            v_row,
-            META.DIM_V,
-            META.BLOCK_N,
-            META.BLOCK_V,
-            True,
-            META.TMA,
-        )
+        k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, BLOCK_D, True, META.TMA)
+        v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, META.BLOCK_V, True, META.TMA)
         dq = fold_keys(dq, k, v, q, dout, lse, delta, None, scale_log2, PRECISION, False)
     for index in tl.range(0, whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True):
         at = masked_tile(index, begin, whole, split) * META.BLOCK_N
-        k = load_tile(
-            k_base,
-            k_desc,
-            batch,
-            key_start,
-            at,
-            head_kv,
-            keys,
-            k_row,
-            META.DIM,
-            META.BLOCK_N,
-            BLOCK_D,
-            False,
-            META.TMA and not META.PACKED,
-        )
-        v = load_tile(
-            v_base,
-            v_desc,
-            batch,
-            key_start,
-            at,
-            head_kv,
-            keys,
-            v_row,
-            META.DIM_V,
-            META.BLOCK_N,
-            META.BLOCK_V,
-            False,
-            META.TMA and not META.PACKED,
-        )
+        k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, BLOCK_D, False, META.TMA and not META.PACKED)
+        v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, META.BLOCK_V, False, META.TMA and not META.PACKED)
         see = sees(
             rows, at + tl.arange(0, META.BLOCK_N)[None, :], keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
         )
         dq = fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION, True)
     store_rows(
-        first_row(dq_ptr, batch, query_start, head, strides.dq),
+        first_row(tensors.dq, batch, query_start, head, strides.dq),
         start,
         queries,
-        dq_row,
+        strides.dq.row,
         dq * scale,
         META.DIM,
         BLOCK_M,
@@ -297,7 +267,6 @@ def flash_backward_round(
     PARTS: tl.constexpr,
 ):
     """Scale and round what the atomics added up, a tile of rows, into dQ; PARTS: as `place_in_part` has 64 rows."""
-    _, dq_row, _ = dq_strides
     tile = tl.program_id(0) % tiles
     pair = tl.program_id(0) // tiles
     number = pair // heads
@@ -316,7 +285,7 @@ def flash_backward_round(
         first_row(dq_ptr, batch, query_start, head, dq_strides),
         start,
         queries,
-        dq_row,
+        dq_strides.row,
         total * scale,
         DIM,
         BLOCK_M,

@@ -21,14 +21,15 @@ atomics and every sum has one order.  A sequence that sees no key has a tile all
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.flash.portable.forward import LN_2, fold
-from attnbench.kernels.flash.tiles import first_row, keys_of_rows, load_tile, sees, sequence
+from attnbench.kernels.flash.tiles import Rows, first_row, keys_of_rows, load_tile, sees, sequence
+from attnbench.kernels.shared.arguments import Strides
 
 SCAN = tl.constexpr(256)
 "Packed sequences whose lengths are looked at together."
@@ -39,13 +40,44 @@ COUNTS = (
 "Numbers of a call that no code is compiled anew for."
 
 
+class JobList(NamedTuple):
+    """What the list follows from."""
+
+    batch: Any
+    "sequences"
+    jobs: Any
+    "of a sequence"
+    lead: Any
+    "blanks before a job's tiles"
+    cu_q_ptr: Any
+    cu_k_ptr: Any
+    seqlen_q: Any
+    seqlen_k: Any
+    left: Any
+    right: Any
+
+
+class Results(NamedTuple):
+    """Where the results of a sequence go."""
+
+    out_ptr: Any
+    out_strides: Any
+    lse_ptr: Any
+    lse_strides: Any
+    batch: Any
+    "of `sequence`, as `query_start`"
+    query_start: Any
+
+
 @triton.jit
 @no_type_check
-def tiles_seen(queries, keys, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_N: tl.constexpr):
+def tiles_seen(queries, keys, listed, META: tl.constexpr):
     """First tile of keys that some query of a sequence sees, and how many: at least one, without queries none."""
-    low, _, _, high = keys_of_rows(0, queries - 1, keys, keys - queries, left, right, HAS_LEFT, HAS_RIGHT)
-    begin = low // BLOCK_N
-    count = tl.maximum((high + BLOCK_N - 1) // BLOCK_N - begin, 1)
+    low, _, _, high = keys_of_rows(
+        0, queries - 1, keys, keys - queries, listed.left, listed.right, META.HAS_LEFT, META.HAS_RIGHT
+    )
+    begin = low // META.BLOCK_N
+    count = tl.maximum((high + META.BLOCK_N - 1) // META.BLOCK_N - begin, 1)
     return begin, tl.where(queries > 0, count, 0)
 
 
@@ -58,83 +90,55 @@ def entries_of(count, lead):
 
 @triton.jit
 @no_type_check
-def entries_listed(
-    first, batch, jobs, lead, lengths, reach, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def entries_listed(first, listed, META: tl.constexpr):
     """Entries that packed sequences from `first` on have in the list; none past the last sequence."""
-    cu_q_ptr, cu_k_ptr, _, _ = lengths
-    left, right = reach
     at = first + tl.arange(0, SCAN)
-    there = at < batch
-    queries = tl.load(cu_q_ptr + at + 1, mask=there, other=0) - tl.load(cu_q_ptr + at, mask=there, other=0)
-    keys = tl.load(cu_k_ptr + at + 1, mask=there, other=0) - tl.load(cu_k_ptr + at, mask=there, other=0)
-    _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-    return entries_of(count, lead) * jobs
+    there = at < listed.batch
+    queries = tl.load(listed.cu_q_ptr + at + 1, mask=there, other=0) - tl.load(
+        listed.cu_q_ptr + at, mask=there, other=0
+    )
+    keys = tl.load(listed.cu_k_ptr + at + 1, mask=there, other=0) - tl.load(listed.cu_k_ptr + at, mask=there, other=0)
+    _, count = tiles_seen(queries, keys, listed, META)
+    return entries_of(count, listed.lead) * listed.jobs
 
 
 @triton.jit
 @no_type_check
-def entries_before(
-    number,
-    batch,
-    jobs,
-    lead,
-    lengths,
-    reach,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def entries_before(number, listed, META: tl.constexpr):
     """Entries in the list of sequences before this one, and of all."""
-    if PACKED:
+    if META.PACKED:
         before = number * 0
         total = number * 0
-        for first in range(0, batch, SCAN):
-            entries = entries_listed(first, batch, jobs, lead, lengths, reach, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+        for first in range(0, listed.batch, SCAN):
+            entries = entries_listed(first, listed, META)
             before += tl.sum(tl.where(first + tl.arange(0, SCAN) < number, entries, 0))
             total += tl.sum(entries)
     else:
-        _, _, queries, keys = lengths
-        left, right = reach
-        _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-        before = number * entries_of(count, lead) * jobs
-        total = batch * entries_of(count, lead) * jobs
+        _, count = tiles_seen(listed.seqlen_q, listed.seqlen_k, listed, META)
+        before = number * entries_of(count, listed.lead) * listed.jobs
+        total = listed.batch * entries_of(count, listed.lead) * listed.jobs
     return before, total
 
 
 @triton.jit
 @no_type_check
-def sequence_at(
-    index,
-    batch,
-    jobs,
-    lead,
-    lengths,
-    reach,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def sequence_at(index, listed, META: tl.constexpr):
     """Sequence of the index-th entry in the list, and entries of those before it."""
-    if PACKED:
+    if META.PACKED:
         number = index * 0
         before = index * 0
         passed = index * 0
-        for first in range(0, batch, SCAN):
-            entries = entries_listed(first, batch, jobs, lead, lengths, reach, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+        for first in range(0, listed.batch, SCAN):
+            entries = entries_listed(first, listed, META)
             ends = passed + tl.cumsum(entries, 0)
             over = ends <= index
             number += tl.sum(over.to(tl.int32))
             before = tl.maximum(before, tl.max(tl.where(over, ends, 0)))
             passed += tl.sum(entries)
     else:
-        _, _, queries, keys = lengths
-        left, right = reach
-        _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-        number = index // (entries_of(count, lead) * jobs)
-        before = number * entries_of(count, lead) * jobs
+        _, count = tiles_seen(listed.seqlen_q, listed.seqlen_k, listed, META)
+        number = index // (entries_of(count, listed.lead) * listed.jobs)
+        before = number * entries_of(count, listed.lead) * listed.jobs
     return number, before
 
 
@@ -166,33 +170,26 @@ def sharer_of(index, programs, total):
 
 @triton.jit
 @no_type_check
-def store_result(
-    tensors, where, strides, query, head, there, acc, whole, log, DIM_V: tl.constexpr, BLOCK_V: tl.constexpr
-):
+def store_result(results, query, head, there, acc, whole, log, META: tl.constexpr):
     """Output and lse of the rows that are `there`; `log` is the lse in base 2, -∞ where `whole` is not the sum but 1."""
-    out_ptr, lse_ptr = tensors
-    at_batch, query_start = where
-    out_strides, lse_strides = strides
-    _, out_row, out_head = out_strides
-    _, _, lse_head = lse_strides
-    dims = tl.arange(0, BLOCK_V)
-    at = query.to(tl.int64) * out_row + head.to(tl.int64) * out_head
+    dims = tl.arange(0, META.BLOCK_V)
+    at = query.to(tl.int64) * results.out_strides.row + head.to(tl.int64) * results.out_strides.head
     tl.store(
-        first_row(out_ptr, at_batch, query_start, 0, out_strides) + at[:, None] + dims[None, :],
-        (acc * (1.0 / whole)[:, None]).to(out_ptr.dtype.element_ty),
-        mask=there[:, None] & (dims < DIM_V)[None, :],
+        first_row(results.out_ptr, results.batch, results.query_start, 0, results.out_strides)
+        + at[:, None]
+        + dims[None, :],
+        (acc * (1.0 / whole)[:, None]).to(results.out_ptr.dtype.element_ty),
+        mask=there[:, None] & (dims < META.DIM_V)[None, :],
     )
-    at = query + head.to(tl.int64) * lse_head
-    tl.store(first_row(lse_ptr, at_batch, query_start, 0, lse_strides) + at, log * LN_2, mask=there)
+    at = query + head.to(tl.int64) * results.lse_strides.head
+    lse = first_row(results.lse_ptr, results.batch, results.query_start, 0, results.lse_strides) + at
+    tl.store(lse, log * LN_2, mask=there)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def decode_attend(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
+    tensors,
     lse_ptr,
     part_ptr,
     part_lse_ptr,
@@ -202,10 +199,7 @@ def decode_attend(
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    q_strides,
-    k_strides,
-    v_strides,
-    out_strides,
+    strides,
     lse_batch,
     lse_head,
     scale,
@@ -216,41 +210,39 @@ def decode_attend(
     repeats,
     row_tiles,
     lead,
-    DIM: tl.constexpr,
-    DIM_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TMA: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CUT: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    META: tl.constexpr,
 ):
     """A program's share of the list, job after job; CUT: some share may begin or end within a job.
 
     DEPENDENT: `decode_combine` may be launched once all programs are, and waits for their end by itself.
     """
-    if DEPENDENT:
+    if META.DEPENDENT:
         gdc_launch_dependents()
-    lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
-    reach = left, right
-    _, q_row, q_head = q_strides
-    _, k_row, _ = k_strides
-    _, v_row, _ = v_strides
+    BLOCK_M: tl.constexpr = META.BLOCK_M
+    BLOCK_N: tl.constexpr = META.BLOCK_N
+    BLOCK_D: tl.constexpr = META.BLOCK_D
+    BLOCK_V: tl.constexpr = META.BLOCK_V
     jobs = heads_kv * row_tiles
+    listed = JobList(
+        batch=batch,
+        jobs=jobs,
+        lead=lead,
+        cu_q_ptr=cu_q_ptr,
+        cu_k_ptr=cu_k_ptr,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        left=left,
+        right=right,
+    )
     program = tl.program_id(0)
-    _, total = entries_before(program * 0, batch, jobs, lead, lengths, reach, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
+    _, total = entries_before(program * 0, listed, META)
     index, stop = share_of(program, tl.num_programs(0), total)
     while index < stop:
-        number, before = sequence_at(index, batch, jobs, lead, lengths, reach, HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N)
+        number, before = sequence_at(index, listed, META)
         at_batch, query_start, key_start, queries, keys = sequence(
-            cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED
+            cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED
         )
-        begin, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+        begin, count = tiles_seen(queries, keys, listed, META)
         entries = entries_of(count, lead)
         job = (index - before) // entries
         entry = index - before - job * entries
@@ -261,20 +253,34 @@ def decode_attend(
         head = head_kv * repeats + rows - query * repeats
         there = query < queries
         dims = tl.arange(0, BLOCK_D)
-        q_base = first_row(q_ptr, at_batch, query_start, 0, q_strides)
-        q_at = query.to(tl.int64) * q_row + head.to(tl.int64) * q_head
-        q = tl.load(q_base + q_at[:, None] + dims[None, :], mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
-        k_base = first_row(k_ptr, at_batch, key_start, head_kv, k_strides)
-        v_base = first_row(v_ptr, at_batch, key_start, head_kv, v_strides)
+        q_base = first_row(tensors.q, at_batch, query_start, 0, strides.q)
+        q_at = query.to(tl.int64) * strides.q.row + head.to(tl.int64) * strides.q.head
+        q = tl.load(q_base + q_at[:, None] + dims[None, :], mask=there[:, None] & (dims < META.DIM)[None, :], other=0.0)
+        k_rows = Rows(
+            base=first_row(tensors.k, at_batch, key_start, head_kv, strides.k),
+            desc=k_desc,
+            batch=at_batch,
+            start=key_start,
+            head=head_kv,
+            count=keys,
+            stride=strides.k.row,
+        )
+        v_rows = Rows(
+            base=first_row(tensors.v, at_batch, key_start, head_kv, strides.v),
+            desc=v_desc,
+            batch=at_batch,
+            start=key_start,
+            head=head_kv,
+            count=keys,
+            stride=strides.v.row,
+        )
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
         for tile in tl.range(begin + tl.maximum(entry - lead, 0), begin + tl.maximum(after - lead, 0)):
             at = tile * BLOCK_N
-            k = load_tile(
-                k_base, k_desc, at_batch, key_start, at, head_kv, keys, k_row, DIM, BLOCK_N, BLOCK_D, False, TMA
-            )
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+            k = load_tile(k_rows, at, META.DIM, BLOCK_N, BLOCK_D, False, META.TMA)
+            scores = tl.dot(q, tl.trans(k), input_precision=META.PRECISION)  # [BLOCK_M, BLOCK_N]
             # Of every tile, whether it hides a key or not: a few instructions, beside the wait for the next tile.
             see = sees(
                 query[:, None],
@@ -283,32 +289,35 @@ def decode_attend(
                 keys - queries - at,
                 left,
                 right,
-                HAS_LEFT,
-                HAS_RIGHT,
+                META.HAS_LEFT,
+                META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
             weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
-            v = load_tile(
-                v_base, v_desc, at_batch, key_start, at, head_kv, keys, v_row, DIM_V, BLOCK_N, BLOCK_V, False, TMA
-            )
-            acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+            v = load_tile(v_rows, at, META.DIM_V, BLOCK_N, BLOCK_V, False, META.TMA)
+            acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=META.PRECISION)
 
         empty = row_sum == 0.0  # which NaN is not
         whole = tl.where(empty, 1.0, row_sum)
         log = tl.where(empty, float("-inf"), row_max * scale + tl.math.log2(whole))
-        results = out_ptr, lse_ptr
-        strides = out_strides, (lse_batch, 1, lse_head)
-        where = at_batch, query_start
-        if CUT:
+        results = Results(
+            out_ptr=tensors.out,
+            out_strides=strides.out,
+            lse_ptr=lse_ptr,
+            lse_strides=Strides(batch=lse_batch, row=1, head=lse_head),
+            batch=at_batch,
+            query_start=query_start,
+        )
+        if META.CUT:
             if (entry > 0) | (after < entries):
                 slots = (2 * program + (entry == 0).to(tl.int32)) * BLOCK_M + tl.arange(0, BLOCK_M)
                 places = part_ptr + slots[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
                 tl.store(places, acc * (1.0 / whole)[:, None], mask=there[:, None])
                 tl.store(part_lse_ptr + slots, log, mask=there)
             else:
-                store_result(results, where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
+                store_result(results, query, head, there, acc, whole, log, META)
         else:
-            store_result(results, where, strides, query, head, there, acc, whole, log, DIM_V, BLOCK_V)
+            store_result(results, query, head, there, acc, whole, log, META)
         index += after - entry
 
 
@@ -335,54 +344,54 @@ def decode_combine(
     lead,
     most,
     programs,
-    DIM_V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    META: tl.constexpr,
 ):
     """COLUMNS of a head of a query, of `most` a sequence: PARTS partial results at a time, of a job that was cut.
 
     DEPENDENT: launched while `decode_attend` runs.  What is before the wait reads nothing that it writes.
     """
-    lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
-    _, out_row, out_head = out_strides
+    COLUMNS: tl.constexpr = META.COLUMNS
+    PARTS: tl.constexpr = META.PARTS
     number = tl.program_id(0) // most
     query = tl.program_id(0) - number * most
     head = tl.program_id(1)
     dims = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     head_kv = head // repeats
     row = query * repeats + head - head_kv * repeats
-    job = head_kv * row_tiles + row // BLOCK_M
-    place = row % BLOCK_M
+    job = head_kv * row_tiles + row // META.BLOCK_M
+    place = row % META.BLOCK_M
     jobs = heads_kv * row_tiles
-    before, total = entries_before(
-        number, batch, jobs, lead, lengths, (left, right), HAS_LEFT, HAS_RIGHT, PACKED, BLOCK_N
+    listed = JobList(
+        batch=batch,
+        jobs=jobs,
+        lead=lead,
+        cu_q_ptr=cu_q_ptr,
+        cu_k_ptr=cu_k_ptr,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        left=left,
+        right=right,
     )
-    at_batch, query_start, _, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
-    _, count = tiles_seen(queries, keys, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+    before, total = entries_before(number, listed, META)
+    at_batch, query_start, _, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    _, count = tiles_seen(queries, keys, listed, META)
     entries = entries_of(count, lead)
     begin = before + job * entries
     first = sharer_of(begin, programs, total)
     last = sharer_of(begin + tl.maximum(entries, 1) - 1, programs, total)
     there = (query < queries) & (first < last)
-    columns = tl.where(there, DIM_V, 0)
-    if DEPENDENT:
+    columns = tl.where(there, META.DIM_V, 0)
+    if META.DEPENDENT:
         gdc_wait()
     acc = tl.zeros([COLUMNS], tl.float32)
     row_max = float("-inf")
     row_sum = 0.0
     for part in range(first, tl.where(there, last + 1, first), PARTS):
         program = part + tl.arange(0, PARTS)
-        slots = (2 * program + (program == first).to(tl.int32)) * BLOCK_M + place
+        slots = (2 * program + (program == first).to(tl.int32)) * META.BLOCK_M + place
         logs = tl.load(part_lse_ptr + slots, mask=program <= last, other=float("-inf"))
         values = tl.load(
-            part_ptr + slots[:, None] * BLOCK_V + dims[None, :], mask=(program <= last)[:, None], other=0.0
+            part_ptr + slots[:, None] * META.BLOCK_V + dims[None, :], mask=(program <= last)[:, None], other=0.0
         )
         new_max = tl.maximum(row_max, tl.max(logs, 0))
         pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -394,12 +403,12 @@ def decode_combine(
     empty = row_sum == 0.0
     whole = tl.where(empty, 1.0, row_sum)
     log = tl.where(empty, float("-inf"), row_max + tl.math.log2(whole))
-    at = query.to(tl.int64) * out_row + head.to(tl.int64) * out_head
+    at = query.to(tl.int64) * out_strides.row + head.to(tl.int64) * out_strides.head
     tl.store(
         first_row(out_ptr, at_batch, query_start, 0, out_strides) + at + dims,
         (acc * (1.0 / whole)).to(out_ptr.dtype.element_ty),
         mask=dims < columns,
     )
     at = query + head.to(tl.int64) * lse_head
-    lse = first_row(lse_ptr, at_batch, query_start, 0, (lse_batch, 1, lse_head)) + at
+    lse = first_row(lse_ptr, at_batch, query_start, 0, Strides(batch=lse_batch, row=1, head=lse_head)) + at
     tl.store(lse + dims * 0, log * LN_2, mask=(dims == 0) & (dims < columns))  # by the first program of the head

@@ -15,16 +15,23 @@ the L2 together, and heads that share keys are neighbours.  No workspace.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash.tiles import first_row, keys_of_rows, load_tile, masked_tile, sees, sequence, tiles_of
+from attnbench.kernels.flash.tiles import (
+    Rows,
+    first_row,
+    keys_of_rows,
+    load_tile,
+    masked_tile,
+    sees,
+    sequence,
+    tiles_of,
+)
+from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
-
-if TYPE_CHECKING:
-    pass
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -80,74 +87,140 @@ def fold(scores, row_max, row_sum, scale, MIX: tl.constexpr):
     return weights, factor, new_max, row_sum * factor + tl.sum(weights, 1)
 
 
+class Mask(NamedTuple):
+    """What a tile of rows sees of a sequence's keys, and which tiles of keys every row sees whole: [whole, split)."""
+
+    rows: Any
+    "numbers of the rows"
+    whole: Any
+    split: Any
+    keys: Any
+    "of the sequence"
+    shift: Any
+    left: Any
+    right: Any
+
+
 @triton.jit
 @no_type_check
-def hide(
-    scores,
-    rows,
-    at,
-    tile,
-    whole,
-    split,
-    keys,
-    shift,
-    left,
-    right,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    FUSED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Scores of a tile with the hidden ones at -∞, where the tile is one that some row does not see whole."""
-    if FUSED:
-        cut = tile >= split
-        if HAS_LEFT:
-            cut |= tile < whole
+def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
+    """Scores of a tile with the hidden ones at -∞.
+
+    Of every tile where MASKED; where META.FUSED, of those that some row does not see whole.
+    """
+    rows = mask.rows[:, None]
+    if MASKED:
+        # Counted from the tile's first key: sums of its place and each column would fill registers.
+        see = sees(
+            rows,
+            tl.arange(0, META.BLOCK_N)[None, :],
+            mask.keys - at,
+            mask.shift - at,
+            mask.left,
+            mask.right,
+            META.HAS_LEFT,
+            META.HAS_RIGHT,
+        )
+        scores = tl.where(see, scores, float("-inf"))
+    elif META.FUSED:
+        cut = tile >= mask.split
+        if META.HAS_LEFT:
+            cut |= tile < mask.whole
         if cut:
-            # Counted from the tile's first key: sums of its place and each column would fill registers.
-            see = sees(rows, tl.arange(0, BLOCK_N)[None, :], keys - at, shift - at, left, right, HAS_LEFT, HAS_RIGHT)
+            see = sees(
+                rows,
+                tl.arange(0, META.BLOCK_N)[None, :],
+                mask.keys - at,
+                mask.shift - at,
+                mask.left,
+                mask.right,
+                META.HAS_LEFT,
+                META.HAS_RIGHT,
+            )
             scores = tl.where(see, scores, float("-inf"))
     return scores
 
 
+class Given(NamedTuple):
+    """The arguments of `flash_forward` but META."""
+
+    tensors: Any
+    lse_ptr: Any
+    k_desc: Any
+    v_desc: Any
+    cu_q_ptr: Any
+    cu_k_ptr: Any
+    seqlen_q: Any
+    seqlen_k: Any
+    strides: Any
+    lse_batch: Any
+    lse_head: Any
+    scale: Any
+    left: Any
+    right: Any
+    heads: Any
+    repeats: Any
+    pairs: Any
+    tiles: Any
+    group: Any
+
+
 @triton.jit
 @no_type_check
-def attend_rows(program, tensors, descriptors, lengths, strides, lse_strides, scale, reach, counts, META: tl.constexpr):
-    """Output and lse of a tile of queries; arguments are those of `flash_forward`, like beside like."""
+def attend_rows(program, given, META: tl.constexpr):
+    """Output and lse of a tile of queries."""
     BLOCK_M: tl.constexpr = META.BLOCK_M
     BLOCK_V: tl.constexpr = META.BLOCK_V
     PRECISION: tl.constexpr = META.PRECISION
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr = tensors
-    k_desc, v_desc = descriptors
-    cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k = lengths
-    lse_batch, lse_head = lse_strides
-    left, right = reach
-    heads, repeats, pairs, tiles, group = counts
-    _, q_row, _ = strides.q
-    _, k_row, _ = strides.k
-    _, v_row, _ = strides.v
-    _, out_row, _ = strides.out
     # Only the descriptor of a dense tensor ends where the sequence does.
     TMA_ENDS: tl.constexpr = META.TMA and not META.PACKED
-    BITS: tl.constexpr = tl.int16 if q_ptr.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
-    tile, pair = section_of(program, tiles, pairs, group)
-    number = pair // heads
-    head = pair - number * heads
-    head_kv = head // repeats
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
-    first = (tiles - 1 - tile) * BLOCK_M
+    BITS: tl.constexpr = tl.int16 if given.tensors.q.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
+    tile, pair = section_of(program, given.tiles, given.pairs, given.group)
+    number = pair // given.heads
+    head = pair - number * given.heads
+    head_kv = head // given.repeats
+    batch, query_start, key_start, queries, keys = sequence(
+        given.cu_q_ptr, given.cu_k_ptr, given.seqlen_q, given.seqlen_k, number, META.PACKED
+    )
+    first = (given.tiles - 1 - tile) * BLOCK_M
     if first < queries:
-        q_base = first_row(q_ptr, batch, query_start, head, strides.q)
-        k_base = first_row(k_ptr, batch, key_start, head_kv, strides.k)
-        v_base = first_row(v_ptr, batch, key_start, head_kv, strides.v)
+        q_base = first_row(given.tensors.q, batch, query_start, head, given.strides.q)
+        k_rows = Rows(
+            base=first_row(given.tensors.k, batch, key_start, head_kv, given.strides.k),
+            desc=given.k_desc,
+            batch=batch,
+            start=key_start,
+            head=head_kv,
+            count=keys,
+            stride=given.strides.k.row,
+        )
+        v_rows = Rows(
+            base=first_row(given.tensors.v, batch, key_start, head_kv, given.strides.v),
+            desc=given.v_desc,
+            batch=batch,
+            start=key_start,
+            head=head_kv,
+            count=keys,
+            stride=given.strides.v.row,
+        )
         # By pointers: a reshaped tile of a descriptor would be an operand in registers, copied for every product.
-        q = load_rows(q_base, first, queries, q_row, META.DIM, BLOCK_M, META.BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
+        q = load_rows(
+            q_base, first, queries, given.strides.q.row, META.DIM, BLOCK_M, META.BLOCK_D, False
+        )  # [BLOCK_M, BLOCK_D]
         rows = first + tl.arange(0, BLOCK_M)
         shift = keys - queries
         low, all_low, all_high, high = keys_of_rows(
-            first, tl.minimum(first + BLOCK_M, queries) - 1, keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
+            first,
+            tl.minimum(first + BLOCK_M, queries) - 1,
+            keys,
+            shift,
+            given.left,
+            given.right,
+            META.HAS_LEFT,
+            META.HAS_RIGHT,
         )
         begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_N)
+        mask = Mask(rows=rows, whole=whole, split=split, keys=keys, shift=shift, left=given.left, right=given.right)
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -159,233 +232,66 @@ def attend_rows(program, tensors, descriptors, lengths, strides, lse_strides, sc
         if META.AHEAD:
             if start < stop:
                 k = load_tile(
-                    k_base,
-                    k_desc,
-                    batch,
-                    key_start,
-                    start * META.BLOCK_N,
-                    head_kv,
-                    keys,
-                    k_row,
-                    META.DIM,
-                    META.BLOCK_N,
-                    META.BLOCK_D,
-                    not META.FUSED,
-                    META.TMA,
+                    k_rows, start * META.BLOCK_N, META.DIM, META.BLOCK_N, META.BLOCK_D, not META.FUSED, META.TMA
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(
-                    scores,
-                    rows[:, None],
-                    start * META.BLOCK_N,
-                    start,
-                    whole,
-                    split,
-                    keys,
-                    shift,
-                    left,
-                    right,
-                    META.HAS_LEFT,
-                    META.HAS_RIGHT,
-                    META.FUSED,
-                    META.BLOCK_N,
-                )
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, META.MIX)
+                scores = hide(scores, start * META.BLOCK_N, start, mask, META, False)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
                 # Carried as bits: Triton would bring carried numbers to the product through shared memory.
                 bits = weights.to(q.dtype).to(BITS, bitcast=True)
                 for index in tl.range(start + 1, stop, disable_licm=True):
                     at = index * META.BLOCK_N
-                    k = load_tile(
-                        k_base,
-                        k_desc,
-                        batch,
-                        key_start,
-                        at,
-                        head_kv,
-                        keys,
-                        k_row,
-                        META.DIM,
-                        META.BLOCK_N,
-                        META.BLOCK_D,
-                        not META.FUSED,
-                        META.TMA,
-                    )
+                    k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, not META.FUSED, META.TMA)
                     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, META.BLOCK_N]
                     v = load_tile(
-                        v_base,
-                        v_desc,
-                        batch,
-                        key_start,
-                        at - META.BLOCK_N,
-                        head_kv,
-                        keys,
-                        v_row,
-                        META.DIM_V,
-                        META.BLOCK_N,
-                        BLOCK_V,
-                        not META.FUSED,
-                        META.TMA,
+                        v_rows, at - META.BLOCK_N, META.DIM_V, META.BLOCK_N, BLOCK_V, not META.FUSED, META.TMA
                     )
                     acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
                     # Beside the product above, which nothing waits for until the next tile's scores are there.
-                    scores = hide(
-                        scores,
-                        rows[:, None],
-                        at,
-                        index,
-                        whole,
-                        split,
-                        keys,
-                        shift,
-                        left,
-                        right,
-                        META.HAS_LEFT,
-                        META.HAS_RIGHT,
-                        META.FUSED,
-                        META.BLOCK_N,
-                    )
-                    weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, META.MIX)
+                    scores = hide(scores, at, index, mask, META, False)
+                    weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
                     bits = weights.to(q.dtype).to(BITS, bitcast=True)
                 v = load_tile(
-                    v_base,
-                    v_desc,
-                    batch,
-                    key_start,
-                    (stop - 1) * META.BLOCK_N,
-                    head_kv,
-                    keys,
-                    v_row,
-                    META.DIM_V,
-                    META.BLOCK_N,
-                    BLOCK_V,
-                    not META.FUSED,
-                    META.TMA,
+                    v_rows, (stop - 1) * META.BLOCK_N, META.DIM_V, META.BLOCK_N, BLOCK_V, not META.FUSED, META.TMA
                 )
                 acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
         else:
             for index in tl.range(start, stop, disable_licm=True):
                 at = index * META.BLOCK_N
-                k = load_tile(
-                    k_base,
-                    k_desc,
-                    batch,
-                    key_start,
-                    at,
-                    head_kv,
-                    keys,
-                    k_row,
-                    META.DIM,
-                    META.BLOCK_N,
-                    META.BLOCK_D,
-                    not META.FUSED,
-                    META.TMA,
-                )
+                k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, not META.FUSED, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(
-                    scores,
-                    rows[:, None],
-                    at,
-                    index,
-                    whole,
-                    split,
-                    keys,
-                    shift,
-                    left,
-                    right,
-                    META.HAS_LEFT,
-                    META.HAS_RIGHT,
-                    META.FUSED,
-                    META.BLOCK_N,
-                )
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, META.MIX)
-                v = load_tile(
-                    v_base,
-                    v_desc,
-                    batch,
-                    key_start,
-                    at,
-                    head_kv,
-                    keys,
-                    v_row,
-                    META.DIM_V,
-                    META.BLOCK_N,
-                    BLOCK_V,
-                    not META.FUSED,
-                    META.TMA,
-                )
+                scores = hide(scores, at, index, mask, META, False)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, BLOCK_V, not META.FUSED, META.TMA)
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
         if not META.FUSED:
             # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
             for index in tl.range(0, whole - begin + end - split, num_stages=1, disable_licm=True):
                 at = masked_tile(index, begin, whole, split) * META.BLOCK_N
                 # Keys of the next sequence may come along: their scores are hidden, whatever they are.
-                k = load_tile(
-                    k_base,
-                    k_desc,
-                    batch,
-                    key_start,
-                    at,
-                    head_kv,
-                    keys,
-                    k_row,
-                    META.DIM,
-                    META.BLOCK_N,
-                    META.BLOCK_D,
-                    False,
-                    META.TMA,
-                )
+                k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, False, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                scores = hide(
-                    scores,
-                    rows[:, None],
-                    at,
-                    0,
-                    0,
-                    0,
-                    keys,
-                    shift,
-                    left,
-                    right,
-                    META.HAS_LEFT,
-                    META.HAS_RIGHT,
-                    True,
-                    META.BLOCK_N,
-                )
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, META.MIX)
-                v = load_tile(
-                    v_base,
-                    v_desc,
-                    batch,
-                    key_start,
-                    at,
-                    head_kv,
-                    keys,
-                    v_row,
-                    META.DIM_V,
-                    META.BLOCK_N,
-                    BLOCK_V,
-                    False,
-                    TMA_ENDS,
-                )
+                scores = hide(scores, at, 0, mask, META, True)
+                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, BLOCK_V, False, TMA_ENDS)
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
 
         empty = row_sum == 0.0  # which NaN is not
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
-        out_base = first_row(out_ptr, batch, query_start, head, strides.out)
-        store_rows(out_base, first, queries, out_row, acc, META.DIM_V, BLOCK_M, BLOCK_V)
-        lse = tl.where(empty, float("-inf"), (row_max * scale + tl.math.log2(total)) * LN_2)
-        lse_base = first_row(lse_ptr, batch, query_start, head, (lse_batch, 1, lse_head))
+        out_base = first_row(given.tensors.out, batch, query_start, head, given.strides.out)
+        store_rows(out_base, first, queries, given.strides.out.row, acc, META.DIM_V, BLOCK_M, BLOCK_V)
+        lse = tl.where(empty, float("-inf"), (row_max * given.scale + tl.math.log2(total)) * LN_2)
+        lse_base = first_row(
+            given.lse_ptr, batch, query_start, head, Strides(batch=given.lse_batch, row=1, head=given.lse_head)
+        )
         tl.store(lse_base + rows, lse, mask=rows < queries)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_forward(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
+    tensors,
     lse_ptr,
     k_desc,
     v_desc,
@@ -407,14 +313,29 @@ def flash_forward(
     META: tl.constexpr,
 ):
     """A tile of queries a program; persistent, a program an SM takes every so many-th tile."""
-    tensors = q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr
-    descriptors = k_desc, v_desc
-    lengths = cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k
-    lse_strides = lse_batch, lse_head
-    reach = left, right
-    counts = heads, repeats, pairs, tiles, group
+    given = Given(
+        tensors=tensors,
+        lse_ptr=lse_ptr,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        cu_q_ptr=cu_q_ptr,
+        cu_k_ptr=cu_k_ptr,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        strides=strides,
+        lse_batch=lse_batch,
+        lse_head=lse_head,
+        scale=scale,
+        left=left,
+        right=right,
+        heads=heads,
+        repeats=repeats,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+    )
     if META.PERSISTENT:
         for program in tl.range(tl.program_id(0), tiles * pairs, tl.num_programs(0), num_stages=1):
-            attend_rows(program, tensors, descriptors, lengths, strides, lse_strides, scale, reach, counts, META)
+            attend_rows(program, given, META)
     else:
-        attend_rows(tl.program_id(0), tensors, descriptors, lengths, strides, lse_strides, scale, reach, counts, META)
+        attend_rows(tl.program_id(0), given, META)

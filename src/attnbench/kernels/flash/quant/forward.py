@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem, lse_strides, strides_of
 from attnbench.kernels.flash.quant.config import QuantConfig
-from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
+from attnbench.kernels.flash.quant.portable.forward import ForwardMeta, flash_quant_forward
 from attnbench.kernels.flash.quant.prepare import Quantised
 from attnbench.kernels.shared.kept import launch, rows_in
 from attnbench.kernels.shared.tiling import group_of
@@ -39,17 +39,11 @@ def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, co
     launch(
         flash_quant_forward,
         (tiles * pairs,),
-        made.q,
-        made.k,
-        made.v,
-        made.q_scale,
-        made.q_shift,
-        made.k_scale,
-        made.v_scale,
+        made.operands,
         out,
         lse,
         *problem.lengths(),
-        *strides_of(out),
+        strides_of(out),
         *lse_strides(lse, problem),
         heads,
         heads // heads_kv,
@@ -58,12 +52,14 @@ def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, co
         section,
         rows_in(made.q, 1),
         rows_in(made.k, 1),
-        DIM=dim,
-        COLUMNS=columns,
-        HAS_RIGHT=problem.right is not None,
-        PACKED=problem.packed,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
+        ForwardMeta(
+            DIM=dim,
+            COLUMNS=columns,
+            HAS_RIGHT=problem.right is not None,
+            PACKED=problem.packed,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+        ),
         num_warps=config.warps,
         num_stages=config.stages,
     )

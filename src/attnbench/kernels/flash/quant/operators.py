@@ -21,13 +21,23 @@ def run_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     return call(*arguments)
 
 
-def fake_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
+def fake_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    causal: bool,
+    scale: float | None,
+    config: str | None,
+) -> tuple[Tensor, Tensor]:
     """Check the arguments while a caller is traced; results without values.
 
     Raises:
         ValueError: as `flash_quant_attention` says.
     """
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale, config = numbers
     problem = quant_problem_of(
         q,
         k,

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem, strides_of
-from attnbench.kernels.flash.quant.portable.prepare import NUMBERS, Q_PAD, TILE, WIDTH, quantise
+from attnbench.kernels.flash.quant.arguments import QuantisedOperands
+from attnbench.kernels.flash.quant.portable.prepare import (
+    NUMBERS,
+    Q_PAD,
+    TILE,
+    WIDTH,
+    Inputs,
+    PrepareMeta,
+    Statistics,
+    quantise,
+)
 from attnbench.kernels.shared import kept
 from attnbench.kernels.shared.counts import RowCount
 from attnbench.kernels.shared.kept import clear, launch, rows_in
@@ -53,6 +63,11 @@ class Quantised:
     "fp32 [2, B G, chunks, C]: sums of K and largest |V|, of a stretch of rows each"
     found: Tensor
     "fp32 [2, B G, C]: mean of K and largest |V|, of a head"
+
+    @property
+    def operands(self) -> QuantisedOperands:
+        """What the attention reads."""
+        return QuantisedOperands(self.q, self.k, self.v, self.q_scale, self.q_shift, self.k_scale, self.v_scale)
 
     @property
     def counter(self) -> Tensor:
@@ -145,29 +160,18 @@ def _launch(
         clear(made.counters)
     if programs == 0:
         return
+    inputs = Inputs(q, k, v)
     launch(
         quantise,
         (programs,),
-        q,
-        k,
-        v,
-        made.parts,
-        made.found,
-        made.arrived,
-        made.q,
-        made.k,
-        made.v,
-        made.q_scale,
-        made.q_shift,
-        made.k_scale,
-        made.v_scale,
+        inputs,
+        Statistics(made.parts, made.found, made.arrived),
+        made.operands,
         problem.cu_seqlens_q,
         problem.cu_seqlens_k,
         problem.max_seqlen_q,
         problem.max_seqlen_k,
-        *strides_of(q),
-        *strides_of(k),
-        *strides_of(v),
+        Inputs(*map(strides_of, inputs)),
         problem.scale * LOG2_E,
         heads,
         heads_kv,
@@ -178,11 +182,13 @@ def _launch(
         group,
         ahead,
         first,
-        DIM=dim,
-        COLUMNS=columns,
-        PACKED=problem.packed,
-        CHUNKS=MOST_CHUNKS,
-        REPEATS=NUMBERS.value // (WARPS * 32 * 8),
+        PrepareMeta(
+            DIM=dim,
+            COLUMNS=columns,
+            PACKED=problem.packed,
+            CHUNKS=MOST_CHUNKS,
+            REPEATS=NUMBERS.value // (WARPS * 32 * 8),
+        ),
         num_warps=WARPS,
         maxnreg=REGISTERS,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from attnbench.kernels.flash.portable.arguments import ForwardOperands
 from attnbench.kernels.flash.problem import strides_of
 from attnbench.kernels.flash.sparse.config import SparseConfig
 from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists
-from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
+from attnbench.kernels.flash.sparse.portable.forward import ForwardMeta, flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import block_of
@@ -52,19 +53,17 @@ def launch_sparse(
 
         launch_hopper_forward(q, k, v, out, lse, lists, problem, config)
         return
+    operands = ForwardOperands(q, k, v, out)
     launch(
         flash_sparse_forward,
         (all_lists * (problem.block[0] // config.block_m),),
-        q,
-        k,
-        v,
-        out,
+        operands,
         lse,
         lists.items,
         lists.indices,
         problem.seqlen_q,
         problem.seqlen_k,
-        *map(strides_of, (q, k, v, out)),
+        ForwardOperands(*map(strides_of, operands)),
         lse.stride(0),
         lse.stride(1),
         problem.scale * LOG2_E,
@@ -72,13 +71,15 @@ def launch_sparse(
         heads // k.shape[2],
         rows,
         columns,
-        DIM=q.shape[-1],
-        BLOCK_D=block_of(q.shape[-1]),
-        CAUSAL=problem.causal,
-        BLOCK_Q=problem.block[0],
-        BLOCK_K=problem.block[1],
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
+        ForwardMeta(
+            DIM=q.shape[-1],
+            BLOCK_D=block_of(q.shape[-1]),
+            CAUSAL=problem.causal,
+            BLOCK_Q=problem.block[0],
+            BLOCK_K=problem.block[1],
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+        ),
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -9,7 +9,7 @@ from attnbench.kernels.flash.quant.prepare import Quantised
 from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists
 from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.flash.sparse_quant.config import SparseQuantConfig
-from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_quant_forward
+from attnbench.kernels.flash.sparse_quant.portable.forward import ForwardMeta, flash_sparse_quant_forward
 from attnbench.kernels.flash.sparse_quant.problem import said_here
 from attnbench.kernels.shared.kept import launch
 
@@ -43,13 +43,7 @@ def launch_sparse_quant(
     launch(
         flash_sparse_quant_forward,
         (lists.items.shape[0] * (problem.block[0] // config.block_m),),
-        made.q,
-        made.k,
-        made.v,
-        made.q_scale,
-        made.q_shift,
-        made.k_scale,
-        made.v_scale,
+        made.operands,
         out,
         lse,
         lists.items,
@@ -65,13 +59,15 @@ def launch_sparse_quant(
         columns,
         made.q.shape[1],
         made.k.shape[1],
-        DIM=out.shape[-1],
-        COLUMNS=made.q.shape[-1],
-        CAUSAL=problem.causal,
-        BLOCK_Q=problem.block[0],
-        BLOCK_K=problem.block[1],
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
+        ForwardMeta(
+            DIM=out.shape[-1],
+            COLUMNS=made.q.shape[-1],
+            CAUSAL=problem.causal,
+            BLOCK_Q=problem.block[0],
+            BLOCK_K=problem.block[1],
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+        ),
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -9,7 +9,7 @@ Programs, one or two an SM, draw work items from a counter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -49,6 +49,20 @@ COUNTS = (
 "Numbers of a call that no code is compiled anew for."
 
 
+class ForwardMeta(NamedTuple):
+    """What `flash_quant_hopper_forward` is compiled for."""
+
+    HAS_RIGHT: bool
+    PACKED: bool
+    BLOCK_N: int
+    COLUMNS: int
+    STAGES: int
+    ROOM: int
+    GROUPS: int
+    BESIDE: bool
+    REGISTERS: int
+
+
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_quant_hopper_forward(
@@ -76,49 +90,66 @@ def flash_quant_hopper_forward(
     group,
     rows_q,
     rows_k,
-    HAS_RIGHT: gl.constexpr,
-    PACKED: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    BESIDE: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
-    mask = Mask(0, 0, False, HAS_RIGHT)
+    GROUPS: gl.constexpr = META.GROUPS
+    REGISTERS: gl.constexpr = META.REGISTERS
+    mask = Mask(0, 0, False, META.HAS_RIGHT)
     problem = GridProblem(
-        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, heads, pairs, tiles, group, 0, 0, PACKED, "ticket"
+        cu_q_ptr=cu_q_ptr,
+        cu_k_ptr=cu_k_ptr,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        mask=mask,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        stretch=0,
+        sharers=0,
+        PACKED=META.PACKED,
+        GRID="ticket",
     )
     rooms = Rooms(heads_kv, repeats, rows_q, rows_k)
     q_rings = ()
     for _index in gl.static_range(GROUPS):
-        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
-    rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+        q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
+    rings = Rings(q_rings, allocate_ring(k_desc, META.STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     queue = allocate_work_queue(GROUPS, NUMBERS)
     outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
-    producer = Producer(q_desc, k_desc, v_desc, rings, problem, rooms, queue, counter_ptr, BLOCK_N, GROUPS)
+    producer = Producer(
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        rings=rings,
+        problem=problem,
+        rooms=rooms,
+        queue=queue,
+        counter_ptr=counter_ptr,
+        BLOCK_N=META.BLOCK_N,
+        GROUPS=GROUPS,
+    )
     consumer = Consumer(
-        out_desc,
-        lse_ptr,
-        lse_batch,
-        lse_head,
-        q_scale_ptr,
-        q_shift_ptr,
-        k_scale_ptr,
-        v_scale_ptr,
-        repeats,
-        rows_k,
-        rings,
-        EveryTile(mask),
-        queue,
-        outs,
-        PACKED,
-        BLOCK_N,
-        COLUMNS,
-        BESIDE,
+        out_desc=out_desc,
+        lse_ptr=lse_ptr,
+        lse_batch=lse_batch,
+        lse_head=lse_head,
+        q_scale_ptr=q_scale_ptr,
+        q_shift_ptr=q_shift_ptr,
+        k_scale_ptr=k_scale_ptr,
+        v_scale_ptr=v_scale_ptr,
+        repeats=repeats,
+        rows_k=rows_k,
+        rings=rings,
+        tiles=EveryTile(mask),
+        queue=queue,
+        outs=outs,
+        PACKED=META.PACKED,
+        BLOCK_N=META.BLOCK_N,
+        COLUMNS=META.COLUMNS,
+        BESIDE=META.BESIDE,
     )
     if GROUPS == 1:
         gl.warp_specialize([(consume, (consumer, 0)), (produce, (producer,))], [1], [24])
@@ -175,15 +206,17 @@ def launch_hopper_forward(
         section,
         rows_in(made.q, 1),
         rows_in(made.k, 1),
-        HAS_RIGHT=problem.right is not None,
-        PACKED=problem.packed,
-        BLOCK_N=config.block_n,
-        COLUMNS=columns,
-        STAGES=config.stages,
-        ROOM=QUERY_TILES,
-        GROUPS=config.groups,
-        BESIDE=config.products == "beside",
-        REGISTERS=config.registers,
+        ForwardMeta(
+            HAS_RIGHT=problem.right is not None,
+            PACKED=problem.packed,
+            BLOCK_N=config.block_n,
+            COLUMNS=columns,
+            STAGES=config.stages,
+            ROOM=QUERY_TILES,
+            GROUPS=config.groups,
+            BESIDE=config.products == "beside",
+            REGISTERS=config.registers,
+        ),
         num_warps=4,
         maxnreg=config.most_registers,
     )

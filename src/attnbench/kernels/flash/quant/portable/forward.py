@@ -12,13 +12,14 @@ rounded.  Masked tiles come after the others in a loop of their own.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
 from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE
-from attnbench.kernels.flash.tiles import keys_of_rows, padded_start, rows_from, sees, sequence, tiles_of
+from attnbench.kernels.flash.tiles import first_row, keys_of_rows, padded_start, sees, sequence, tiles_of
+from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.rows import section_of, store_rows
 
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -26,6 +27,17 @@ PEAK = tl.constexpr(8.807354922057604)
 "log2 of the largest number of e4m3, which the largest weight of a row becomes."
 COUNTS = ("lse_batch", "lse_head", "heads", "repeats", "pairs", "tiles", "group", "rows_q", "rows_k")
 "Numbers of a call that no code is compiled anew for."
+
+
+class ForwardMeta(NamedTuple):
+    """What `flash_quant_forward` is compiled for."""
+
+    DIM: int
+    COLUMNS: int
+    HAS_RIGHT: bool
+    PACKED: bool
+    BLOCK_M: int
+    BLOCK_N: int
 
 
 @triton.jit
@@ -47,31 +59,31 @@ def fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M: tl.constexpr, 
 
 @triton.jit
 @no_type_check
-def load_keys(k_ptr, k_scale_ptr, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
+def load_keys(made, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Keys [BLOCK_N, COLUMNS] from a row of all heads' on, and their four scales."""
     rows = tl.arange(0, BLOCK_N)
     columns = tl.arange(0, COLUMNS)
-    k = tl.load(k_ptr + place * COLUMNS + (rows[:, None] * COLUMNS + columns[None, :]))
-    return k, tl.load(k_scale_ptr + place // TILE * 4 + tl.arange(0, 4))
+    k = tl.load(made.k + place * COLUMNS + (rows[:, None] * COLUMNS + columns[None, :]))
+    return k, tl.load(made.k_scale + place // TILE * 4 + tl.arange(0, 4))
 
 
 @triton.jit
 @no_type_check
-def load_values(v_ptr, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
+def load_values(made, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Values of the same keys, transposed: [COLUMNS, BLOCK_N]."""
     rows = tl.arange(0, BLOCK_N)
     columns = tl.arange(0, COLUMNS)
-    return tl.load(v_ptr + place // TILE * (TILE * COLUMNS) + place % TILE + (columns[:, None] * TILE + rows[None, :]))
+    return tl.load(made.v + place // TILE * (TILE * COLUMNS) + place % TILE + (columns[:, None] * TILE + rows[None, :]))
 
 
 @triton.jit
 @no_type_check
-def add_tile(acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, place, BLOCK_N: tl.constexpr):
+def add_tile(acc, scores, row_max, row_sum, row_scale, key_scale, made, place, BLOCK_N: tl.constexpr):
     """Output so far, maximum and sum with a tile: of its scores, and its values from a row of all heads' on."""
     BLOCK_M: tl.constexpr = acc.shape[0]
     COLUMNS: tl.constexpr = acc.shape[1]
     weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M, BLOCK_N)
-    v = load_values(v_ptr, place, COLUMNS, BLOCK_N)
+    v = load_values(made, place, COLUMNS, BLOCK_N)
     part = tl.dot(weights, tl.trans(v), out_dtype=tl.float32)
     return tl.fma(acc, tl.broadcast_to(factor[:, None], [BLOCK_M, COLUMNS]), part), row_max, row_sum
 
@@ -94,22 +106,14 @@ def lse_of(row_max, row_sum, total, row_shift):
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_quant_forward(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    q_scale_ptr,
-    q_shift_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
+    made,
     out_ptr,
     lse_ptr,
     cu_q_ptr,
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    out_batch,
-    out_row,
-    out_head,
+    out_strides,
     lse_batch,
     lse_head,
     heads,
@@ -119,43 +123,43 @@ def flash_quant_forward(
     group,
     rows_q,
     rows_k,
-    DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    META: tl.constexpr,
 ):
     """Output and lse of a tile of queries."""
+    COLUMNS: tl.constexpr = META.COLUMNS
+    BLOCK_M: tl.constexpr = META.BLOCK_M
+    BLOCK_N: tl.constexpr = META.BLOCK_N
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED)
+    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
     first = (tiles - 1 - tile) * BLOCK_M
     if first < queries:
-        q_place = tl.cast(head, tl.int64) * rows_q + padded_start(number, query_start, queries, PACKED, Q_PAD) + first
-        k_place = tl.cast(head // repeats, tl.int64) * rows_k + padded_start(number, key_start, keys, PACKED, TILE)
+        q_place = (
+            tl.cast(head, tl.int64) * rows_q + padded_start(number, query_start, queries, META.PACKED, Q_PAD) + first
+        )
+        k_place = tl.cast(head // repeats, tl.int64) * rows_k + padded_start(number, key_start, keys, META.PACKED, TILE)
         at = tl.arange(0, BLOCK_M)
         columns = tl.arange(0, COLUMNS)
         rows = first + at
         there = rows < queries
-        q = tl.load(q_ptr + q_place * COLUMNS + (at[:, None] * COLUMNS + columns[None, :]), there[:, None], other=0)
-        row_scale = tl.load(q_scale_ptr + q_place + at, there, other=1.0)
+        q = tl.load(made.q + q_place * COLUMNS + (at[:, None] * COLUMNS + columns[None, :]), there[:, None], other=0)
+        row_scale = tl.load(made.q_scale + q_place + at, there, other=1.0)
         shift = keys - queries
         last = tl.minimum(first + BLOCK_M, queries) - 1
-        low, all_low, all_high, high = keys_of_rows(first, last, keys, shift, 0, 0, False, HAS_RIGHT)
+        low, all_low, all_high, high = keys_of_rows(first, last, keys, shift, 0, 0, False, META.HAS_RIGHT)
         _, _, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
         acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
         for index in tl.range(0, split, disable_licm=True):
-            k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
+            k, key_scale = load_keys(made, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             acc, row_max, row_sum = add_tile(
-                acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, k_place + index * BLOCK_N, BLOCK_N
+                acc, scores, row_max, row_sum, row_scale, key_scale, made, k_place + index * BLOCK_N, BLOCK_N
             )
         for index in tl.range(split, end, num_stages=1, disable_licm=True):
-            k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
+            k, key_scale = load_keys(made, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             from_tile = index * BLOCK_N
             see = sees(
@@ -166,19 +170,19 @@ def flash_quant_forward(
                 0,
                 0,
                 False,
-                HAS_RIGHT,
+                META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
             acc, row_max, row_sum = add_tile(
-                acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, k_place + index * BLOCK_N, BLOCK_N
+                acc, scores, row_max, row_sum, row_scale, key_scale, made, k_place + index * BLOCK_N, BLOCK_N
             )
         v_scale = tl.load(
-            v_scale_ptr + (tl.cast(number, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + columns
+            made.v_scale + (tl.cast(number, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + columns
         )
         out, total = output_of(acc, row_sum, v_scale)
-        out_base = rows_from(out_ptr, batch, query_start, head, out_batch, out_row, out_head)
-        store_rows(out_base, first, queries, out_row, out, DIM, BLOCK_M, COLUMNS)
-        row_shift = tl.load(q_shift_ptr + q_place + at, there, other=0.0)
+        out_base = first_row(out_ptr, batch, query_start, head, out_strides)
+        store_rows(out_base, first, queries, out_strides.row, out, META.DIM, BLOCK_M, COLUMNS)
+        row_shift = tl.load(made.q_shift + q_place + at, there, other=0.0)
         lse = lse_of(row_max, row_sum, total, row_shift)
-        lse_base = rows_from(lse_ptr, batch, query_start, head, lse_batch, 1, lse_head)
+        lse_base = first_row(lse_ptr, batch, query_start, head, Strides(batch=lse_batch, row=1, head=lse_head))
         tl.store(lse_base + rows, lse, mask=there)

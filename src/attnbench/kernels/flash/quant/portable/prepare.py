@@ -15,12 +15,12 @@ become an operand without an exchange (`key_of`).
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, Generic, NamedTuple, TypeVar, no_type_check
 
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash.tiles import padded_start, rows_from, sequence
+from attnbench.kernels.flash.tiles import first_row, padded_start, sequence
 from attnbench.kernels.shared.rows import load_rows, place_of, store_rows
 
 TILE = tl.constexpr(128)
@@ -41,6 +41,34 @@ NEVER = tl.constexpr(-(2**31))
 "Fewer than any counter says."
 COUNTS = ("first", "ahead", "group", "chunk", "heads", "heads_kv", "pairs", "seqlen_q", "seqlen_k", "rows_q", "rows_k")
 "Numbers of a call that no code is compiled anew for."
+
+_Each = TypeVar("_Each")
+
+
+class Inputs(NamedTuple, Generic[_Each]):
+    """What is quantised, or its strides."""
+
+    q: _Each
+    k: _Each
+    v: _Each
+
+
+class Statistics(NamedTuple):
+    """Pointers to `prepare.Quantised` that only the preparation works with."""
+
+    parts: Any
+    found: Any
+    arrived: Any
+
+
+class PrepareMeta(NamedTuple):
+    """What `quantise` is compiled for."""
+
+    DIM: int
+    COLUMNS: int
+    PACKED: bool
+    CHUNKS: int
+    REPEATS: int
 
 
 @triton.jit
@@ -233,32 +261,14 @@ def quantise_q(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def quantise(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    parts_ptr,
-    found_ptr,
-    arrived_ptr,
-    q8_ptr,
-    k8_ptr,
-    v8_ptr,
-    q_scale_ptr,
-    q_shift_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
+    inputs,
+    statistics,
+    made,
     cu_q_ptr,
     cu_k_ptr,
     seqlen_q,
     seqlen_k,
-    q_batch,
-    q_row,
-    q_head,
-    k_batch,
-    k_row,
-    k_head,
-    v_batch,
-    v_row,
-    v_head,
+    strides,
     scale,
     heads,
     heads_kv,
@@ -269,31 +279,28 @@ def quantise(
     group,
     ahead,
     first,
-    DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    REPEATS: tl.constexpr,
+    META: tl.constexpr,
 ):
     """A program's share; every row of the quantised tensors that a kernel reads is written.
 
     Of `ahead` groups the statistics come first, then for each group those of the group `ahead`, if there are more, and
     what quantises its own.  The program is number `first` of all, and further.
     """
+    COLUMNS: tl.constexpr = META.COLUMNS
     PARTS: tl.constexpr = COLUMNS // WIDTH
     ROWS: tl.constexpr = NUMBERS // COLUMNS
     repeats = heads // heads_kv
     chunks = stretches(seqlen_k, chunk)
     of_k_or_v = (seqlen_k + TILE - 1) // TILE * PARTS
     of_q = (seqlen_q + ROWS - 1) // ROWS * repeats
-    statistics = 2 * chunks * group
-    later = tl.where(ahead * group < pairs, statistics, 0)
+    programs = 2 * chunks * group  # of the statistics of a group
+    later = tl.where(ahead * group < pairs, programs, 0)
     number = tl.program_id(0) + first
-    turn = number // statistics
-    at = number - turn * statistics
+    turn = number // programs
+    at = number - turn * programs
     counts = turn < ahead
     if turn >= ahead:
-        number -= ahead * statistics
+        number -= ahead * programs
         each = later + (2 * of_k_or_v + of_q) * group
         turn = number // each
         at = number - turn * each
@@ -305,47 +312,76 @@ def quantise(
     if pair < pairs:
         batch_of = pair // heads_kv
         head = pair - batch_of * heads_kv
-        batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, batch_of, PACKED)
+        batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, batch_of, META.PACKED)
         count = stretches(keys, chunk)
         # A launch without statistics waits for none, whatever stands in the counters.
         ready = tl.where(first == 0, count + 1, NEVER)
-        k_base = rows_from(k_ptr, batch, k_start, head, k_batch, k_row, k_head)
-        v_base = rows_from(v_ptr, batch, k_start, head, v_batch, v_row, v_head)
-        k_arrived, v_arrived = arrived_ptr + pair, arrived_ptr + pairs + pair
-        k_found = found_ptr + tl.cast(pair, tl.int64) * COLUMNS
+        k_base = first_row(inputs.k, batch, k_start, head, strides.k)
+        v_base = first_row(inputs.v, batch, k_start, head, strides.v)
+        k_arrived, v_arrived = statistics.arrived + pair, statistics.arrived + pairs + pair
+        k_found = statistics.found + tl.cast(pair, tl.int64) * COLUMNS
         v_found = k_found + tl.cast(pairs, tl.int64) * COLUMNS
-        v_scale = v_scale_ptr + tl.cast(pair, tl.int64) * COLUMNS
+        v_scale = made.v_scale + tl.cast(pair, tl.int64) * COLUMNS
         if counts:
             part = index // 2
             if part < count:
                 end = tl.minimum(part * chunk + chunk, keys)
-                parts = parts_ptr + tl.cast(pair, tl.int64) * chunks * COLUMNS
+                parts = statistics.parts + tl.cast(pair, tl.int64) * chunks * COLUMNS
                 if index % 2 == 0:
-                    found = statistic_of(k_base, part * chunk, end, k_row, DIM, COLUMNS, True)
-                    gather(found, parts, k_found, v_scale, k_arrived, part, count, keys, COLUMNS, CHUNKS, True)
+                    found = statistic_of(k_base, part * chunk, end, strides.k.row, META.DIM, COLUMNS, True)
+                    gather(found, parts, k_found, v_scale, k_arrived, part, count, keys, COLUMNS, META.CHUNKS, True)
                 else:
-                    found = statistic_of(v_base, part * chunk, end, v_row, DIM, COLUMNS, False)
+                    found = statistic_of(v_base, part * chunk, end, strides.v.row, META.DIM, COLUMNS, False)
                     parts += tl.cast(pairs, tl.int64) * chunks * COLUMNS
-                    gather(found, parts, v_found, v_scale, v_arrived, part, count, keys, COLUMNS, CHUNKS, False)
+                    gather(found, parts, v_found, v_scale, v_arrived, part, count, keys, COLUMNS, META.CHUNKS, False)
         elif index < 2 * of_k_or_v:
             part = index // 2 % PARTS
             begin = index // 2 // PARTS * TILE
-            place = tl.cast(head, tl.int64) * rows_k + padded_start(batch_of, k_start, keys, PACKED, TILE) + begin
+            place = tl.cast(head, tl.int64) * rows_k + padded_start(batch_of, k_start, keys, META.PACKED, TILE) + begin
             if begin < keys:
                 if index % 2 == 0:
-                    k8, k_scale = k8_ptr + place * COLUMNS, k_scale_ptr + place // TILE * 4
-                    quantise_k(k_base, k8, k_scale, k_found, k_arrived, ready, begin, part, keys, k_row, DIM, COLUMNS)
+                    k8, k_scale = made.k + place * COLUMNS, made.k_scale + place // TILE * 4
+                    quantise_k(
+                        k_base,
+                        k8,
+                        k_scale,
+                        k_found,
+                        k_arrived,
+                        ready,
+                        begin,
+                        part,
+                        keys,
+                        strides.k.row,
+                        META.DIM,
+                        COLUMNS,
+                    )
                 else:
-                    v8 = v8_ptr + place * COLUMNS
-                    quantise_v(v_base, v8, v_found, v_arrived, ready, begin, part, keys, v_row, DIM, REPEATS)
+                    v8 = made.v + place * COLUMNS
+                    quantise_v(
+                        v_base, v8, v_found, v_arrived, ready, begin, part, keys, strides.v.row, META.DIM, META.REPEATS
+                    )
         else:
             index -= 2 * of_k_or_v
             reader = head * repeats + index % repeats
             begin = index // repeats * ROWS
             if begin < queries:
-                q_base = rows_from(q_ptr, batch, q_start, reader, q_batch, q_row, q_head)
-                place = tl.cast(reader, tl.int64) * rows_q + padded_start(batch_of, q_start, queries, PACKED, Q_PAD)
-                q8, q_scale, q_shift = q8_ptr + place * COLUMNS, q_scale_ptr + place, q_shift_ptr + place
+                q_base = first_row(inputs.q, batch, q_start, reader, strides.q)
+                place = tl.cast(reader, tl.int64) * rows_q + padded_start(
+                    batch_of, q_start, queries, META.PACKED, Q_PAD
+                )
+                q8, q_scale, q_shift = made.q + place * COLUMNS, made.q_scale + place, made.q_shift + place
                 quantise_q(
-                    q_base, q8, q_scale, q_shift, k_found, k_arrived, ready, begin, queries, q_row, scale, DIM, COLUMNS
+                    q_base,
+                    q8,
+                    q_scale,
+                    q_shift,
+                    k_found,
+                    k_arrived,
+                    ready,
+                    begin,
+                    queries,
+                    strides.q.row,
+                    scale,
+                    META.DIM,
+                    COLUMNS,
                 )

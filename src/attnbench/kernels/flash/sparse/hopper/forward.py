@@ -11,7 +11,7 @@ the next by an atomic counter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING, NamedTuple, no_type_check
 
 import torch
 from triton.experimental import gluon
@@ -60,6 +60,23 @@ def consume_lists(consumer, WARPGROUP: gl.constexpr):
         consume(consumer, WARPGROUP)
 
 
+class ForwardMeta(NamedTuple):
+    """What `flash_sparse_hopper_forward` is compiled for."""
+
+    CAUSAL: bool
+    BLOCK_Q: int
+    BLOCK_K: int
+    SHARE: int
+    BLOCK_N: int
+    BLOCK_V: int
+    KEY_STAGES: int
+    STAGES: int
+    ROOM: int
+    GROUPS: int
+    LAZY: bool
+    REGISTERS: int
+
+
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_sparse_hopper_forward(
@@ -84,86 +101,77 @@ def flash_sparse_hopper_forward(
     lists,
     columns,
     repeats,
-    CAUSAL: gl.constexpr,
-    BLOCK_Q: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    SHARE: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr,
-    KEY_STAGES: gl.constexpr,
-    STAGES: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    LAZY: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    GROUPS: gl.constexpr = META.GROUPS
+    REGISTERS: gl.constexpr = META.REGISTERS
     q_rings = ()
     for _index in gl.static_range(GROUPS):
-        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
-    rings = Rings(q_rings, allocate_ring(k_desc, KEY_STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+        q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
+    rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     turns = allocate_barriers(GROUPS, 1)
     queue = allocate_work_queue(GROUPS, 10)
     fence_async_shared()
     producer = Producer(
-        q_desc,
-        k_desc,
-        v_desc,
-        rings,
-        queue,
-        counter_ptr,
-        items_ptr,
-        indices_ptr,
-        all_lists,
-        heads,
-        lists,
-        columns,
-        repeats,
-        seqlen_q,
-        seqlen_k,
-        BLOCK_Q,
-        BLOCK_K,
-        BLOCK_K // BLOCK_N,
-        SHARE,
-        GROUPS,
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        rings=rings,
+        queue=queue,
+        counter_ptr=counter_ptr,
+        items_ptr=items_ptr,
+        indices_ptr=indices_ptr,
+        all_lists=all_lists,
+        heads=heads,
+        lists=lists,
+        columns=columns,
+        repeats=repeats,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        BLOCK_Q=META.BLOCK_Q,
+        BLOCK_K=META.BLOCK_K,
+        PARTS=META.BLOCK_K // META.BLOCK_N,
+        SHARE=META.SHARE,
+        GROUPS=GROUPS,
     )
     mask = ListMask(
-        indices_ptr,
-        places_ptr,
-        counts_ptr,
-        heads,
-        rows,
-        lists,
-        columns,
-        0,
-        0,
-        False,
-        CAUSAL,
-        BLOCK_Q,
-        BLOCK_K,
-        BLOCK_K // BLOCK_N,
-        SHARE,
+        indices_ptr=indices_ptr,
+        places_ptr=places_ptr,
+        counts_ptr=counts_ptr,
+        heads=heads,
+        rows=rows,
+        lists=lists,
+        columns=columns,
+        left=0,
+        right=0,
+        HAS_LEFT=False,
+        HAS_RIGHT=META.CAUSAL,
+        BLOCK_Q=META.BLOCK_Q,
+        BLOCK_K=META.BLOCK_K,
+        PARTS=META.BLOCK_K // META.BLOCK_N,
+        SHARE=META.SHARE,
     )
     consumer = Consumer(
-        out_desc,
-        lse_ptr,
-        lse_batch,
-        lse_head,
-        rings,
-        turns,
-        mask,
-        scale,
-        queue,
-        q_rings[0].tiles,
-        q_rings,
-        False,
-        BLOCK_N,
-        BLOCK_V,
-        False,
-        False,
-        False,
-        LAZY,
-        "ticket",
+        out_desc=out_desc,
+        lse_ptr=lse_ptr,
+        lse_batch=lse_batch,
+        lse_head=lse_head,
+        rings=rings,
+        turns=turns,
+        mask=mask,
+        scale=scale,
+        queue=queue,
+        outs=q_rings[0].tiles,
+        held_rings=q_rings,
+        PACKED=False,
+        BLOCK_N=META.BLOCK_N,
+        BLOCK_V=META.BLOCK_V,
+        SKIPS=False,
+        TURNS=False,
+        MIX=False,
+        LAZY=META.LAZY,
+        GRID="ticket",
     )
     if GROUPS == 1:
         gl.warp_specialize([(consume_lists, (consumer, 0)), (produce, (producer,))], [1], [24])
@@ -262,18 +270,20 @@ def launch_hopper_forward(
         lists.indices.shape[2],
         columns,
         heads // k.shape[2],
-        CAUSAL=problem.causal,
-        BLOCK_Q=lists.unit,
-        BLOCK_K=problem.block[1],
-        SHARE=lists.share,
-        BLOCK_N=config.block_n,
-        BLOCK_V=dims,
-        KEY_STAGES=config.key_stages,
-        STAGES=config.stages,
-        ROOM=query_tiles(config, shape),
-        GROUPS=config.groups,
-        LAZY=config.rescale == "lazy",
-        REGISTERS=config.consumer_registers,
+        ForwardMeta(
+            CAUSAL=problem.causal,
+            BLOCK_Q=lists.unit,
+            BLOCK_K=problem.block[1],
+            SHARE=lists.share,
+            BLOCK_N=config.block_n,
+            BLOCK_V=dims,
+            KEY_STAGES=config.key_stages,
+            STAGES=config.stages,
+            ROOM=query_tiles(config, shape),
+            GROUPS=config.groups,
+            LAZY=config.rescale == "lazy",
+            REGISTERS=config.consumer_registers,
+        ),
         num_warps=4,
         maxnreg=config.registers,
     )

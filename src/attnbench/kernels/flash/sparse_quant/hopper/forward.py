@@ -10,7 +10,7 @@ all others go through the loop unmasked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -51,6 +51,20 @@ COUNTS = (
 "Numbers of a call that no code is compiled anew for."
 
 
+class ForwardMeta(NamedTuple):
+    """What `flash_sparse_quant_hopper_forward` is compiled for."""
+
+    CAUSAL: bool
+    BLOCK_Q: int
+    BLOCK_K: int
+    COLUMNS: int
+    STAGES: int
+    ROOM: int
+    GROUPS: int
+    BESIDE: bool
+    REGISTERS: int
+
+
 @gluon.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_sparse_quant_hopper_forward(
@@ -78,64 +92,66 @@ def flash_sparse_quant_hopper_forward(
     columns,
     rows_q,
     rows_k,
-    CAUSAL: gl.constexpr,
-    BLOCK_Q: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    BESIDE: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    GROUPS: gl.constexpr = META.GROUPS
+    REGISTERS: gl.constexpr = META.REGISTERS
     rooms = Rooms(heads_kv, repeats, rows_q, rows_k)
     q_rings = ()
     for _index in gl.static_range(GROUPS):
-        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
-    rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES, GROUPS))
+        q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
+    rings = Rings(q_rings, allocate_ring(k_desc, META.STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     queue = allocate_work_queue(GROUPS, NUMBERS)
     outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     producer = Producer(
-        q_desc,
-        k_desc,
-        v_desc,
-        rings,
-        rooms,
-        queue,
-        counter_ptr,
-        items_ptr,
-        indices_ptr,
-        all_lists,
-        heads,
-        lists,
-        columns,
-        seqlen_q,
-        seqlen_k,
-        BLOCK_Q,
-        BLOCK_K,
-        GROUPS,
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        rings=rings,
+        rooms=rooms,
+        queue=queue,
+        counter_ptr=counter_ptr,
+        items_ptr=items_ptr,
+        indices_ptr=indices_ptr,
+        all_lists=all_lists,
+        heads=heads,
+        lists=lists,
+        columns=columns,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        BLOCK_Q=META.BLOCK_Q,
+        BLOCK_K=META.BLOCK_K,
+        GROUPS=GROUPS,
     )
     consumer = Consumer(
-        out_desc,
-        lse_ptr,
-        lse_batch,
-        lse_head,
-        q_scale_ptr,
-        q_shift_ptr,
-        k_scale_ptr,
-        v_scale_ptr,
-        repeats,
-        rows_k,
-        rings,
-        ListedTiles(Mask(0, 0, False, CAUSAL), indices_ptr, heads, lists, columns, BLOCK_Q, BLOCK_K),
-        queue,
-        outs,
-        False,
-        BLOCK_K,
-        COLUMNS,
-        BESIDE,
+        out_desc=out_desc,
+        lse_ptr=lse_ptr,
+        lse_batch=lse_batch,
+        lse_head=lse_head,
+        q_scale_ptr=q_scale_ptr,
+        q_shift_ptr=q_shift_ptr,
+        k_scale_ptr=k_scale_ptr,
+        v_scale_ptr=v_scale_ptr,
+        repeats=repeats,
+        rows_k=rows_k,
+        rings=rings,
+        tiles=ListedTiles(
+            mask=Mask(0, 0, False, META.CAUSAL),
+            indices_ptr=indices_ptr,
+            heads=heads,
+            lists=lists,
+            columns=columns,
+            BLOCK_Q=META.BLOCK_Q,
+            BLOCK_K=META.BLOCK_K,
+        ),
+        queue=queue,
+        outs=outs,
+        PACKED=False,
+        BLOCK_N=META.BLOCK_K,
+        COLUMNS=META.COLUMNS,
+        BESIDE=META.BESIDE,
     )
     if GROUPS == 1:
         gl.warp_specialize([(consume, (consumer, 0)), (produce, (producer,))], [1], [24])
@@ -191,15 +207,17 @@ def launch_hopper_forward(
         lists.indices.shape[3],
         made.q.shape[1],
         rows_k,
-        CAUSAL=problem.causal,
-        BLOCK_Q=block_q,
-        BLOCK_K=block_k,
-        COLUMNS=columns,
-        STAGES=config.stages,
-        ROOM=QUERY_TILES,
-        GROUPS=config.groups,
-        BESIDE=config.products == "beside",
-        REGISTERS=config.consumer_registers,
+        ForwardMeta(
+            CAUSAL=problem.causal,
+            BLOCK_Q=block_q,
+            BLOCK_K=block_k,
+            COLUMNS=columns,
+            STAGES=config.stages,
+            ROOM=QUERY_TILES,
+            GROUPS=config.groups,
+            BESIDE=config.products == "beside",
+            REGISTERS=config.consumer_registers,
+        ),
         num_warps=4,
         maxnreg=config.registers,
     )

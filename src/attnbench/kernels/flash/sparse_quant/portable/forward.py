@@ -6,14 +6,15 @@ Work items and lists are those of `flash.sparse.portable.forward`, what is done 
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
 from attnbench.kernels.flash.quant.portable.forward import add_tile, load_keys, lse_of, output_of
 from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE
-from attnbench.kernels.flash.tiles import padded_start, rows_from, sees
+from attnbench.kernels.flash.tiles import first_row, padded_start, sees
+from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.rows import store_rows
 
 COUNTS = (
@@ -34,16 +35,22 @@ COUNTS = (
 "Numbers of a call that no code is compiled anew for."
 
 
+class ForwardMeta(NamedTuple):
+    """What `flash_sparse_quant_forward` is compiled for."""
+
+    DIM: int
+    COLUMNS: int
+    CAUSAL: bool
+    BLOCK_Q: int
+    BLOCK_K: int
+    BLOCK_M: int
+    BLOCK_N: int
+
+
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def flash_sparse_quant_forward(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    q_scale_ptr,
-    q_shift_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
+    made,
     out_ptr,
     lse_ptr,
     items_ptr,
@@ -61,17 +68,14 @@ def flash_sparse_quant_forward(
     columns,
     rows_q,
     rows_k,
-    DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    META: tl.constexpr,
 ):
     """Output and lse of a tile of queries: a row of the map, or a part of one."""
-    SHARES: tl.constexpr = BLOCK_Q // BLOCK_M
-    PARTS: tl.constexpr = BLOCK_K // BLOCK_N
+    COLUMNS: tl.constexpr = META.COLUMNS
+    BLOCK_M: tl.constexpr = META.BLOCK_M
+    BLOCK_N: tl.constexpr = META.BLOCK_N
+    SHARES: tl.constexpr = META.BLOCK_Q // BLOCK_M
+    PARTS: tl.constexpr = META.BLOCK_K // BLOCK_N
     item = items_ptr + tl.cast(tl.program_id(0) // SHARES, tl.int64) * 3
     row = tl.load(item)
     count = tl.load(item + 1)
@@ -79,7 +83,7 @@ def flash_sparse_quant_forward(
     pair = row // rows
     batch = pair // heads
     head = pair - batch * heads
-    first = (row - pair * rows) * BLOCK_Q + tl.program_id(0) % SHARES * BLOCK_M
+    first = (row - pair * rows) * META.BLOCK_Q + tl.program_id(0) % SHARES * BLOCK_M
     if first < seqlen_q:
         indices = indices_ptr + tl.cast(row, tl.int64) * columns
         q_place = tl.cast(head, tl.int64) * rows_q + padded_start(batch, 0, seqlen_q, False, Q_PAD) + first
@@ -87,22 +91,22 @@ def flash_sparse_quant_forward(
         at = tl.arange(0, BLOCK_M)
         dims = tl.arange(0, COLUMNS)
         there = first + at < seqlen_q
-        q = tl.load(q_ptr + q_place * COLUMNS + (at[:, None] * COLUMNS + dims[None, :]), there[:, None], other=0)
-        row_scale = tl.load(q_scale_ptr + q_place + at, there, other=1.0)
+        q = tl.load(made.q + q_place * COLUMNS + (at[:, None] * COLUMNS + dims[None, :]), there[:, None], other=0)
+        row_scale = tl.load(made.q_scale + q_place + at, there, other=1.0)
         acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
         for index in tl.range(0, whole * PARTS, disable_licm=True):
-            key = tl.load(indices + index // PARTS) * BLOCK_K + index % PARTS * BLOCK_N
-            k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + key, COLUMNS, BLOCK_N)
+            key = tl.load(indices + index // PARTS) * META.BLOCK_K + index % PARTS * BLOCK_N
+            k, key_scale = load_keys(made, k_place + key, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             acc, row_max, row_sum = add_tile(
-                acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, k_place + key, BLOCK_N
+                acc, scores, row_max, row_sum, row_scale, key_scale, made, k_place + key, BLOCK_N
             )
         for index in tl.range(whole * PARTS, count * PARTS, num_stages=1, disable_licm=True):
-            key = tl.load(indices + index // PARTS) * BLOCK_K + index % PARTS * BLOCK_N
+            key = tl.load(indices + index // PARTS) * META.BLOCK_K + index % PARTS * BLOCK_N
             # Blocks of keys end at whole tiles of the quantised tensors or within them: nothing past them is loaded.
-            k, key_scale = load_keys(k_ptr, k_scale_ptr, k_place + key, COLUMNS, BLOCK_N)
+            k, key_scale = load_keys(made, k_place + key, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             see = sees(
                 (first + at)[:, None],
@@ -112,20 +116,21 @@ def flash_sparse_quant_forward(
                 0,
                 0,
                 False,
-                CAUSAL,
+                META.CAUSAL,
             )
             scores = tl.where(see, scores, float("-inf"))
             acc, row_max, row_sum = add_tile(
-                acc, scores, row_max, row_sum, row_scale, key_scale, v_ptr, k_place + key, BLOCK_N
+                acc, scores, row_max, row_sum, row_scale, key_scale, made, k_place + key, BLOCK_N
             )
         v_scale = tl.load(
-            v_scale_ptr + (tl.cast(batch, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + dims
+            made.v_scale + (tl.cast(batch, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + dims
         )
         out, total = output_of(acc, row_sum, v_scale)
         none = tl.cast(batch * 0, tl.int64)
-        out_base = rows_from(out_ptr, batch, none, head, out_batch, out_row, out_head)
-        store_rows(out_base, first, seqlen_q, out_row, out, DIM, BLOCK_M, COLUMNS)
-        row_shift = tl.load(q_shift_ptr + q_place + at, there, other=0.0)
+        out_strides = Strides(batch=out_batch, row=out_row, head=out_head)
+        out_base = first_row(out_ptr, batch, none, head, out_strides)
+        store_rows(out_base, first, seqlen_q, out_row, out, META.DIM, BLOCK_M, COLUMNS)
+        row_shift = tl.load(made.q_shift + q_place + at, there, other=0.0)
         lse = lse_of(row_max, row_sum, total, row_shift)
-        lse_base = rows_from(lse_ptr, batch, none, head, lse_batch, 1, lse_head)
+        lse_base = first_row(lse_ptr, batch, none, head, Strides(batch=lse_batch, row=1, head=lse_head))
         tl.store(lse_base + first + at, lse, mask=there)

@@ -1,0 +1,13 @@
+"""Arguments of kernels that every family has, by name."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Strides(NamedTuple):
+    """Elements from one sequence, row and head of a tensor to the next; the dims of a row are neighbours."""
+
+    batch: Any
+    row: Any
+    head: Any
