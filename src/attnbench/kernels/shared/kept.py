@@ -149,9 +149,9 @@ class Plan:
     def __init__(self, recorder: Recorder, results: Results, guards: Sequence[tuple[Source, bool]]) -> None:
         returned = [-1 if x is None else recorder.number(x) for x in results]
         own, cleared, uncleared = list[int](), list[int](), list[int]()
+        mentioned = [(step, recorder.around(step)) for step in recorder.steps]
         for number in range(recorder.given, len(recorder.tensors)):
-            names = {number, *(-2 - at for at, (of, _) in enumerate(recorder.inside) if of == number)}
-            clearings = [isinstance(step, int) for step in recorder.steps if _mentions(step, names)]
+            clearings = [isinstance(step, int) for step, numbers in mentioned if number in numbers]
             once = clearings[:1] == [True] and not any(clearings[1:])
             kind = cleared if once else uncleared
             (own if number in returned or (any(clearings) and not once) else kind).append(number)
@@ -272,10 +272,6 @@ class _Parts:
     def __init__(self, sizes: Sequence[int]) -> None:
         ends = list(accumulate((-(-size // PART_BYTES) * PART_BYTES for size in sizes), initial=0))
         self.offsets, self.words = tuple(ends[:-1]), ends[-1] // 4
-
-
-def _mentions(step: Repeat | int, numbers: set[int]) -> bool:
-    return step in numbers if isinstance(step, int) else not numbers.isdisjoint(step.numbers)
 
 
 def _renumbered(step: Repeat | int, order: Mapping[int, int]) -> Repeat | int:

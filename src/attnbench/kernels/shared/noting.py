@@ -35,12 +35,27 @@ class Recorder:
         "of tensors that begin inside an own one: its number, and how many bytes behind its begin"
         self.kinds: list[tuple[Source, bool]] = []
         "comparisons of counts that kernels are compiled for, and how they came out"
+        self.numbers: dict[int, int] = {}
+        "of tensors, by identity"
+        self.known: dict[tuple[int, int, bool], str] = {}
+        "extents as they are written"
         for x in tensors:
             # One tensor given twice is two arguments.
             twice = any(x is other for other in self.tensors)
-            self.tensors.append(x.view_as(x) if x is not None and twice else x)
+            self.add(x.view_as(x) if x is not None and twice else x)
         self.steps: list[Repeat | int] = []
         self.fault: str | None = None
+
+    def add(self, x: Tensor | None) -> None:
+        """Give a tensor the next number."""
+        if x is not None:
+            self.numbers[id(x)] = len(self.tensors)
+        self.tensors.append(x)
+
+    def around(self, step: Repeat | int) -> set[int]:
+        """Numbers of the tensors that a step is of, and of those that it is inside of."""
+        numbers = {step} if isinstance(step, int) else step.numbers
+        return {number if number >= 0 else self.inside[-2 - number][0] for number in numbers}
 
     def number(self, x: Tensor) -> int:
         """Number of a tensor, or of the one whose beginning it is another view of; under -1 of one inside an own one.
@@ -48,9 +63,8 @@ class Recorder:
         Raises:
             LookupError: it is none of them, or may be of several.
         """
-        for number, other in enumerate(self.tensors):
-            if x is other:
-                return number
+        if id(x) in self.numbers:
+            return self.numbers[id(x)]
         there = [(number, other) for number, other in enumerate(self.tensors) if other is not None and other.numel()]
         address = x.data_ptr()
         found = [number for number, other in there if other.data_ptr() == address]
@@ -77,7 +91,13 @@ class Recorder:
 
     def _extent(self, extent: Extent) -> str:
         x, axis, is_stride = extent
-        found = next((number for number, other in enumerate(self.tensors) if x is other), None)
+        key = id(x), axis, is_stride
+        if key not in self.known:
+            self.known[key] = self._written(x, axis, is_stride=is_stride)
+        return self.known[key]
+
+    def _written(self, x: Tensor, axis: int, *, is_stride: bool) -> str:
+        found = self.numbers.get(id(x))
         if found is None:
             raise LookupError("a count is of a tensor that is none of the arguments, and was not made by `empty`")
         own = self.shapes[found - self.given] if found >= self.given else None
@@ -100,7 +120,7 @@ class Recorder:
 
     def made(self, shape: Sequence[SupportsIndex], x: Tensor) -> None:
         """Note what was allocated, by the shape that was asked for."""
-        self.tensors.append(x)
+        self.add(x)
         extents: list[str | int] = list(x.shape)
         for axis, extent in enumerate(shape):
             if isinstance(extent, RowCount):
