@@ -24,7 +24,8 @@ from attnbench.store.history.opening import open_history
 from attnbench.store.history.place import find_place
 from attnbench.store.history.reading import list_runs
 from attnbench.store.history.writing import keep
-from attnbench.store.runfile import read, write
+from attnbench.store.runfile import default_path, read, write
+from made_up_run import make_run
 from waiting import Clock
 
 pytest_plugins = ["pytester"]
@@ -177,13 +178,13 @@ FUTURE.set_result(1)
     ("fn", "what", "todo"),
     [
         (coroutine, "a coroutine", "asyncio.run"),
-        (stream, "an async generator", "list"),
+        (stream, "an async generator", "asyncio.run"),
         (generator, "a generator", "list"),
         (Later(), "a coroutine", "asyncio.run"),
         (functools.partial(coroutine), "a coroutine", "asyncio.run"),
         (lambda: coroutine(), "a coroutine", "asyncio.run"),
         (lambda: generator(), "a generator", "list"),
-        (lambda: stream(), "an async generator", "list"),
+        (lambda: stream(), "an async generator", "asyncio.run"),
         (lambda: FUTURE, "a future", "result"),
         (lambda: Later(), "an awaitable", "asyncio.run"),
         (lambda: map(abs, [1]), "an iterator", "list"),
@@ -309,6 +310,17 @@ def test_a_run_that_a_history_could_not_take_is_kept_and_warned_of(monkeypatch: 
     again = attnbench.run("minimal", device="cpu", save=tmp_path / "run.json").run.id
     with open_history(find_place(None, tmp_path, {}), write=False) as history:
         assert {run.id for run in list_runs(history)} == {"00000001", again}
+
+
+def test_a_run_of_the_folder_is_loaded_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"load: RUN=latest is not there; .*; results has no runs"):
+        attnbench.load("latest")
+    for number, ident in enumerate(("00aa", "00bb")):
+        run = dataclasses.replace(make_run(), id=ident, started=f"2026-01-01T00:00:0{number}Z")
+        write(run, default_path(run, "results"))
+    assert [attnbench.load(name).run.id for name in ("latest", "previous", "00aa")] == ["00bb", "00aa", "00aa"]
+    assert attnbench.load("latest", folder=tmp_path / "results").run.id == "00bb"
 
 
 def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

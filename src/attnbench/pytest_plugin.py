@@ -88,8 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
     text = config.getoption("--attnbench-compare")
     if text is None or hasattr(config, "workerinput"):  # in a worker of pytest-xdist
         return
-    from attnbench.cli.saved import read_run
     from attnbench.errors import AttnbenchError
+    from attnbench.store.saved import read_run
 
     try:
         config.stash[AGAINST] = read_run(text, FOLDER, "--attnbench-compare")[1]

@@ -166,8 +166,9 @@ def test_select_keeps_to_the_workload(tmp_path):
     theirs = select(["*"], workload="hstu", backends=known)
     assert "theirs" in theirs
     assert {known[name].workload for name in theirs} == {"hstu"}
-    with pytest.raises(UsageError, match="backends: name=theirs computes hstu; a backend of attention: eager, "):
+    with pytest.raises(UsageError, match="backends: name=theirs computes hstu; a backend of attention: eager, ") as why:
         select(["theirs"], workload="attention", backends=known)
+    assert str(why.value).endswith("; attnbench compare --workload hstu measures it")
 
 
 def test_short_forms(tmp_path):

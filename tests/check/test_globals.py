@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 import torch
@@ -153,3 +154,36 @@ def test_a_mode_that_forbids_the_question_is_an_answer():
         notes = state.restore()
     assert "global left changed: default device (cpu -> not readable), which cannot be put back" in notes
     assert GlobalState.capture().restore() == []
+
+
+def test_tools_that_monitor_are_freed_and_named(monkeypatch):
+    class Monitoring:
+        """`sys.monitoring` of Python 3.12, as far as it is asked."""
+
+        def __init__(self):
+            self.tools, self.events = {0: "debugger"}, {}
+
+        def get_tool(self, number):
+            return self.tools.get(number)
+
+        def set_events(self, number, events):
+            self.events[number] = events
+
+        def free_tool_id(self, number):
+            del self.tools[number]
+
+    monitoring = Monitoring()
+    monkeypatch.setattr(sys, "monitoring", monitoring, raising=False)
+    state = GlobalState.capture()
+    monitoring.tools[3] = "watcher"
+    [note] = state.restore()
+    assert note.startswith("global left changed: monitoring tools (('debugger', None, None, None, None, None) -> ")
+    assert (monitoring.tools, monitoring.events) == ({0: "debugger"}, {3: 0})
+
+
+@pytest.mark.parametrize("name", ["trace", "profile"])
+def test_what_new_threads_are_traced_by_is_put_back(name):
+    state = GlobalState.capture()
+    getattr(threading, f"set{name}")(lambda frame, event, arg: None)
+    assert state.restore() == [f"global left changed: {name} function of new threads"]
+    assert getattr(threading, f"get{name}")() is None

@@ -229,6 +229,17 @@ def test_ctrl_c_shows_what_is_finished(attnbench, sweep):
     assert "stopped; 2 of 3 groups are kept" in answer.err
 
 
+def test_ctrl_c_while_files_are_written_takes_no_result_along(attnbench, sweep, monkeypatch):
+    def stopped(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnbench.store.history.writing.keep", stopped)
+    answer = attnbench("run quick --device cpu --seqlen 1,7 --no-causal")
+    assert (answer.code, answer.err) == (130, "attnbench: interrupted\n")
+    assert "b1-s7-h4-d64-fp32-fwd   timer" in answer.out
+    assert "result " in answer.out
+
+
 def test_a_resumed_run_shows_the_groups_it_had_too(attnbench, sweep):
     sweep.stop_after = 1
     attnbench("run quick --device cpu --seqlen 1,7 --no-causal --quiet")
@@ -236,6 +247,13 @@ def test_a_resumed_run_shows_the_groups_it_had_too(attnbench, sweep):
     answer = attnbench("run --resume")
     assert answer.code == 0
     assert [answer.out.count(f"b1-s{length}-h4-d64-fp32-fwd   timer") for length in (1, 7)] == [1, 1]
+
+
+def test_no_line_ends_in_blanks(attnbench, sweep, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = attnbench("run quick --device cpu --seqlen 1,7 --no-causal --backends sdpa,eager").out
+    out += attnbench("list backends").out + attnbench("doctor").out
+    assert not [line for line in out.splitlines() if line.endswith(" ")]
 
 
 def test_a_terminal_shows_one_table(attnbench, sweep, monkeypatch):
@@ -447,7 +465,16 @@ def test_a_shape_that_lists_nothing_is_one_line(attnbench, words, said):
 def test_every_list_is_a_table(attnbench, no_torch, what):
     answer = attnbench(f"list {what}")
     assert (answer.code, answer.err) == (0, "")
-    assert len(answer.out.splitlines()) > 1
+    assert 1 < len(answer.out.splitlines()) < 100
+
+
+def test_configurations_are_counted_where_no_backend_is_named(attnbench, no_torch):
+    rows = [line.split() for line in attnbench("list configs").out.splitlines()[1:]]
+    counts = {name: int(count) for name, count, *_ in rows}
+    assert len(json.loads(attnbench("list configs --json -").out)) == sum(counts.values())
+    (words,) = [row for row in rows if row[0] == "flash-triton"]
+    assert words[-4:] == ["attnbench", "list", "configs", "flash-triton"]
+    assert len(attnbench("list configs flash-triton").out.splitlines()) == counts["flash-triton"] + 1
 
 
 class Terminal(Output):
@@ -484,7 +511,7 @@ def test_the_progress_bar_keeps_its_count_however_narrow(width):
     shown = [line.rstrip() for line in lines if "1/3 groups" in line]
     assert shown
     assert re.search(r"━ +1/3 groups \d:\d\d:\d\d about", shown[0])
-    assert max(map(len, shown)) <= width
+    assert max(map(len, shown)) <= width - len("^C")  # echoed on the next line it would keep the bar from being erased
     assert shown[0].endswith("sdpa-math  check: poisoned outputs" if width == 120 else "…")
 
 
@@ -493,7 +520,7 @@ def test_where_nobody_watches_a_line_comes_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr("attnbench.cli.progress.TICK_S", 0.01)
     said = []
     with Bar(Output(), "attnbench run", patience_s=0) as bar:
-        assert until(lambda: said.append(capsys.readouterr().err) or "attnbench run: 0 done, 0 s; planning" in said[-1])
+        assert until(lambda: said.append(capsys.readouterr().err) or "attnbench run: 0 s; planning" in said[-1])
         bar.plan(planned(), {"b1-s0": 5.0})
         bar.event(Event("activity", "sample", "b1-s0", "a"))
         assert until(

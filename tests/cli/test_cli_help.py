@@ -97,6 +97,12 @@ def test_the_short_help_has_the_usual_flags_and_says_where_the_others_are(attnbe
     assert len(short.splitlines()) < 0.75 * len(whole.splitlines())
 
 
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_no_help_is_a_page_of_flags_that_few_need(attnbench, monkeypatch, verb):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(attnbench([verb, "--help"]).out.splitlines()) < 90
+
+
 @pytest.mark.parametrize("verb", ["run", "compare"])
 def test_the_help_says_what_the_signs_of_a_table_mean(attnbench, monkeypatch, verb):
     monkeypatch.setenv("COLUMNS", "80")

@@ -31,19 +31,8 @@ from .launches import on_no_card
 
 KERNELS = Path(__file__).resolve().parents[2] / "src" / "attnbench" / "kernels"
 MOST = 25
-LONGER = {
-    "hstu_bsa_grad_keys": 27,
-    "hstu_bsa_ticket": 27,
-    "hstu_bsa_hopper_attend": 40,
-    "attend_part": 35,
-    "hstu_hopper_forward": 32,
-    "hstu_paged_hopper_forward": 30,
-    "hstu_bsa_hopper_select": 30,
-    "hstu_hopper_backward_wide": 26,
-    "hstu_hopper_backward": 26,
-}
-"""Functions with more names than MOST, and how many; descriptors and numbers that nothing is compiled anew for cannot be in
-a tuple: a descriptor's map is made of an argument by itself, and Triton specialises every number of one."""
+"""Names of a signature, at most.  Descriptors and numbers that nothing is compiled anew for cannot be in a tuple: a
+descriptor's map is made of an argument by itself, and Triton specialises every number of one."""
 
 
 def test_signatures_have_few_names():
@@ -53,7 +42,28 @@ def test_signatures_have_few_names():
             if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list):
                 found[node.name] = max(found.get(node.name, 0), len(node.args.args))
     assert len(found) > 100
-    assert {name: count for name, count in found.items() if count > MOST} == LONGER
+    assert not {name: count for name, count in found.items() if count > MOST}
+
+
+BY_PLACE = ("hstu",)
+"Families whose launchers still give arguments by their place."
+
+
+def test_launchers_give_arguments_by_name():
+    """All but the kernel and the grid of `kept.launch`, all of ``kernel[grid](...)``."""
+    found, launches = [], 0
+    for path in sorted(KERNELS.rglob("*.py")):
+        family = path.relative_to(KERNELS).parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or family in (*BY_PLACE, "shared"):
+                continue
+            ours = isinstance(node.func, ast.Name) and node.func.id == "launch"
+            triton_s = isinstance(node.func, ast.Subscript) and isinstance(node.func.slice, ast.Tuple)
+            launches += ours or triton_s
+            if (ours or triton_s) and len(node.args) > 2 * ours:
+                found.append(f"{path.name}:{node.lineno}")
+    assert launches > 15
+    assert not found
 
 
 BINDER = """

@@ -101,8 +101,16 @@ def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_valid
         ({"q": torch.zeros(1, 3, 2, 257)}, r"q\.shape=\(1, 3, 2, 257\) has too many dims or none; 1 to 256"),
         ({"window": (3,)}, r"window=\(3,\) is not a window; \(left, right\)"),
         ({"scale": 0.0}, r"scale=0\.0 cannot be used; a finite number over 0"),
+        ({"scale": 10**400}, r"scale=inf cannot be used; a finite number over 0"),
+        ({"scale": "1"}, r"scale='1' is no number; a finite number over 0, or None"),
+        ({"scale": True}, r"scale=True is no number"),
+        ({"scale": torch.ones(2)}, r"scale=tensor\(\[1\., 1\.\]\) is no number"),
         ({"max_seqlen_q": 3}, r"max_seqlen_q=given has no cu_seqlens_q beside it"),
         ({"cu_seqlens_q": torch.zeros(2)}, r"q\.shape=\(1, 3, 2, 16\) does not fit; .*packed"),
+        (
+            dict.fromkeys("qkv", torch.zeros(3, 2, 16)) | {"cu_seqlens_q": [0, 3], "max_seqlen_q": 3},
+            r"cu_seqlens_q=list is no tensor; int32 \[sequences \+ 1\], contiguous",
+        ),
     ],
 )
 def test_wrong_arguments_are_answered_in_one_line(change, said):
@@ -131,6 +139,8 @@ def test_wrong_arguments_are_answered_in_one_line(change, said):
             {"backward": "b64x64w4s2-atomic", "deterministic": True},
             r"backward=b64x64w4s2-atomic adds up dQ by atomics, which deterministic=True rules out; one with r…, or None",
         ),
+        ({"forward": 0}, r"forward=0 is of type int; a ForwardConfig, its name, or None"),
+        ({"backward": ["b64x64w4s2-atomic"]}, r"backward=.* is of type list; a BackwardConfig, its name, or None"),
         ({}, r"q\.device=cpu has no compiled kernels; a CUDA device"),
         (
             {"forward": "m128n128w8s2-tma-pp", "backward": "b128x128w8s2-atomic-tma-ws"},
@@ -237,7 +247,7 @@ def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backw
 def test_a_gradient_of_the_output_that_the_kernel_cannot_take_is_copied_whatever_autograd_gives():
     kernels = pytest.importorskip("attnbench.kernels.flash.calls")
     hopper = pytest.importorskip("attnbench.kernels.shared.hopper")
-    ws, portable = map(kernels.parse_backward, ("b64x128w8s2-atomic-tma-ws", "b64x128w8s3-atomic-tma"))
+    ws, portable = map(kernels.BackwardConfig.parse, ("b64x128w8s2-atomic-tma-ws", "b64x128w8s3-atomic-tma"))
     plain = torch.randn(2, 40, 3, 64)
     for grad in (
         plain,

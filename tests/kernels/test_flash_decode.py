@@ -263,7 +263,7 @@ def test_starts_of_jobs_count_in_shares_where_programs_may_have_unequally_many(k
     leads = []
 
     def launch(kernel, grid, *values, **named):
-        leads.append(dict(zip(kernel.arg_names, values, strict=False))["lead"])
+        leads.append(named["lead"])
 
     monkeypatch.setattr(kernels[DECODE], "launch", launch)
     for processors, lengths, lead in ((4, "full", 0), (8, "full", 0), (3, "full", 7), (4, ":".join(["1/160"] * 4), 7)):
@@ -279,6 +279,18 @@ def test_a_start_is_as_many_tiles_as_an_sm_reads_meanwhile():
     assert lead_of(parse("m16n32w4s4-decode-x1"), 512) == 6
 
 
+def test_no_list_is_longer_than_its_numbers_count(kernels):
+    config = parse("m16n16w4s1-decode")
+    assert lead_of(config, 4, jobs=2**24, tiles=2**29) == 95 < lead_of(config, 4)
+    assert lead_of(config, 4, jobs=2**10, tiles=2**20) == lead_of(config, 4)
+    q = torch.zeros(1, 1, 1, 1, dtype=torch.float16).expand(1, 2**16, 128, 1)
+    said = (
+        r"forward=m16n16w4s1-decode lists 2147483648 tiles of keys; at most 2147483647, larger tiles or another order$"
+    )
+    with pytest.raises(ValueError, match=said):
+        kernels["api"].flash_attention(q, q, q, forward="m16n16w4s1-decode")
+
+
 @pytest.mark.parametrize(
     ("jobs", "programs"),
     [(8, 128), (32, 128), (128, 128), (256, 128), (512, 128), (24, 132), (40, 132), (132, 132), (131, 131), (1, 132)],
@@ -292,9 +304,7 @@ def test_shares_end_with_jobs_where_few_programs_less_make_that_so(jobs, program
 def test_every_share_is_as_long_as_any_other_or_a_tile_longer(kernels, monkeypatch):
     """What the host launches: programs, and room for two partial results of each, none where nothing is cut."""
     launched = []
-    monkeypatch.setattr(
-        kernels[DECODE], "launch", lambda kernel, grid, *values, **named: launched.append((grid, values, named))
-    )
+    monkeypatch.setattr(kernels[DECODE], "launch", lambda kernel, grid, **named: launched.append((grid, named)))
     for batch, keys, cut in ((2, 160, True), (4, 160, False), (1, 16, False)):
         launched.clear()
         case = case_of(batch=batch, seqlen=1, seqlen_k=keys, nheads=2)
@@ -302,11 +312,11 @@ def test_every_share_is_as_long_as_any_other_or_a_tile_longer(kernels, monkeypat
         run(kernels, case, inputs, "m16n16w4s1-decode-x4", monkeypatch, 2)
         programs = launched[0][0][0]
         assert programs == min(8, batch * 2 * max(keys // 16, 1) // 2)
-        assert cut == launched[0][1][-1].CUT
+        assert cut == launched[0][1]["META"].CUT
         assert len(launched) == 1 + cut
-        assert (launched[0][1][5] is not None) == cut
+        assert (launched[0][1]["part_ptr"] is not None) == cut
         if cut:
-            assert launched[0][1][5].shape == (2 * programs, 16, 16)
+            assert launched[0][1]["part_ptr"].shape == (2 * programs, 16, 16)
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,14 @@ def test_large_scores_neither_overflow_nor_vanish(kernels):
     assert lse.abs().max() > 500
 
 
+def test_rows_of_one_dim_may_have_gaps_that_no_descriptor_takes(kernels):
+    case = case_of(seqlen=40, headdim=1)
+    plain = make_inputs(case, seed=6, kind="normal", device="cpu")
+    apart = {name: torch.zeros(2, 40, 2, 64)[..., ::64].copy_(getattr(plain, name)) for name in "qkv"}
+    for short in (SMALL, "m16n16w4s1-tma"):
+        assert torch.equal(run(kernels, case, replace(plain, **apart), short)[0], run(kernels, case, plain, SMALL)[0])
+
+
 def test_slices_of_one_tensor_need_no_copy(kernels):
     case = case_of(seqlen=40, headdim=16)
     plain = make_inputs(case, seed=6, kind="normal", device="cpu")

@@ -50,6 +50,16 @@ def test_a_query_that_saw_no_key_takes_the_other_side_or_nothing(merge_outputs, 
     assert lse.tolist() == [[1.0, 2.0, -torch.inf]]
 
 
+@pytest.mark.parametrize("merged", ["kernel", "torch"])
+def test_no_number_stays_none(merge_outputs, merged):
+    """Of a query whose scores are NaN it must not look as if it had seen no key."""
+    out, part = torch.full((2, 1, 16), torch.nan), torch.ones(2, 1, 16)
+    lse, part_lse = torch.full((1, 2), torch.nan), torch.tensor([[1.0, -torch.inf]])
+    (merge_outputs if merged == "kernel" else merge)(out, lse, part, part_lse)
+    assert out.isnan().all()
+    assert lse.isnan().all()
+
+
 def test_what_does_not_fit_is_refused(merge_outputs):
     out, lse = torch.zeros(4, 2, 16), torch.zeros(2, 4)
     with pytest.raises(ValueError, match=r"merge_outputs: part=\(3, 2, 16\), strides .* does not fit"):

@@ -56,6 +56,18 @@ def test_right_by_another_tile_and_scale(kernels):
     held(inputs, *attend(kernels, inputs, "m128n128w8s2", scale=0.2), scale=0.2)
 
 
+@pytest.mark.parametrize("rows", [0.0, 1.0])
+def test_a_small_scale_hides_keys_no_less(kernels, rows):
+    """Alike keys have the least scale there is; times that of a row it must not become 0, which times -∞ is NaN."""
+    inputs = inputs_of(129, 1, causal=True)
+    inputs.q.mul_(rows)
+    out, lse = attend(kernels, inputs, scale=1e-9 if rows == 0 else 1e-29)
+    assert (out[:, :128] == 0).all()
+    assert (lse[..., :128] == -torch.inf).all()
+    torch.testing.assert_close(out[:, 128], inputs.v[:, 0], rtol=2**-3, atol=0)
+    assert lse[..., 128].abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_sequences_are_each_on_their_own(kernels, causal):
     inputs = packed_of([(1, 129), (130, 3), (0, 5), (63, 64), (7, 0), (128, 128)], heads=2, heads_kv=1, causal=causal)

@@ -39,6 +39,7 @@ CASES = {
     "shared-three-causal": ({"seqlen": 400, "causal": True, "density": 0.8, "heads": 2}, THREE),
     "shared-halves": ({"seqlen": 530, "seqlen_k": 600, "block": (128, 128), "causal": True}, "m192n128w12s2-ws-lazy"),
     "shared-four": ({"seqlen": 330, "block": (128, 64), "seqlen_k": 700}, "m256n64w16s3-ws-lazy"),
+    "shared-no-keys": ({"seqlen": 70, "seqlen_k": 0, "heads": 2}, THREE),
     "shared-nothing-listed": ({"seqlen": 200, "density": 0.0}, SHARED),
 }
 

@@ -1,5 +1,7 @@
 """Aggregates on the Hopper machine: named fields, constants among them, methods; and what cannot be done with one."""
 
+from typing import Any, NamedTuple
+
 import pytest
 import torch
 from triton.experimental import gluon
@@ -59,6 +61,28 @@ def test_fields_go_by_name_through_functions_methods_and_loops():
     out = torch.full((48,), -1, dtype=torch.int32)
     run(ranges, (1,), out, 5, 3, COUNT=16, TURNS=3)
     assert out.tolist() == list(range(5, 5 + 3 * 48, 3))
+
+
+class Ends(NamedTuple):
+    low: Any
+    high: Any
+
+
+@gluon.jit
+def ends_of(count):
+    return Ends(low=0, high=count)
+
+
+@gluon.jit
+def between(out_ptr, count, COUNT: gl.constexpr):
+    ends = ends_of(count)
+    write(Row(out_ptr, Span(ends.low, ends.high - ends.low, COUNT), TURNS=1))
+
+
+def test_constants_in_a_named_tuple_are_values_of_the_run_where_it_is_assigned():
+    out = torch.full((16,), -1, dtype=torch.int32)
+    run(between, (1,), out, 3, COUNT=16)
+    assert out.tolist() == list(range(0, 48, 3))
 
 
 def test_annotations_are_types_in_the_order_of_the_fields_as_triton_36_asks():

@@ -421,6 +421,11 @@ def test_a_session_of_the_backend_passes_the_examination_of_a_run(bsa, monkeypat
 WRONG = {
     "block_size=24 is no power of two; one of 16, 32, 64, 128": {"block_size": 24},
     "block_size=8 is not supported; one of 16, 32, 64, 128": {"block_size": 8},
+    "block_size=16.0 is no whole number; one of 16, 32, 64, 128": {"block_size": 16.0},
+    "alpha='1' is of type str; a number, or None": {"alpha": "1"},
+    "offsets=[0, 70, 140] is of type list; a tensor": {"offsets": [0, 70, 140]},
+    "gates=1 is of type int; a tensor": {"gates": 1},
+    "config='passes' is of type str; a BsaConfig, or None": {"config": "passes"},
     "block_counts=17 is out of range; a whole number from 1 to 16": {"block_counts": 17},
     "block_counts=6 is over the 5 blocks of 16 in 70 rows; at most 5": {"block_counts": 6},
     "selection=all is not known; head or shared": {"selection": "all"},

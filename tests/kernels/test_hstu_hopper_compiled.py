@@ -92,7 +92,7 @@ def test_nothing_spills_and_silu_runs_beside_products(version):
         pytest.skip(NO_OLDEST)
     shapes = listed(SHAPES, MORE)[version]
     made = [job_of(*shape) for shape in shapes]
-    assert [job.constants["DRAWS"] for job in made] == [len(shape) == 3 for shape in shapes]
+    assert [job.constants["META"]["DRAWS"] for job in made] == [len(shape) == 3 for shape in shapes]
     found = compile_with({version: tritons()[version]}, made)[version]
     assert not {
         job.label: wrong
@@ -104,4 +104,4 @@ def test_nothing_spills_and_silu_runs_beside_products(version):
 def test_another_batch_or_length_compiles_nothing_anew():
     params = {param.name: param for param in hstu_dense_forward.hstu_hopper_forward.params}
     numbers = {name for name in params if name.islower() and not name.endswith(("_desc", "_ptr"))}
-    assert numbers - {"half_alpha", "scale"} == {name for name in params if params[name].do_not_specialize}
+    assert numbers - {"sequences", "half_alpha", "scale"} == {name for name in params if params[name].do_not_specialize}

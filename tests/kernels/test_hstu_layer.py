@@ -126,6 +126,12 @@ def test_what_cannot_be_used_is_named(api):
         (lambda: api.gate(x, x, x[0], x[0], eps=1, whole=True, count=rows), "hstu_gate: count.shape=3 does not fit; 1"),
         (lambda: api.norm(x, x[0, :2], x[0], eps=1), "hstu_norm: weight.shape=2 does not fit; 4"),
         (lambda: api.silu(x.T), "hstu_silu: x.stride=.* has gaps"),
+        (lambda: api.silu(x[:1].expand(3, 4)), r"hstu_silu: x.stride=\(0, 1\) has rows in one another; rows apart"),
+        (lambda: api.silu(3), "hstu_silu: x=3 is of type int; a tensor"),
+        (lambda: api.norm(x, None, x[0], eps=1), "hstu_norm: weight=None is of type NoneType; a tensor"),
+        (lambda: api.norm(x, x[0], x[0], eps=float("nan")), "hstu_norm: eps=nan cannot be used; a finite number from"),
+        (lambda: api.pick(x, rows, eps=-1), "hstu_pick: eps=-1.0 cannot be used; a finite number from 0"),
+        (lambda: api.embed(rows, rows, x, x, scale="1"), "hstu_embed: scale='1' cannot be used; a finite number"),
         (lambda: api.gate(x, x[:2], x[0], x[0], eps=1, whole=True), "hstu_gate: u.shape=2 does not fit; 3"),
         (lambda: api.gate(x, x, x[0], x[0].half(), eps=1, whole=True), "hstu_gate: bias.dtype=torch.float16 does not"),
     ):

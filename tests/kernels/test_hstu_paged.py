@@ -269,7 +269,8 @@ def test_what_32_bits_do_not_hold_is_refused(paged):
 def test_numbers_and_pages_that_cannot_be_used(paged):
     step = make_step([(37, 3, 5), (20, 2, 4)], seed=1, heads=2)
     usual = {"alpha": ALPHA, "scaling_seqlen": SCALE}
-    for wrong in ({"scaling_seqlen": 0}, {"splits": 0}, {"alpha": float("nan")}, {"alpha": "1"}, {"config": 3}):
+    wrongs = [{name: value} for name in ("alpha",) for value in (float("nan"), "1", True, 1e31, 10**400)]
+    for wrong in (*wrongs, {"scaling_seqlen": 0}, {"scaling_seqlen": 2**24 + 1}, {"splits": 0}, {"config": 3}):
         with pytest.raises(ValueError, match=f"hstu_paged_attention: {next(iter(wrong))}="):
             paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, paged.Step(**step.table), **usual | wrong)
     twice = step.table | {"indices": step.table["indices"][[0, 1, 0]]}

@@ -90,14 +90,15 @@ def faults(job, one, *, version):
     """
     if job.kernel.endswith(":hstu_sum_parts"):
         return [f"{one.spills} spills"] * (one.spills > 0)
-    put_by = 45 if version == "pinned" and not job.constants["SPLIT"] and job.constants["BLOCK_V"] > 128 else 0
+    meta = job.constants["META"]
+    put_by = 45 if version == "pinned" and not meta["SPLIT"] and meta["BLOCK_V"] > 128 else 0
     wrong = [f"{one.spills} spills"] * (one.spills > put_by) + ["serialized"] * one.serialized
     wrong += [f"{one.early} arrivals before the warps have met"] * (one.early > 2)
     wrong += [f"{one.shared} bytes of shared memory"] * (one.shared > 227 * 1024)
-    wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != job.constants["GROUPS"])
+    wrong += [f"{len(one.loops)} loops"] * (len(one.loops) != meta["GROUPS"])
     for loop in one.loops:
         tanh = loop["beside"].get("MUFU", 0)
-        wrong += [f"{tanh} tanh beside a product"] * (tanh != job.constants["BLOCK_N"] // 2)
+        wrong += [f"{tanh} tanh beside a product"] * (tanh != meta["BLOCK_N"] // 2)
         wrong += ["waits that are not the two"] * (loop["sass"]["WARPGROUP.DEPBAR"] != 2)
     return wrong
 

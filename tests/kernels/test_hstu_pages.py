@@ -34,11 +34,17 @@ def test_what_cannot_be_copied_is_named():
     from attnbench.kernels.hstu.pages.api import copy_pages
 
     pool, some = torch.zeros(3, 2, 32, 1, 4), torch.zeros(1, dtype=torch.int64)
+    odd, every_second = torch.zeros(769)[1:].view(pool.shape), torch.zeros(4, dtype=torch.int64)[::2]
     for given, said in (
         ((pool, pool.half(), some, some), r"source=torch.float32\[2, 32, 1, 4\] does not fit; pages of torch.float16"),
         ((pool, pool[:, :1], some, some), "source=.* does not fit"),
         ((pool[::2], pool[::2], some, some), "is no pool of whole words"),
         ((pool, pool, some.int(), some), r"from_pages=torch.int32\[1\] does not fit; int64"),
+        ((odd, pool, some, some), "source=.* is no pool of whole words; contiguous pools of 8-byte words"),
+        ((pool, odd, some, some), "target=.* is no pool of whole words"),
+        ((pool, pool, every_second, every_second), r"from_pages.stride=\(2,\) has gaps; contiguous"),
+        ((pool, pool, every_second.clone(), every_second), r"to_pages.stride=\(2,\) has gaps"),
+        ((pool, None, some, some), "target=None is of type NoneType; a tensor"),
         ((pool, pool, some, some[:0]), r"to_pages=torch.int64\[0\] does not fit"),
         ((pool, pool, some, some), r"target.device=cpu has no compiled kernels; a CUDA device"),
     ):

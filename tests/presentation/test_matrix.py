@@ -40,6 +40,15 @@ def test_the_sentence_counts_wins_and_says_the_range_against_the_baseline():
     assert marks(found, "s512") == {"base": "", "mine": "*", "other": ""}
 
 
+def test_forward_and_backward_together_are_not_called_a_backward():
+    rates = {"base": 100.0, "mine": 200.0}
+    found = summary(run_of(*(make_group(make_case(mode=mode), rates) for mode in ("fwd", "bwd", "fwd-bwd"))))
+    assert [row.name for row in found.matrices[0].rows] == ["fwd", "bwd", "fwd-bwd"]
+    found = summary(run_of(*(make_group(make_case(seqlen=size, mode="fwd-bwd"), rates) for size in (512, 1024))))
+    assert [row.name for row in found.matrices[0].rows] == ["s512", "s1024"]
+    assert found.matrices[0].title.endswith("-bf16-fwd-bwd")
+
+
 def test_a_winning_baseline_is_held_against_the_next():
     found = summary(
         run_of(*shapes({"base": 300.0, "mine": 200.0, "slow": 10.0}, {"base": 300.0, "mine": 150.0, "slow": 10.0}))

@@ -89,6 +89,8 @@ def test_good_and_poor_are_shares_of_the_ceiling_of_this_card():
 def test_bound_by_memory_the_ceiling_is_the_copy():
     slow = {"copy_gbps": 4.0, "matmul_tflops": 745.0}
     assert "of the rate of a plain copy, which bounds this case" in said(changed(group(), ceilings=slow))
+    fast = {"copy_gbps": 4000.0, "matmul_tflops": 1e9}  # a share that is rounded to whole per cents reads as nothing
+    assert re.search(r"moves its bytes at 0\.\d\d? % of the rate", said(changed(group(), ceilings=fast)))
 
 
 def test_work_that_a_launch_skips_does_not_beat_the_machine():

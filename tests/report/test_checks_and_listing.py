@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import io
 
 from rich.console import Console
@@ -91,3 +92,12 @@ def test_a_very_narrow_list_is_stacked():
 
 def test_an_empty_list_says_so():
     assert drawn(render_list, []).strip() == "nothing to list"
+
+
+def test_a_command_is_whole_where_prose_would_be_broken():
+    line = "pip install " + "b" * 40
+    rows = [{"name": "a" * 20, "install": line}]
+    render = functools.partial(render_list, commands=True)
+    assert line not in drawn(render_list, rows, width=60)
+    assert drawn(render, rows, width=60).splitlines()[-1] == f"  {line}"
+    assert drawn(render, rows, width=80).splitlines()[-1].rstrip() == f"{'a' * 20}  {line}"

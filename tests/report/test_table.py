@@ -1,5 +1,6 @@
 import dataclasses
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -7,7 +8,7 @@ from rich.console import Console
 from attnbench.presentation.columns import View
 from attnbench.record import Environment, Settings, Status
 from attnbench.report.table import render_run
-from attnbench.report.terminal import decimal_aligned
+from attnbench.report.terminal import decimal_aligned, marked
 from attnbench.store.derive import derive
 from made_up_run import TFLOPS, make_case, make_group, make_lost, make_record, make_run, make_time
 
@@ -92,6 +93,36 @@ def test_markup_in_names_is_text():
 
 def test_decimal_points_stand_in_one_column():
     assert decimal_aligned(["12.568", "3.14", "168", "", "0.5x"]) == ["12.568", "3.14 ", "168    ", "", "0.5x "]
+    assert marked(["9.5", "10", ""], ["*", "", ""]) == ["9.5*", "10   ", ""]
+    assert marked(["9.5", "10"], ["", ""]) == ["9.5", "10  "]
+
+
+def test_decimal_points_stand_in_one_column_on_the_page_too():
+    """rich takes the blanks off a text that it sets to the right."""
+    records = [
+        make_record(make_case(seqlen=length), name, tflops=rate, noise=noise)
+        for length, noises in ((4096, (0.05, 0.0002)), (8192, (0.0002, 0.05)))
+        for name, rate, noise in zip("ab", (100.0, 150.0), noises, strict=True)
+    ]
+    first, second, matrix = printed(make_run(records)).split("\n\n")[1:]
+    for table in (first, second, matrix):
+        rows = [line for line in table.splitlines() if re.match(r"(a|b|s\d+) ", line)]
+        numbers = [re.search(r"\d+\.(\d+)", line[8:]) for line in rows]
+        assert len(rows) == 2
+        assert len({len(number[1]) for number in numbers}) == 2, "of the same digits they stand in line by themselves"
+        assert len({number.start(1) for number in numbers}) == 1
+
+
+def test_a_mark_takes_no_number_out_of_its_column():
+    shapes = [({"a": 100.0, "b": 150.0}, 4096), ({"a": 150.0, "b": 100.0}, 8192)]
+    records = [record for rates, length in shapes for record in make_group(make_case(seqlen=length), rates)]
+    matrix = printed(make_run(records)).split("\n\n")[-1]
+    first, second = [line for line in matrix.splitlines() if re.match(r"s\d+ ", line)]
+    assert first.endswith("*")
+    assert "*" in second
+    assert [at for at, letter in enumerate(first) if letter == "."] == [
+        at for at, letter in enumerate(second) if letter == "."
+    ]
 
 
 # ── notes ──────────────────────────────────────────────────────────────────────────────────────────
@@ -162,6 +193,17 @@ def test_all_timers_stand_side_by_side_and_phases_below():
     cells = line_of(text[text.index(heading) :].split("\n\n")[0], "a ")
     assert float(cells[3]) == pytest.approx(1.5 * float(cells[1]), rel=1e-3)
     assert "a        quantise      250.0  ±0.0" in text
+    assert "-fwd · phases   timer cupti" in text
+
+
+def test_phases_of_another_timer_are_not_said_to_be_of_the_rows():
+    (record,) = make_group(make_case(), {"a": 100.0})
+    record = dataclasses.replace(record, phases={"quantise": make_time([0.25] * 9, timer="wall")})
+    titles = [line for line in printed(make_run([record])).splitlines() if " timer " in line]
+    assert [("phases" in line, line.split(" timer ")[1].split()[0]) for line in titles] == [
+        (False, "cupti"),
+        (True, "wall"),
+    ]
 
 
 def test_a_cpu_run_names_the_cpu_and_claims_no_clock():

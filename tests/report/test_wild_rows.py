@@ -8,7 +8,7 @@ import random
 import pytest
 from test_table import noted
 
-from attnbench.presentation.figures import ratio
+from attnbench.presentation.figures import MILLISECONDS, interval, ratio
 from attnbench.record import Environment, Speedup
 from attnbench.report.charts import figures
 from attnbench.stats.summary import is_wild
@@ -48,6 +48,14 @@ def test_it_has_no_point_on_a_chart_and_a_note_says_so():
     notes = noted(list(run.records))
     wanted = "no verdict and no point on a chart: base, own: the interval is wider than the value"
     assert [note for note in notes if note.startswith(wanted)]
+    assert not [note for note in notes if note.startswith("noisy") and "own" in note]  # said once is enough
+
+
+def test_its_interval_is_shown_by_both_ends():
+    own = next(record for record in wild_run().records if record.backend == "own")
+    low, high = (float(end) for end in interval(own.time, MILLISECONDS).split(" to "))
+    assert (low, high) == pytest.approx((own.time.ci_low_ms, own.time.ci_high_ms), rel=0.06)
+    assert interval(make_time([2.0, 2.1, 1.9, 2.0, 2.1, 1.9, 2.0]), MILLISECONDS).startswith("±0.")
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,8 @@ def test_it_has_no_point_on_a_chart_and_a_note_says_so():
         ((2.0, 1.1, 3.0), ("2.0x", "±1.0")),
         ((2.0, None, None), ("2.00x", "")),
         ((104.0, 3.0, 4000.0), ("3.0x to 4000x", "")),
+        ((1.2, 1.02, 1.8), ("1.02x to 1.80x", "")),  # 1.2x ±0.6 beside "faster" would not be believed
+        ((0.8, 0.3, 0.95), ("0.300x to 0.950x", "")),
     ],
 )
 def test_a_ratio_wider_than_itself_is_a_range(values, shown):

@@ -163,6 +163,19 @@ def test_every_stage_has_its_share_of_the_risk(monkeypatch):
     assert asked == [0.05 / 4]
 
 
+@pytest.mark.parametrize(("stages", "count"), [(4, 60), (1, 40), (2, 200)])
+def test_all_stages_together_spend_no_more_than_the_risk(monkeypatch, stages, count):
+    asked = []
+    monkeypatch.setattr(racing, "slower", lambda placed, risk: asked.append(risk) or set())
+    race = Race(names(count), Rules(stages=stages, share=100.0, risk=0.08))
+    while race.heat is not None:
+        take(race)
+    assert len(asked) > stages
+    assert asked[: stages - 1] == [0.08 / stages] * (stages - 1)
+    assert asked[stages - 1 :] == [0.08 / stages / 2 ** (1 + place) for place in range(len(asked) - stages + 1)]
+    assert sum(asked) < 0.08
+
+
 def test_rounds_double_from_stage_to_stage():
     race = after_first_stage(share=100.0)
     found = []

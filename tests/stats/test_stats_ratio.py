@@ -163,7 +163,7 @@ def test_processes_count_once_each():
     mean = sum(logs) / 3
     half = 4.30265 * math.sqrt(sum((log - mean) ** 2 for log in logs) / 2 / 3)
     assert ends(combined) == pytest.approx((math.exp(mean), math.exp(mean - half), math.exp(mean + half)), rel=1e-6)
-    assert (combined.num_pairs, combined.verdict) == (150, "faster")
+    assert (combined.num_pairs, combined.verdict, combined.inflation) == (150, "faster", 1.0)
 
 
 def test_two_processes_that_differ_decide_nothing():

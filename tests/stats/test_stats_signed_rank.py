@@ -67,6 +67,21 @@ def test_of_very_many_a_spread_of_them_is_looked_at():
     assert centre == pytest.approx(1.003, abs=5e-4)
 
 
+def test_the_normal_rank_is_on_average_half_a_step_below_that_of_counting():
+    ways, apart = [1], []
+    for count in range(1, EXACT + 13):
+        ways = [
+            (ways[at] if at < len(ways) else 0) + (ways[at - count] if at >= count else 0)
+            for at in range(len(ways) + count)
+        ]
+        if count > EXACT:
+            below = list(itertools.accumulate(ways[: _rank(count, 0.05) + 10]))
+            counted = max(rank for rank, number in enumerate(below) if 2 * number <= 0.05 * 2**count)
+            apart.append(_rank(count, 0.05) - counted)
+    assert set(apart) == {0, -1}
+    assert -0.7 < sum(apart) / len(apart) < -0.3
+
+
 def test_many_values_have_the_normal_rank():
     spread = math.sqrt(61 * 62 * 123 / 24)
     assert _rank(61, 0.01) == math.floor(61 * 62 / 4 - NormalDist().inv_cdf(0.995) * spread - 0.5) == 586

@@ -216,12 +216,14 @@ def _check_result(who: str, name: str, result: Any) -> None:
 
 def _lazy(who: str, name: str, kind: str) -> UsageError:
     todo = {
+        "an async generator": f"{who}(lambda: asyncio.run(g())), where g takes all that f yields",
         "coroutine": f"{who}(lambda: asyncio.run(f()))",
         "future": f"{who}(lambda: f().result())",
         "awaitable": f"{who}(lambda: asyncio.run(f()))",
-    }.get(kind.split()[-1], f"{who}(lambda: list(f()))")
+    }
+    words = todo.get(kind) or todo.get(kind.split()[-1]) or f"{who}(lambda: list(f()))"
     wrong = "is the answer of a call, so the work itself would not be timed"
-    return UsageError(refusal(who, name, kind, wrong, "a function that does its work in the call", todo))
+    return UsageError(refusal(who, name, kind, wrong, "a function that does its work in the call", words))
 
 
 def _discard(thing: Any) -> None:

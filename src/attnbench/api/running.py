@@ -11,14 +11,22 @@ from attnbench.api.answers import Result
 from attnbench.errors import UsageError, refusal, unknown
 
 
-def load(path: str | Path) -> Result:
-    """Read a run file; every statistic is worked out again from its samples.
+def load(path: str | Path, *, folder: str | Path = "results") -> Result:
+    """Read a run; every statistic is worked out again from its samples.
+
+    Args:
+        path: of a run file; or ``latest``, ``previous`` or an id, which name a run of the folder.
+        folder: where run files are kept.
 
     Raises:
-        RunFileError: it cannot be read; the message says where and why.
+        RunFileError: the file cannot be read; the message says where and why.
+        UsageError: the folder has no such run.
     """
     from attnbench.store.runfile import read
+    from attnbench.store.saved import names_a_run, read_run
 
+    if isinstance(path, str) and names_a_run(path):
+        return Result(read_run(path, str(folder), "load")[1])
     return Result(read(Path(path)))
 
 

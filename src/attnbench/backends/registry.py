@@ -292,6 +292,7 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
                     name,
                     f"computes {backends[name].workload}",
                     f"a backend of {workload}: {', '.join(accepted)}",
+                    f"attnbench compare --workload {backends[name].workload} measures it",
                 )
             )
         else:

@@ -221,6 +221,20 @@ def compare(found: Mapping[str, Tensor], truth: Truth, budget: Budget) -> Compar
     return Comparison(errors, faults)
 
 
+def accepts_zeros(truth: Truth, budget: Budget) -> set[str]:
+    """Names of the outputs that might as well be zeros, as far as the budget goes.
+
+    Args:
+        truth: whose budget is used; an output that is zeros indeed says nothing.
+        budget: of the backend.
+    """
+    import torch
+
+    names = {name for name, right in truth.oracle.items() if bool(right.any())}
+    zeros = {name: torch.zeros_like(right) for name, right in truth.oracle.items()}
+    return names - compare(zeros, truth, budget).faults.keys()
+
+
 def matches(
     found: Mapping[str, Tensor], answer: Mapping[str, Tensor], truth: Truth, budget: Budget, names: Iterable[str]
 ) -> bool:

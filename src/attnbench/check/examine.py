@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from attnbench.check.compare import Comparison, Truth, compare, matches
+from attnbench.check.compare import Comparison, Truth, accepts_zeros, compare, matches
 from attnbench.check.globals import GlobalState
 from attnbench.check.poison import bits, poison_free_memory, poison_outputs, unusable
 from attnbench.check.reference import Reference, References
@@ -138,6 +138,7 @@ class Examination:
     def before(self) -> Mapping[str, Error]:
         """Examine before timing."""
         first, second = self.references.first, self.references.second
+        self._budget_is_one(second.truth(self.variant))
         self.announce("check: first data")
         poison_free_memory(first.inputs.tensors().values(), self.references.device)
         outputs = self._finished(settle=True)
@@ -162,6 +163,13 @@ class Examination:
         self._launch()
         self._synchronise()
         return errors
+
+    def _budget_is_one(self, truth: Truth) -> None:
+        """Does a budget of the backend's own accept zeros where the usual one does not?"""
+        own, usual = self.budget, type(self.budget)()
+        if own != usual and (names := accepts_zeros(truth, own) - accepts_zeros(truth, usual)):
+            wide = f"factor={own.factor:g}, relative={own.relative:g}"
+            raise Wrong(f"budget: {wide} accepts zeros for {', '.join(sorted(names))}: it holds them to nothing")
 
     def after(self) -> Mapping[str, Error]:
         """Examine as timing left it."""

@@ -1,4 +1,7 @@
-"""The functions that the harness and other backends call: whether a backend has put others in their place."""
+"""The functions that the harness and other backends call: whether a backend has put others in their place.
+
+Of the harness methods are watched too.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,13 @@ MODULES = frozenset(
 ROOMS = ("attnbench.check.", "attnbench.measure.", "attnbench.worker.", "attnbench.workloads.", "attnbench.stats.")
 """Of the harness."""
 
+CLOCKS = ("time.",)
+OWN = ("attnbench.",)
+"""What the names of functions that are replaced begin with."""
+
+FUNCTION = "function"
+"""Words of the setting."""
+
 Replaced = frozenset[str]
 """Full names of functions that are not what they were when this process saw them first."""
 
@@ -37,7 +47,7 @@ def functions() -> tuple[Setting, ...]:
     """Two settings: functions of modules, and methods of tensors."""
     watched = _Watched()
     return (
-        Setting("function", watched.replaced, watched.put_back, which=_names),
+        Setting(FUNCTION, watched.replaced, watched.put_back, which=_names),
         Setting("method of tensors", _methods, _put_methods_back, which=_methods_that_differ),
     )
 
@@ -46,7 +56,8 @@ def functions() -> tuple[Setting, ...]:
 class _Watched:
     """What each module held when it was seen first; looked at often, so nothing is copied again."""
 
-    owners: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = field(default_factory=dict)
+    owners: dict[str, tuple[Any, tuple[str, ...], tuple[Any, ...]]] = field(default_factory=dict)
+    "by its name each module, or class of the harness: its functions' names, and they"
     seen: int = 0
     "modules that the process had imported"
 
@@ -54,7 +65,8 @@ class _Watched:
         if len(sys.modules) != self.seen:
             self._look_around()
         found = []
-        for module, (inside, names, values) in self.owners.items():
+        for module, (owner, names, values) in self.owners.items():
+            inside = vars(owner)
             if not all(map(operator.is_, map(inside.get, names), values)):
                 found += [
                     f"{module}.{name}"
@@ -66,8 +78,8 @@ class _Watched:
     def put_back(self, then: Replaced) -> None:
         for full in self.replaced() - then:
             module, _, name = full.rpartition(".")
-            inside, names, values = self.owners[module]
-            inside[name] = values[names.index(name)]
+            owner, names, values = self.owners[module]
+            setattr(owner, name, values[names.index(name)])
 
     def _look_around(self) -> None:
         for name, module in list(sys.modules.items()):
@@ -76,13 +88,20 @@ class _Watched:
                 and isinstance(module, ModuleType)
                 and (name in MODULES or name.startswith(ROOMS))
             ):
-                calls = {
-                    key: value
-                    for key, value in vars(module).items()
-                    if callable(value) and not isinstance(value, ModuleType | type)
-                }
-                self.owners[name] = vars(module), tuple(calls), tuple(calls.values())
+                self._remember(name, module)
+                if name.startswith(ROOMS):
+                    for key, value in vars(module).items():
+                        if isinstance(value, type) and value.__module__ == name:
+                            self._remember(f"{name}.{key}", value)
         self.seen = len(sys.modules)
+
+    def _remember(self, name: str, owner: Any) -> None:
+        calls = {
+            key: value
+            for key, value in vars(owner).items()
+            if callable(value) and not isinstance(value, ModuleType | type)
+        }
+        self.owners[name] = owner, tuple(calls), tuple(calls.values())
 
 
 def _of_torch(value: Any) -> bool:

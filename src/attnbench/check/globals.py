@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.check.functions import FUNCTION
 from attnbench.check.process_settings import ENVIRONMENT, SEARCH_PATH, process_settings
 from attnbench.check.setting import ABSENT, Setting
 from attnbench.check.torch_settings import torch_settings
@@ -64,6 +65,11 @@ class GlobalState:
             change = setting.change(self.values[setting.words], now[setting.words])
             notes.append(f"global left changed: {change}{state}")
         return notes
+
+    def replaced(self, *prefixes: str) -> list[str]:
+        """Names of functions, beginning with one of these, that have been replaced since."""
+        [setting] = (one for one in process_settings() if one.words == FUNCTION)
+        return sorted(name for name in setting.read() - self.values[FUNCTION] if name.startswith(prefixes))
 
     def _holds(self, setting: Setting) -> bool:
         return setting.same(self.values[setting.words], setting.get())

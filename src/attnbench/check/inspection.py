@@ -5,32 +5,31 @@ A launch is right in every check and still misleading where its answer comes fro
 So a drawn sample is taken on data that the launch has never seen (`variation`), over spoiled outputs, and
 held against the ordinary samples:
 
-    outputs spoiled, new data loaded, the call timed      right? as fast as on data it knows, and as a few in a row?
-    `outputs` twice                                       does the first one wait, or compute?
+    what calls on known data left, a few in a row         right?
+    outputs spoiled, new data loaded, the call timed      right? as fast as on data it knows, as a few in a row, and
+                                                          as the last samples that were recorded?
+    `outputs` read twice                                  does the first time wait, or compute?
     time of `reload`, `reset`, `outputs`                  no more than copies?
     torch operators in them                               no products of matrices?
 
-Limits are wide, and a loaded machine must convict nobody.  Each limit compares two series, taken in turn, by
-their smallest values (`stats.ranks`): pauses lengthen both and hide neither.  Few looks raise a suspicion;
-looks go on until a chance of one in a million is left that the limit is kept.
+The limits are in `looks`.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from attnbench.check.examine import Examination, Wrong, check_form
+from attnbench.check.looks import SHARE, Look, suspicion
 from attnbench.check.poison import poison_outputs
 from attnbench.check.products import products
 from attnbench.check.reference import References
 from attnbench.check.variation import Variation
-from attnbench.stats.ranks import chance_of_lead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,72 +39,12 @@ if TYPE_CHECKING:
 LEAST = 3
 """Looks on a CPU at a call shorter than `SHORT_MS`: a pause of the machine in one of them lets nobody off."""
 SHORT_MS = 10.0
-FEW = 12
-"""Looks before an order that could well be chance lets a launch off."""
 MOST_LOOKS = 100
 """Looks after which a launch is let off, if nothing is certain by then."""
-CHANCE = 1e-6
-"""Of calling a launch misleading by a limit that it keeps."""
-SLOWER = {"cpu": 1.5, "cuda": 1.25}
-"""Times an ordinary sample that a call on new data may take; honest kernels of an H200 took 0.93 to 1.03."""
-COPIES = 10.0
-"""Times a plain copy of the tensors concerned that `reload`, `reset` and `outputs` may take: layouts differ."""
 AHEAD_CYCLES = 10_000_000
 """How long a GPU's stream is held, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
 THREAD_S = 1e-3
 """Given to a thread that `reload` has started to queue its work on a GPU."""
-LEFT_SLACK_MS = 0.1
-"""Always allowed of that work: two waits for a device that has nothing to do."""
-CACHES = 4.0
-"""Times such a copy that a call may take longer where its tensors have left the caches."""
-SHARE = 0.5
-"""Share of a sample on new data that they may take in any case, and that outputs may come late."""
-BACKWARD = 0.2
-"""Least time of a backward as a share of its forward: it has at least as many products."""
-SLACK_MS = {"cpu": 0.03, "cuda": 0.01}
-"""Always allowed of a call: a cold instruction cache, the tick of a timer."""
-HOST_SLACK_MS = {"cpu": 0.1, "cuda": 0.5}
-"""Always allowed of what is not timed: Python, and on a GPU the first launches after a synchronisation."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Look:
-    """Times of one look, ms."""
-
-    repeated: float
-    "a call, mean of the last two of a few in a row"
-    ordinary: float
-    "a call with caches as before the next"
-    new: float
-    "the sample on new data"
-    untimed: dict[str, float] = field(default_factory=dict)
-    "of reload, reset, outputs, and in mode bwd of the forward"
-    first: float = 0.0
-    "of outputs right after the call; `untimed` has that of a second time"
-    whole: float = 0.0
-    "from where the call could begin until its outputs were there, less what they take a second time"
-    copies: float = 0.0
-    "of all inputs and outputs"
-    left: tuple[float, float] | None = None
-    "on a GPU, what it had still to do once a reload, and copies of all inputs and outputs, had returned"
-    spent: tuple[float, float] | None = None
-    """CPU time of all threads, on a CPU: from loading new data until its outputs were there, and for a call on known
-    data and loading it, each until it returned"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Suspicion:
-    words: str
-    certain: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """A limit: that `above` is not larger than `below`, look by look."""
-
-    above: list[float]
-    below: list[float]
-    words: str
 
 
 class Inspection:
@@ -137,7 +76,9 @@ class Inspection:
         self.variation = Variation(second.workload, case, second.inputs)
         self.cuda = references.device.type == "cuda"
         self._spans: dict[str, _Span] = {}
-        self._looks: list[_Look] = []
+        self._looks: list[Look] = []
+        self._known: Mapping[str, Tensor] | None = None
+        "copies of the outputs that calls on known data left, since the last look"
         self._released: _Moment | None = None
         "when the last call could begin"
         self._ordinary: _Moment | None = None
@@ -147,8 +88,9 @@ class Inspection:
 
     def disturb(self) -> None:
         """Touch as much memory as `prepare` does, and leave the launch as it is."""
+        self._known = _taken(self.launch)
         self.variation.apply()
-        self._copy(self.launch.outputs())
+        _copy(self._inputs())
         self.variation.undo()
         if self.mode == "bwd":
             self.launch.forward()
@@ -163,7 +105,9 @@ class Inspection:
         """
         launch, mode = self.launch, self.mode
         self._ordinary = self._released and _Moment.now() - self._released
-        old = launch.outputs()
+        if self._known is None:
+            self._known = _taken(launch)
+        old = dict(launch.outputs().items())
         if mode == "bwd":
             # The backward may read the output and the choice of the forward.
             old = {name: tensor for name, tensor in old.items() if self.examination.is_gradient(name)}
@@ -181,10 +125,11 @@ class Inspection:
                 launch.reset()
         self._released = _Moment.now()
 
-    def finish(self, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
+    def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
         """Look at what the sample left, load the first data again and call once.
 
         Args:
+            recorded_ms: mean of the last two samples before this look; None where its timer is another.
             repeated_ms: mean of two samples, the last of a few in a row as they are recorded.
             ordinary_ms: a sample after `disturb`.
             new_ms: the sample on new data.
@@ -192,18 +137,19 @@ class Inspection:
         Returns:
             Words for what is wrong; None where nothing is, or more looks are needed (`undecided`).
         """
-        look = _Look(repeated=repeated_ms, ordinary=ordinary_ms, new=new_ms)
+        look = Look(recorded=recorded_ms, repeated=repeated_ms, ordinary=ordinary_ms, new=new_ms)
         outputs = self._outputs(look)
         self.announce("inspection")
         fault = self._wrong(outputs) or self._computes_untimed(look, outputs)
         look.untimed |= {name: span.ms() for name, span in self._spans.items()}
-        look.copies = self._copies_ms(outputs)
+        look.output_copies = self._copies_ms(outputs.values())
+        look.copies = self._copies_ms([*self._inputs(), *outputs.values()])
         self._looks.append(look)
-        suspicion = None if fault else self._suspicion()
+        suspected = None if fault else suspicion(self._looks, "cuda" if self.cuda else "cpu")
         least = 1 if fault or self.cuda or new_ms >= SHORT_MS else LEAST
-        if (suspicion is None and len(self._looks) >= least) or len(self._looks) >= MOST_LOOKS:
+        if (suspected is None and len(self._looks) >= least) or len(self._looks) >= MOST_LOOKS:
             self._looks.clear()
-        return fault or (suspicion.words if suspicion and suspicion.certain else None)
+        return fault or (suspected.words if suspected and suspected.certain else None)
 
     @property
     def undecided(self) -> bool:
@@ -212,12 +158,12 @@ class Inspection:
 
     # ── what is looked at ──────────────────────────────────────────────────────────────────────────
 
-    def _outputs(self, look: _Look) -> Mapping[str, Tensor]:
-        """The outputs, as soon as the call has returned, and how long they took to come."""
-        times = []
+    def _outputs(self, look: Look) -> dict[str, Tensor]:
+        """Copies of the outputs, as soon as the call has returned, and how long they took to come."""
+        times, found = [], []
         for _ in range(2):
             started = time.perf_counter()
-            outputs = self.launch.outputs()
+            found.append(_taken(self.launch))
             self._synchronise()
             times.append(1e3 * (time.perf_counter() - started))
             if not self.cuda and self._released and len(times) == 1:
@@ -229,26 +175,32 @@ class Inspection:
         look.whole -= times[1]
         look.ordinary = look.ordinary if self.cuda or self._ordinary is None else self._ordinary.wall_ms
         self._released = None
-        return outputs
+        return found[0]
 
     def _wrong(self, outputs: Mapping[str, Tensor]) -> str | None:
-        """Hold outputs on new data against the answer that is known for it."""
-        second = self.references.second
+        """Hold outputs on new data against the answer that is known for it, and those before on known data."""
+        second, words = self.references.second, "in a timed call on new data: "
         self.variation.undo()
         found = self.variation.unsigned(outputs)
         self.variation.renew()
         try:
             check_form(outputs, second.truth(self.examination.variant), "")
             self.examination.hold(found, second)
+            # Somebody else may have changed the first data, which shows after timing.
+            if self._known is not None and not self.references.first.differing():
+                words = "in a timed call on known data: "
+                self.examination.hold(self._known, self.references.first)
         except Wrong as wrong:
-            return f"in a timed call on new data: {wrong}"
+            return f"{words}{wrong}"
+        finally:
+            self._known = None
         return None
 
-    def _computes_untimed(self, look: _Look, outputs: Mapping[str, Tensor]) -> str | None:
+    def _computes_untimed(self, look: Look, outputs: Mapping[str, Tensor]) -> str | None:
         """Load the first data and call once, with an eye on the operators of what is not timed."""
         launch = self.launch
         calls: dict[str, Callable[[], object]] = {
-            "outputs": launch.outputs,
+            "outputs": lambda: dict(launch.outputs().items()),
             "reload": lambda: launch.reload(self.references.first.inputs),
         }
         if launch.reset is not None:
@@ -260,7 +212,8 @@ class Inspection:
                 call()
             found[name] = names
         if self.cuda:
-            look.left = self._left_to_do(calls["reload"]), self._left_to_do(lambda: self._copy(outputs))
+            tensors = [*self._inputs(), *outputs.values()]
+            look.left = self._left_to_do(calls["reload"]), self._left_to_do(lambda: _copy(tensors))
             if launch.reset is not None:
                 launch.reset()
         if self.mode == "bwd":
@@ -287,7 +240,7 @@ class Inspection:
             spent += 1e3 * (time.perf_counter() - started)
         return spent
 
-    def _queued(self, call: Callable[[], object], look: _Look) -> None:
+    def _queued(self, call: Callable[[], object], look: Look) -> None:
         """On a GPU: what does the stream get to do after the call has returned, until its outputs are there?
 
         The stream is held meanwhile, so that only what is queued counts, not how long the host takes: a thread
@@ -302,89 +255,24 @@ class Inspection:
         marks[0].record()
         call()
         marks[1].record()
+        held = []
         for mark in marks[2:]:
-            self.launch.outputs()
+            held.append(_taken(self.launch))
             mark.record()
         self._synchronise()
         inside, look.first, look.untimed["outputs"] = (float(a.elapsed_time(b)) for a, b in pairwise(marks))
         look.whole = inside + look.first - look.untimed["outputs"]
 
-    def _suspicion(self) -> _Suspicion | None:
-        """What the looks so far agree on."""
-        found = [suspicion for rule in self._rules() if (suspicion := self._judged(rule))]
-        return next((one for one in found if one.certain), found[0] if found else None)
+    def _inputs(self) -> Iterable[Tensor]:
+        return self.references.second.inputs.tensors().values()
 
-    def _rules(self) -> Iterator[_Rule]:
-        looks, kind = self._looks, "cuda" if self.cuda else "cpu"
-        slack, host_slack = SLACK_MS[kind], HOST_SLACK_MS[kind]
-        new, copies = [look.new for look in looks], [look.copies for look in looks]
-        call, first = min(new), statistics.median(look.first for look in looks)
-        late = f"unfinished work: a call returns after {_said(call)}, its outputs are there {_said(first)} later"
-        if self.cuda:
-            yield _Rule(
-                [look.first - SHARE * call - slack for look in looks], [look.untimed["outputs"] for look in looks], late
-            )
-            yield _Rule([(look.whole - slack) / SLOWER[kind] for look in looks], new, late)
-        if "forward" in looks[0].untimed:
-            forward = [look.untimed["forward"] for look in looks]
-            yield _Rule(
-                [BACKWARD * spent - host_slack for spent in forward],
-                new,
-                f"a backward takes {_said(call)}, its forward {_said(min(forward))}: the work is done in the forward",
-            )
-        for name in looks[0].untimed.keys() - {"forward"}:
-            spent = [look.untimed[name] for look in looks]
-            yield _Rule(
-                [(one - SHARE * call - host_slack) / COPIES for one in spent],
-                copies,
-                f"{name} takes {_said(min(spent))}, a copy of all inputs and outputs {_said(min(copies))}, a "
-                f"call {_said(call)}: work is done outside the sample",
-            )
-        if left := [look.left for look in looks if look.left]:
-            reloaded, copied = ([times[side] for times in left] for side in (0, 1))
-            yield _Rule(
-                [(one - SHARE * call - LEFT_SLACK_MS) / COPIES for one in reloaded],
-                copied,
-                f"what reload leaves to the device takes {_said(min(reloaded))}, copies of all inputs and outputs "
-                f"{_said(min(copied))}, a call {_said(call)}: work is done outside the sample",
-            )
-        whole = [((look.new if self.cuda else look.whole) - slack) / SLOWER[kind] for look in looks]
-        # A launch may also tell by a pause, or by who asks for its outputs, that it is looked at; between samples that
-        # follow one another as they are recorded nobody asks. Their caches are warm: less what copies take.
-        cold = CACHES * min(copies) / SLOWER[kind]
-        repeated, ordinary = [look.repeated for look in looks], [look.ordinary for look in looks]
-        for above, below in ((whole, ordinary), ([one - cold for one in whole], repeated)):
-            words = (
-                f"a call on data it has not seen takes {_said(call)}, on data it has "
-                f"{_said(statistics.median(below))}: its samples are not the time of its work"
-            )
-            yield _Rule(above, below, late if first > call and not self.cuda else words)
-        if cpu_ms := [look.spent for look in looks if look.spent]:
-            unseen, seen = ([times[side] for times in cpu_ms] for side in (0, 1))
-            yield _Rule(
-                [(one - slack) / SLOWER[kind] - cold for one in unseen],
-                seen,
-                f"until a call on data it has not seen is done, all threads compute for {_said(min(unseen))}, for one "
-                f"on data it has {_said(min(seen))}: its samples are not the time of its work",
-            )
-
-    def _judged(self, rule: _Rule) -> _Suspicion | None:
-        count, chance = len(self._looks), chance_of_lead(rule.above, rule.below)
-        if chance == 1.0 or (count > FEW and chance > 1 / count):
-            return None
-        return _Suspicion(rule.words, chance < CHANCE)
-
-    def _copies_ms(self, outputs: Mapping[str, Tensor]) -> float:
-        """What plain copies of inputs and outputs take."""
+    def _copies_ms(self, tensors: Iterable[Tensor]) -> float:
+        """What plain copies of them take."""
         self._synchronise()
         started = time.perf_counter()
-        self._copy(outputs)
+        _copy(tensors)
         self._synchronise()
         return 1e3 * (time.perf_counter() - started)
-
-    def _copy(self, outputs: Mapping[str, Tensor]) -> None:
-        for tensor in (*self.references.second.inputs.tensors().values(), *outputs.values()):
-            tensor.detach().clone()
 
     def _synchronise(self) -> None:
         if self.cuda:
@@ -398,6 +286,16 @@ class Inspection:
         span.begin()
         yield
         span.end()
+
+
+def _taken(launch: Launch) -> dict[str, Tensor]:
+    """Copies of a launch's outputs: who computes only what is read has to compute it now."""
+    return {name: tensor.detach().clone() for name, tensor in launch.outputs().items()}
+
+
+def _copy(tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        tensor.detach().clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +340,3 @@ class _Span:
             return self._host_ms
         spent = float(self._events[0].elapsed_time(self._events[1]))
         return spent if self._host_ms < SHARE * spent else 0.0
-
-
-def _said(ms: float) -> str:
-    return f"{ms:.3g} ms" if ms >= 1 else f"{1e3 * ms:.3g} µs"

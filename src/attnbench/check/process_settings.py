@@ -35,6 +35,8 @@ RECURSION = sys.getrecursionlimit()
 
 LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"))
 SIGNALS = {one.name: int(one) for one in signal.Signals if one not in (signal.SIGKILL, signal.SIGSTOP)}
+TOOLS = 6
+"""Numbers that `sys.monitoring` has."""
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -231,6 +233,9 @@ def _interpreter() -> tuple[Setting, ...]:
         Setting("longest number as text", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
         Setting("trace function", sys.gettrace, sys.settrace, shown=False),
         Setting("profile function", sys.getprofile, sys.setprofile, shown=False),
+        Setting("trace function of new threads", threading.gettrace, threading.settrace, shown=False),
+        Setting("profile function of new threads", threading.getprofile, threading.setprofile, shown=False),
+        Setting("monitoring tools", _tools, _free_tools),
         Setting("garbage collection", gc.isenabled, set_collecting),
         Setting("thresholds of the garbage collection", gc.get_threshold, lambda then: gc.set_threshold(*then)),
         Setting("debugging of the garbage collection", gc.get_debug, gc.set_debug),
@@ -244,6 +249,20 @@ def _interpreter() -> tuple[Setting, ...]:
         hook(sys, "unraisablehook"),
         hook(threading, "excepthook"),
     )
+
+
+def _tools() -> tuple[str | None, ...]:
+    """Names of those that `sys.monitoring` (Python 3.12) calls at events, by number."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    return tuple(map(monitoring.get_tool, range(TOOLS))) if monitoring else ()
+
+
+def _free_tools(then: tuple[str | None, ...]) -> None:
+    monitoring: Any = getattr(sys, "monitoring", None)
+    for number, (before, now) in enumerate(zip(then, _tools(), strict=True)):
+        if before is None and now is not None:
+            monitoring.set_events(number, 0)
+            monitoring.free_tool_id(number)
 
 
 def _random() -> tuple[Setting, ...]:

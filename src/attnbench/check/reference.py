@@ -148,18 +148,24 @@ class Reference:
         with torch.no_grad():
             return make_truth(oracle, plain, expected, dtype, self.workload.outputs(variant))
 
-    def changed(self) -> list[str]:
-        """Names of the inputs whose bits are no longer what they were, and put those back."""
+    def differing(self) -> list[str]:
+        """Names of the inputs whose bits are no longer what they were."""
         import torch
 
-        names = []
+        return [
+            name
+            for name, tensor in self.inputs.tensors().items()
+            if not torch.equal(bits(tensor), bits(self._kept[name].to(tensor.device)))
+        ]
+
+    def changed(self) -> list[str]:
+        """Names of these, and put them back: other backends of the group read the same tensors."""
+        import torch
+
+        names, tensors = self.differing(), self.inputs.tensors()
         with torch.no_grad():
-            for name, tensor in self.inputs.tensors().items():
-                kept = self._kept[name].to(tensor.device)
-                if not torch.equal(bits(tensor), bits(kept)):
-                    names.append(name)
-                    # Other backends of the group read the same tensors.
-                    tensor.detach().copy_(kept)
+            for name in names:
+                tensors[name].detach().copy_(self._kept[name])
         return names
 
     def select(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import read_run
 from attnbench.errors import RunFileError, UsageError, refusal, unknown
 from attnbench.record import Run
 from attnbench.store.files import is_file
+from attnbench.store.saved import read_run
 
 if TYPE_CHECKING:
     from attnbench.verdict.change import Diff

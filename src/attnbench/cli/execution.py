@@ -164,19 +164,21 @@ def _finish(
 ) -> None:
     from attnbench.cli.formats import write_format
 
-    # Files before the screen: whoever reads the table may leave in the middle of it.
     written = [] if path is None else [str(path)]
     failed: AttnbenchError | None = None
-    for name, target in asked.items():
-        try:
-            written += [target] if target != "-" and write_format(run, name, target) else []
-        except AttnbenchError as error:  # a disk that filled up meanwhile takes neither table nor other files along
-            failed = failed or error
-    missed = None if path is None else _keep(path)
-    if shown is not None:
-        shown.end(run)
-    if layout is not None:
-        _print_layout(run, layout)
+    missed: str | None = None
+    try:  # who is fastest is not to wait for files, nor to be lost where Ctrl-C finds them unfinished
+        if shown is not None:
+            shown.end(run)
+        if layout is not None:
+            _print_layout(run, layout)
+    finally:  # and whoever reads the table may leave in the middle of it
+        for name, target in asked.items():
+            try:
+                written += [target] if target != "-" and write_format(run, name, target) else []
+            except AttnbenchError as error:  # a disk that filled up meanwhile takes no other files along
+                failed = failed or error
+        missed = None if path is None else _keep(path)
     for name, target in asked.items():
         if target == "-":
             write_format(run, name, target)

@@ -6,8 +6,8 @@ import argparse
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import read_run
 from attnbench.errors import UsageError, refusal, unknown
+from attnbench.store.saved import read_run
 
 WHO = "attnbench explain"
 LATEST = "latest"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import read_run
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.presentation.block import backend_name
 from attnbench.record import Run
+from attnbench.store.saved import read_run
 
 if TYPE_CHECKING:
     from attnbench.formats.layouts.base import Layout

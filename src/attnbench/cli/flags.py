@@ -29,14 +29,9 @@ CHECK_SETTINGS = ("timeout", "input", "seed", "device")
 """What a check takes of the settings: the others are about time."""
 
 
+USUAL_SHAPE = ("--batch", "--seqlen", "--nheads", "--headdim", "--causal", "--dtype", "--mode")
 USUAL = (
-    "--batch",
-    "--seqlen",
-    "--nheads",
-    "--headdim",
-    "--causal",
-    "--dtype",
-    "--mode",
+    *USUAL_SHAPE,
     "--backends",
     "--skip",
     "--baseline",

@@ -33,6 +33,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--json", metavar="PATH", help="write the list as JSON; - for stdout")
     flags.add_shape(parser, note="For `list configs`: whose configurations they are, each one value.")
+    parser.show_first("--backends", "--json", *flags.USUAL_SHAPE)
     parser.example(
         "attnbench list backends",
         "attnbench list suites",
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.json is not None:
         write_text(args.json, text)
-    _show(args.what, rows)
+    _show("spaces" if args.what == "configs" and not args.backends else args.what, rows)
     return 0
 
 
@@ -89,7 +90,9 @@ def _show(what: str | None, rows: Rows) -> None:
         rows = _backend_table(rows)
     if what == "configs":
         rows = _config_table(rows)
-    render_list(rows, Output().console(), empty=f"no {what}")
+    if what == "spaces":
+        rows = _spaces(rows)
+    render_list(rows, Output().console(), empty=f"no {what}", commands=what in ("backends", "spaces"))
 
 
 def _backend_table(rows: Rows) -> Rows:
@@ -104,6 +107,23 @@ def _backend_table(rows: Rows) -> Rows:
             "install": "" if row["installed"] else row["install"],
         }
         for row in rows
+    ]
+
+
+def _spaces(rows: Rows) -> Rows:
+    """A row a backend: of all backends together there are thousands of configurations."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["name"].partition("[")[0], []).append(row["name"])
+    defaults = {row["name"].partition("[")[0]: row["name"] for row in rows if row.get("default")}
+    return [
+        {
+            "backend": name,
+            "configurations": len(names),
+            "default, or the first": defaults.get(name, names[0]),
+            "all of them": f"attnbench list configs {name}",
+        }
+        for name, names in found.items()
     ]
 
 
@@ -265,7 +285,7 @@ LISTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
 }
 SHOWS = {
     "backends": "implementations, whether they are installed, and the line that installs them",
-    "configs": "configurations of backends for a shape; used as name[config]",
+    "configs": "who has configurations, used as name[config]; with a name its own, for a shape",
     "suites": "sets of cases and backends for run, check and profile",
     "workloads": "families of problems, with the axes of their shapes",
     "timers": "ways to measure a call, for --timer",

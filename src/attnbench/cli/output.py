@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from attnbench.text import for_terminal
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 200
 """Columns of a table that no terminal bounds."""
+_PADDING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)\n")
 
 
 class Output:
@@ -51,7 +53,7 @@ class Output:
 
         stream = sys.stderr if self.results_to_stderr else sys.stdout
         fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-        return Plain(file=stream, width=fixed, highlight=False, soft_wrap=False)
+        return Plain(file=cast(IO[str], Trimmed(stream)), width=fixed, highlight=False, soft_wrap=False)
 
     def live_console(self) -> Console | None:
         """A console on stderr for a progress bar; None where nobody looks."""
@@ -60,6 +62,25 @@ class Output:
         from rich.console import Console
 
         return Console(stderr=True)
+
+
+class Trimmed:
+    """A stream that drops the blanks at the ends of lines, with which rich fills its tables up to their width.
+
+    They would be in every copy, and a terminal made narrower would wrap them.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write without blanks before an end of line, codes of colours between them kept."""
+        self._stream.write(_PADDING.sub(r"\1\n", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a stream has."""
+        return getattr(self._stream, name)
 
 
 def fill_closed_streams() -> None:

@@ -65,6 +65,23 @@ def add_arguments(parser: Parser) -> None:
     flags.add_backends(parser, baseline=False)
     _add_output(parser)
     parser.set_defaults(gpus=None, shard=None, engine=None, address=None)
+    parser.show_first(
+        "--from",
+        "--kernel",
+        "--range",
+        "--set",
+        "--device",
+        *flags.USUAL_SHAPE,
+        "--backends",
+        "--skip",
+        "--out",
+        "--table",
+        "--verbose",
+        "--csv",
+        "--json",
+        "--plots",
+        "--dry-run",
+    )
     parser.example(
         "attnbench profile torch --seqlen 4096 --backends 'sdpa-*'",
         "attnbench profile ncu --set full --kernel flash",
@@ -224,8 +241,8 @@ def _check(args: argparse.Namespace) -> None:
     _number(args.warm_launches, "--warmup", 0)
     _seconds(args.timeout)
     if args.into is not None:
-        from attnbench.cli.saved import find_run
         from attnbench.store.runfile import read
+        from attnbench.store.saved import find_run
 
         path = find_run(args.into, RUNS, WHO)
         read(path)
@@ -389,9 +406,9 @@ def _plots(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
 
 def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
     """Put the counters into a run file's records."""
-    from attnbench.cli.saved import find_run
     from attnbench.profile.attach import attach
     from attnbench.store.runfile import read, write
+    from attnbench.store.saved import find_run
 
     path = find_run(args.into, RUNS, WHO)
     run, rows = attach(read(path), captures)

@@ -152,23 +152,33 @@ class Bar(AbstractContextManager["Bar"]):
     def _line(self) -> None:
         if not self._over.is_set():
             self._said = time.monotonic()
-            self._output.note(
-                f"{self._title}: {self._count()}, {_words(self._said - self._begun)}{self._left()}; {self._where}"
-            )
+            passed = f"{_words(self._said - self._begun)}{self._left()}"
+            self._output.note(f"{self._title}: {', '.join(filter(None, (self._count(), passed)))}; {self._where}")
 
     def _show(self) -> None:
+        from rich.console import Console, RenderableType
+        from rich.constrain import Constrain
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.table import Column
 
+        assert self._console is not None  # who has none writes lines
+        console: Console = self._console
+
+        class Roomy(Progress):
+            """With room behind it for the ^C that a terminal echoes: on the next line it would keep the bar there."""
+
+            def get_renderable(self) -> RenderableType:
+                return Constrain(super().get_renderable(), max(1, console.width - len("^C") - 1))
+
         # What matters least stands last: a narrow terminal cuts it short.
         whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
-        self._progress = Progress(
+        self._progress = Roomy(
             BarColumn(bar_width=12),
             TextColumn("{task.fields[count]}", table_column=whole),
             TimeElapsedColumn(table_column=whole.copy()),
             TextColumn("{task.fields[left]}", table_column=whole.copy()),
             TextColumn("{task.fields[where]}", markup=False, table_column=rest),
-            console=self._console,
+            console=console,
             transient=True,
             expand=True,
         )
@@ -191,7 +201,7 @@ class Bar(AbstractContextManager["Bar"]):
     def _count(self) -> str:
         if self._clock is not None:
             return f"{self._clock.done}/{self._clock.groups} groups"
-        return "{}/{}".format(*self._rows) if self._rows[1] else "0 done"
+        return "{}/{}".format(*self._rows) if self._rows[1] else ""
 
     def _left(self) -> str:
         if self._clock is None or not self._clock.left:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import read_load, read_run
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.store.load_file import LoadRun
+from attnbench.store.saved import read_load, read_run
 
 WHO = "attnbench report"
 STDOUT = "-"

@@ -89,8 +89,8 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     Raises:
         UsageError: it cannot be found or read, or flags ask for something else than it.
     """
-    from attnbench.cli.saved import find_run
     from attnbench.store.runfile import read
+    from attnbench.store.saved import find_run
     from attnbench.sweep.run import without_interrupted
 
     who = f"attnbench {verb}"

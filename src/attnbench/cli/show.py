@@ -7,7 +7,7 @@ import argparse
 from attnbench.cli import flags
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.cli.saved import read_load, read_run
+from attnbench.store.saved import read_load, read_run
 
 WHO = "attnbench show"
 LATEST = "latest"

@@ -68,6 +68,22 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of results (default: results)")
     group.add_argument("--dry-run", action="store_true", help="show cases and spaces, measure nothing")
     group.add_argument("-q", "--quiet", action="store_true", help="print nothing but the pick of each case")
+    parser.show_first(
+        "--configs",
+        "--backends",
+        *flags.USUAL_SHAPE,
+        "--seconds",
+        "--timer",
+        "--device",
+        "--reference",
+        "--resume",
+        "--again",
+        "--csv",
+        "--json",
+        "--out",
+        "--dry-run",
+        "--quiet",
+    )
     parser.example(
         "attnbench tune hstu-triton --seqlen 1024,4096 --dtype bf16",
         "attnbench tune hstu-bsa-triton --configs 's*' --seconds 5",

@@ -184,6 +184,8 @@ class _Sampler:
             rel_ci=plan.rel_ci, max_seconds=plan.max_seconds, iterations=plan.iterations, tick=timer.tick_ms
         )
         self.readings: list[list[Reading]] = [[] for _ in self.everyone]
+        self.last_ms: list[list[float]] = [[] for _ in subjects]
+        "of each subject its last two samples, recorded or not"
         self.rounds: list[list[int]] = [[] for _ in self.everyone]
         self.rng = random.Random(plan.seed)
         self.yardstick_every = 1
@@ -223,15 +225,19 @@ class _Sampler:
             self._batch(self._fit(8), keep=False)
 
     def run(self) -> str:
-        """Sample until the rule says why to stop."""
+        """Sample until the rule says why to stop, and on while an inspection is undecided, without recording it."""
+        why: str | None = None
         while True:
-            done = len(self.readings[0])
-            self._batch(self._fit(self.rule.next_look(done) - done), keep=True)
+            done, before_s = len(self.readings[0]), self.spent_s()
+            rounds = self.inspections.rounds() if why else self.rule.next_look(done) - done
+            self._batch(self._fit(rounds, hurried=not why), keep=not why)
             samples = [[reading.ms for reading in readings] for readings in self.readings[: len(self.subjects)]]
-            why = self.rule.decide(samples, self.spent_s())
-            if self.inspections.due(self.spent_s(), last=bool(why)):
-                self.inspections.inspect(samples, self.spent_s)
             if why:
+                self.inspections.spent_s += self.spent_s() - before_s
+            why = why or self.rule.decide(samples, self.spent_s())
+            if self.inspections.due(self.spent_s(), last=bool(why)):
+                self.inspections.inspect(samples, self.last_ms, self.spent_s)
+            if why and not self.inspections.undecided:
                 return why
             self._cool()
 
@@ -266,12 +272,12 @@ class _Sampler:
             yield from balanced_orders(len(self.subjects), block, seed)
             seed += 1
 
-    def _fit(self, rounds: int) -> int:
-        """At most `rounds`, and no more than fit a batch, the marker's slots and the seconds left."""
+    def _fit(self, rounds: int, *, hurried: bool = True) -> int:
+        """At most `rounds`, and no more than fit a batch, the marker's slots and, if hurried, the seconds left."""
         if not self.round_s:
             return 1  # how far the host must be ahead of a longer batch is not known yet
         seconds = self.batch_s
-        if self.begun and self.plan.iterations is None:
+        if hurried and self.begun and self.plan.iterations is None:
             seconds = min(seconds, self.plan.max_seconds - self.spent_s())
         return max(1, min(rounds, MAX_BATCH // len(self.everyone), int(seconds / self.round_s)))
 
@@ -289,6 +295,8 @@ class _Sampler:
         for (number, index), reading in zip(turns, readings, strict=True):
             if reading.at_s is None:
                 reading.at_s = started
+            if index < len(self.subjects):
+                self.last_ms[index] = [*self.last_ms[index][-1:], reading.ms]
             if keep:
                 self.readings[index].append(reading)
                 self.rounds[index].append(number)

@@ -22,7 +22,7 @@ class Inspector(Protocol):
 
     @property
     def undecided(self) -> bool:
-        """Whether more looks are needed."""
+        """Whether more looks are needed, each after further samples."""
         ...
 
     def disturb(self) -> None:
@@ -33,10 +33,12 @@ class Inspector(Protocol):
         """Right before a sample, untimed: reset, load data never seen, spoil old outputs; queues work on a GPU."""
         ...
 
-    def finish(self, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
+    def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
         """Right after it: look at the outputs, and leave the subject as it was before `prepare`.
 
         Args:
+            recorded_ms: mean of the last two samples of the subject before this look; None where no look can be taken
+                by the group's timer.
             repeated_ms: mean of two samples of the subject, the last of a few in a row as they are recorded.
             ordinary_ms: a sample of it after `disturb`, taken between those and the last.
             new_ms: the sample after `prepare`.

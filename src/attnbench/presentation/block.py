@@ -69,6 +69,13 @@ class Block:
     notes: Sequence[str] = field(default=())
     reading: Sequence[str] = field(default=())
     "what the table means (`presentation.reading`)"
+    part: str = ""
+    "what of the case it shows, where not the times of its rows"
+
+    @property
+    def heading(self) -> str:
+        """The title, and what of it is shown."""
+        return f"{self.title} · {self.part}" if self.part else self.title
 
 
 @dataclass(frozen=True, slots=True)

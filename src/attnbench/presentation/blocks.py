@@ -7,6 +7,7 @@ one case by one timer, cache state and regime on one machine: columns never mix 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.presentation import figures
@@ -153,13 +154,18 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
 
 def shared_words(records: Sequence[Record]) -> list[str]:
     """Parts of the case names that all have, in order: they are said once, above; none of a single case."""
-    names = list(dict.fromkeys(record.case_id for record in records))
-    return [word for word in names[0].split("-") if len(names) > 1 and all(word in name.split("-") for name in names)]
+    names = [_words(name) for name in dict.fromkeys(record.case_id for record in records)]
+    return [word for word in names[0] if len(names) > 1 and all(word in name for name in names)]
 
 
 def without_words(title: str, words: Collection[str]) -> str:
     """A case's name without some of its parts; whole where nothing would be left."""
-    return "-".join(word for word in title.split("-") if word not in words) or title
+    return "-".join(word for word in _words(title) if word not in words) or title
+
+
+def _words(name: str) -> list[str]:
+    """The parts of a case's name; the mode ``fwd-bwd`` is one, or without ``fwd`` it would read as a backward alone."""
+    return re.split(r"(?<!fwd)-|-(?!bwd)", name)
 
 
 def lost_of(records: Iterable[Record], say_where: bool = True) -> list[Lost]:

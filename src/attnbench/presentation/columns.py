@@ -137,7 +137,7 @@ def line_of(
     cells = {
         "backend": backend_name(record) + (f" {FASTEST}" if fastest else ""),
         "median": figures.measured(median, doubt),
-        "margin": figures.margin(median, half),
+        "margin": figures.interval(time, unit),
         "spread": figures.spread(median, spread),
         "processes": str(processes or ""),
         "tflops": figures.measured(tflops, tflops * relative if tflops and relative is not None else None),

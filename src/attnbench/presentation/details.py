@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, said
@@ -57,7 +58,11 @@ def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
         Column("median", f"median {unit.name}", 0),
         Column("median margin", "95 %", 1),
     ]
-    return [Block(title, conditions_of(run, [timed[0][0]]), said(columns, lines), lines)]
+    # They may have another timer than the rows above: by the wall clock, launching and waiting are in them.
+    conditions = replace(
+        conditions_of(run, [timed[0][0]]), timer=", ".join(dict.fromkeys(time.timer for *_, time in timed))
+    )
+    return [Block(title, conditions, said(columns, lines), lines, part="phases")]
 
 
 def _figure(name: str, time: Time, unit: figures.Unit) -> dict[str, str]:

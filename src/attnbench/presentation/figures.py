@@ -62,11 +62,29 @@ def wild_time(time: Time) -> bool:
     return is_wild(time.median_ms, time.ci_low_ms, time.ci_high_ms)
 
 
+def interval(time: Time, unit: Unit) -> str:
+    """The half interval of a median, ``±0.014``; of one wider than the median both ends: ``30 to 12200``."""
+    low, value, high = (
+        None if one is None else one * unit.per_ms for one in (time.ci_low_ms, time.median_ms, time.ci_high_ms)
+    )
+    if wild_time(time):
+        return f"{plain(low, 2)} to {plain(high, 2)}"
+    return margin(value, half_interval(value, low, high))
+
+
 def ratio(speedup: Speedup) -> tuple[str, str]:
-    """A speed-up and its half interval: ``2.30x``, ``±0.01``; an interval wider than the ratio: ``0.2x to 9x``."""
-    if is_wild(speedup.ratio, speedup.ci_low, speedup.ci_high):
-        return f"{plain(speedup.ci_low, 2)}x to {plain(speedup.ci_high, 2)}x", ""
-    half = speedup_half(speedup)
+    """A speed-up and its half interval: ``2.30x``, ``±0.01``.
+
+    Of an interval wider than the ratio both ends, ``0.2x to 9x``; and of one whose longer arm alone would reach across
+    1, as ``1.2x ±0.6`` does beside "faster".
+    """
+    half, low, high = speedup_half(speedup), speedup.ci_low, speedup.ci_high
+    if is_wild(speedup.ratio, low, high):
+        return f"{plain(low, 2)}x to {plain(high, 2)}x", ""
+    if half is not None and low is not None and high is not None:
+        across = low > 1.0 > speedup.ratio - half or high < 1.0 < speedup.ratio + half
+        if across:
+            return f"{plain(low)}x to {plain(high)}x", ""
     return f"{measured(speedup.ratio, half)}x", margin(speedup.ratio, half)
 
 

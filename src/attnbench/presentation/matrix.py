@@ -38,6 +38,11 @@ class Cell:
     value: float | None = None
     "the number behind the text, in the matrix's unit; None where there is none"
 
+    @property
+    def is_gap(self) -> bool:
+        """Whether it says how a backend ended in place of what was wanted of it."""
+        return self.value is None and self.text not in ("", RIGHT)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

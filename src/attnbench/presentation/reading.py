@@ -5,8 +5,8 @@ None where it is not known, and a rule about an unknown fact says nothing.
 
     of a row     backend, baseline, verdict, speedup_low, speedup_high, gain (speedup_low, never rounded up),
                  memory_ratio, memory_inverse,
-                 bound (compute, memory), share and percent (of the measured ceiling that bounds
-                 the case), samples, busy_share, busy_percent, idle_percent, host_share, host_us,
+                 bound (compute, memory), share and percent (its words; of the measured ceiling that
+                 bounds the case), samples, busy_share, busy_percent, idle_percent, host_share, host_us,
                  plain (of the fastest: the best row of plain PyTorch beside it), over_plain_low,
                  over_plain_high (how often as fast as that), over_plain (the low end, never rounded up)
     of a table   device (gpu, cpu), dtype, tiles, sm_count, tiles_per_sm, celsius, clock_lowest,
@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attnbench.presentation import figures
 from attnbench.presentation.block import backend_name
 from attnbench.record import Record, Run
 from attnbench.store.environments import environment_of
@@ -205,7 +206,11 @@ def _roofline_facts(record: Record) -> Facts:
     flops = work.flops if work.executed_flops is None else work.executed_flops
     compute_ms, memory_ms = flops / matmul / 1e9, work.bytes / copy / 1e6
     share = max(compute_ms, memory_ms) / time.median_ms
-    return {"bound": "compute" if compute_ms >= memory_ms else "memory", "share": share, "percent": 100 * share}
+    return {
+        "bound": "compute" if compute_ms >= memory_ms else "memory",
+        "share": share,
+        "percent": figures.plain(100 * share, 2),
+    }
 
 
 def _is(fact: Any, condition: str) -> bool:

@@ -15,7 +15,9 @@ NARROWEST_LAST = 24
 "Characters that the last column needs to be read beside the others."
 
 
-def render_list(rows: Sequence[Mapping[str, object]], console: Console, *, empty: str = "nothing to list") -> None:
+def render_list(
+    rows: Sequence[Mapping[str, object]], console: Console, *, empty: str = "nothing to list", commands: bool = False
+) -> None:
     """Print rows under the names of their fields; the last column takes what room is left and wraps.
 
     Where too little is left it stands below its row, and on a page too narrow for the others every
@@ -26,6 +28,7 @@ def render_list(rows: Sequence[Mapping[str, object]], console: Console, *, empty
             yes and no.
         console: where to.
         empty: said where there is no row.
+        commands: the last column has commands to copy, which are never broken.
     """
     terminal = Terminal(console)
     if not rows:
@@ -35,7 +38,8 @@ def render_list(rows: Sequence[Mapping[str, object]], console: Console, *, empty
     texts = [[_text(row.get(name)) for name in names] for row in rows]
     widths = [max(len(line[place]) for line in [names, *texts]) for place in range(len(names))]
     others = sum(widths[:-1]) + GAP * (len(widths) - 1)
-    if others + GAP + min(widths[-1], NARROWEST_LAST) <= terminal.width:
+    least = widths[-1] if commands else min(widths[-1], NARROWEST_LAST)
+    if others + GAP + least <= terminal.width:
         _side_by_side(names, texts, terminal)
     elif others <= terminal.width:
         _hanging(names, texts, widths, terminal)

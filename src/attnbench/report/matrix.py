@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.presentation.block import Lost
 from attnbench.presentation.matrix import BEST, SAME, Cell, Matrix, Summary
-from attnbench.report.terminal import Terminal
+from attnbench.report.terminal import Terminal, marked
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +45,7 @@ def print_sentences(found: Summary, terminal: Terminal) -> None:
 def print_matrix(matrix: Matrix, terminal: Terminal) -> None:
     """Print one matrix, in as many parts as its backends take."""
     terminal.title(matrix.title, " · ".join(matrix.conditions.words()) if matrix.conditions else "")
-    texts = {name: [terminal.words(_text(row.cells.get(name))) for row in matrix.rows] for name in matrix.backends}
+    texts = {name: _texts([row.cells.get(name) for row in matrix.rows]) for name in matrix.backends}
     leading = [(title, [*map(terminal.words, column)]) for title, column in matrix.leading]
     first = sum(max(map(len, [title, *column])) + GAP for title, column in leading) - GAP
     for part in _parts(matrix.backends, texts, terminal.width - first):
@@ -79,25 +79,24 @@ def _parts(backends: Sequence[str], texts: dict[str, list[str]], width: int) -> 
 
 def _table(matrix: Matrix, part: Sequence[str], texts: dict[str, list[str]], terminal: Terminal) -> Table:
     table = terminal.table()
-    leading = matrix.leading
-    for title, _ in leading:
-        table.add_column(title, overflow="fold")
-    for name in part:
-        table.add_column(terminal.text(name), justify="right", overflow="fold")
+    leading = [terminal.column(table, title, column, number=False) for title, column in matrix.leading]
+    cells = [terminal.column(table, name, texts[name], number=True) for name in part]
     for index, row in enumerate(matrix.rows):
-        cells = [terminal.text(texts[name][index], _style(row.cells.get(name))) for name in part]
-        table.add_row(*(terminal.text(column[index]) for _, column in leading), *cells)
+        styled = (
+            terminal.text(column[index], _style(row.cells.get(name))) for name, column in zip(part, cells, strict=True)
+        )
+        table.add_row(*(terminal.text(column[index]) for column in leading), *styled)
     return table
 
 
-def _text(cell: Cell | None) -> str:
-    """A number with room for its mark, or how the backend ended."""
-    if cell is None:
-        return ""
-    return f"{cell.text}{cell.mark or ' '}" if cell.value is not None else cell.text
+def _texts(cells: Sequence[Cell | None]) -> list[str]:
+    """A column: numbers with their marks, and how backends ended."""
+    numbers = [cell.text if cell is not None and cell.value is not None else "" for cell in cells]
+    found = marked(numbers, [cell.mark if cell is not None else "" for cell in cells])
+    return [number or (cell.text if cell is not None else "") for number, cell in zip(found, cells, strict=True)]
 
 
 def _style(cell: Cell | None) -> str:
     if cell is None or cell.mark in STYLES:
         return STYLES.get(cell.mark, "") if cell else ""
-    return "dim" if cell.value is None and cell.text != "ok" else ""
+    return "dim" if cell.is_gap else ""

@@ -102,7 +102,7 @@ def _block(block: Block, terminal: Terminal) -> dict[str, None]:
     """Print a table with what belongs to it; the keys of the columns that it had no room for."""
     dropped: dict[str, None] = {}
     words = " · ".join(block.conditions.words()) if block.conditions else ""
-    terminal.title(block.title, words)
+    terminal.title(block.heading, words)
     if block.lines:
         tables, dropped = _tables(block, terminal)
         for table in tables:
@@ -126,10 +126,10 @@ def _tables(block: Block, terminal: Terminal) -> tuple[list[Table], dict[str, No
     tables = []
     for columns in parts:
         table = terminal.table()
-        for column in columns:
-            table.add_column(terminal.text(column.title), justify="right" if column.number else "left", overflow="fold")
-        for index, line in enumerate(block.lines):
-            table.add_row(*(terminal.text(texts[column.key][index], _style(column, line)) for column in columns))
+        cells = [terminal.column(table, column.title, texts[column.key], number=column.number) for column in columns]
+        for line, *row in zip(block.lines, *cells, strict=True):
+            there = zip(columns, row, strict=True)
+            table.add_row(*(terminal.text(text, _style(column, line)) for column, text in there))
         tables.append(table)
     shown = {column.key for columns in parts for column in columns}
     left_out = (column for column in block.columns if column.key not in shown and column.title not in ("", "95 %"))

@@ -47,6 +47,19 @@ class Terminal:
 
         return Table(box=None, show_header=heading, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
 
+    def column(self, table: Table, title: str, texts: Sequence[str], *, number: bool) -> list[str]:
+        """Add a column to a table; the texts as its cells have to show them.
+
+        Numbers stand right. They are padded here, for a column that is justified right loses the blanks behind a
+        number, which keep decimal points and marks in line.
+        """
+        words = [*map(self.words, texts)]
+        if number:
+            width = max(map(len, [self.words(title), *words]))
+            title, words = title.rjust(width), [word.rjust(width) for word in words]
+        table.add_column(self.text(title), overflow="fold")
+        return words
+
     def print(self, item: Any) -> None:
         """Print anything rich can."""
         self.console.print(item)
@@ -104,3 +117,10 @@ def decimal_aligned(texts: Sequence[str], point: str = " ", digit: str = " ") ->
     longest = max((tail for tail, text in zip(tails, texts, strict=True) if text), default=0)
     pads = [(digit if tail else point) + digit * (longest - tail - 1) if tail < longest else "" for tail in tails]
     return [text + pad if text else text for text, pad in zip(texts, pads, strict=True)]
+
+
+def marked(texts: Sequence[str], marks: Sequence[str], point: str = " ", digit: str = " ") -> list[str]:
+    """Numbers on their decimal points, each with its mark right behind it or, where others have one, room for it."""
+    room = digit if any(marks) else ""
+    padded = zip(texts, marks, decimal_aligned(texts, point, digit), strict=True)
+    return [f"{text}{mark}{wide[len(text) :]}{room * (not mark)}" if text else "" for text, mark, wide in padded]

@@ -11,9 +11,10 @@ in an earlier heat does not count.  While a finalist may be faster than the pick
 choice, and only samples of that heat speak.  The best is no slower than any anchor: it is dropped only
 where its own test against the anchor errs, and however many run, there is one such test a stage.  Who is
 far behind the leader of the stage itself goes too, by a test that counts everyone who might lead by luck
-(`placing.slower`).  Each stage has its share of `Rules.risk`.  Where a stage of all that are left is beyond the
-budget, the half that most is to be hoped of goes on (`placing.hope`), so that a noisy one is sampled
-further and not cut by the bad luck of few samples.
+(`placing.slower`).  Each stage has its share of `Rules.risk`; from the last of `Rules.stages` on, each has half of
+what is left, so that no number of stages spends more (`benchmarks/race_risk.py` simulates it).  Where a stage of all
+that are left is beyond the budget, the half that most is to be hoped of goes on (`placing.hope`), so that a noisy one
+is sampled further and not cut by the bad luck of few samples.
 
 **What the pick may lose** is drawn from what is known of everyone: finalists by their levels over the final's heats
 and what these differ by (`finals`), the dropped by their last heat, anchor by anchor down to the final, with
@@ -244,13 +245,18 @@ class Race:
         placed = placings(self.anchor, self._run, self.stage, tick_ms=self.tick_ms)
         self._placings |= placed
         self._stages[self.stage] = placed
-        dropped = slower(placed, self.rules.risk / self.rules.stages)
+        dropped = slower(placed, self._risk())
         self.running = [name for name in self.running if name not in dropped]
         self._ended |= dict.fromkeys(sorted(dropped), "dropped")
         leader = min(self.running, key=self._level)
         if leader != self.anchor and math.isfinite(placed[leader].error):
             self._leads[self.stage] = replace(placed[leader], log=-placed[leader].log, anchor=leader)
         self.anchor = leader
+
+    def _risk(self) -> float:
+        """This stage's share of `Rules.risk`: all of a race together never have more, however many there are."""
+        rules, beyond = self.rules, max(0, self.stage - self.rules.stages + 1)
+        return rules.risk / rules.stages / 2.0**beyond
 
     def _level(self, name: str) -> float:
         placing = self._placings.get(name)

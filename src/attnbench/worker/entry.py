@@ -140,11 +140,14 @@ def counters(name: str, found: Mapping[str, float]) -> dict[str, float]:
 @contextmanager
 def globals_kept(
     builders: Sequence[RecordBuilder], words: str = "", *, but: frozenset[str] = frozenset()
-) -> Iterator[None]:
-    """Put settings back that the block leaves changed, `but` some, with a note for each of the builders."""
+) -> Iterator[GlobalState]:
+    """Put settings back that the block leaves changed, `but` some, with a note for each of the builders.
+
+    Gives the settings as they were before.
+    """
     before = GlobalState.capture()
     try:
-        yield
+        yield before
     finally:
         notes = [words + note for note in before.restore(but=but)]
         for builder in builders:

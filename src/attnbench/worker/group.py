@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Machine
 from attnbench.check.examine import Outcome, examine, recheck
+from attnbench.check.functions import CLOCKS, OWN
 from attnbench.check.globals import ON_IMPORT, GlobalState
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
@@ -193,12 +194,14 @@ class GroupRun(GroupEnds):
         """Open one backend and see it through everything that is done alone: open, full, or ended."""
         builder = entry.builder
         try:
-            with globals_kept([builder]), log_watched(self.page, [builder]):
+            with globals_kept([builder]) as before, log_watched(self.page, [builder]):
                 self._first_call(entry)
                 outcome = self._examined(examine, entry, "check")
                 if outcome.ok:
                     self._memory(entry)
                     outcome = self._inputs_kept("while its memory was measured")
+                if outcome.ok and (names := before.replaced(*OWN)):
+                    outcome = Outcome(False, f"replaces functions of the harness that examines it: {', '.join(names)}")
                 if outcome.ok:
                     return "open"
             status, reason = Status.INCORRECT, outcome.reason
@@ -333,16 +336,21 @@ class GroupRun(GroupEnds):
         )
         indices = [entry.index for entry in part]
         builders, words = [entry.builder for entry in part], "while the group was sampled: "
-        with globals_kept(builders, words), log_watched(self.page, builders, words):
+        with globals_kept(builders, words) as before, log_watched(self.page, builders, words):
             subjects = [self._subject(entry) for entry in part]
             self._turn(HARNESS, "sampling")
-            group = sample(
-                subjects,
-                device=self.device,
-                plan=plan,
-                announce=lambda index, phase: self.page.announce(indices[index], phase),
-                yardsticks=[one.subject for one in self.yardsticks],
-            )
+            try:
+                group = sample(
+                    subjects,
+                    device=self.device,
+                    plan=plan,
+                    announce=lambda index, phase: self.page.announce(indices[index], phase),
+                    yardsticks=[one.subject for one in self.yardsticks],
+                )
+            except Misleading:
+                _raise_if_replaced(before)
+                raise
+            _raise_if_replaced(before)
         self.sampling_s += group.sampling_s
         return group
 
@@ -410,3 +418,13 @@ class GroupRun(GroupEnds):
         self._tell(entry, record)
         self._fit_for_others(entry.index, "phase", builder)
         return record
+
+
+def _raise_if_replaced(before: GlobalState) -> None:
+    """Refuse samples by a harness that is not ours any more: nobody's times are any, nor is what they are held to.
+
+    Raises:
+        Unavailable: nobody knows whose doing it was; each is measured by itself.
+    """
+    if names := before.replaced(*OWN, *CLOCKS):
+        raise Unavailable(f"while it was sampled functions of the harness were replaced: {', '.join(names)}")

@@ -38,6 +38,7 @@ class Aggregate:
         if name not in self._kinds:
             raise Mistake(f"{place}: no such field")
         kind = self._kinds[name]
+        value = value.value if isinstance(value, tl.constexpr) else value
         if kind is tl.constexpr and isinstance(value, (Int, Tile)):
             raise Mistake(f"{place} is a constexpr, and was given a value of the run")
         if kind is tl.tensor and (value is None or type(value) is int):

@@ -204,7 +204,7 @@ def join(a: Tile, b: Tile) -> Tile:
 
 def load(pointer: Pointer, mask: Any = None, other: Any = None, **_hints: Any) -> Any:
     at, wanted = pointer.places(mask)
-    found = pointer.flat[at]
+    found = pointer.flat[at] if len(pointer.flat) else pointer.flat.new_zeros(at.shape)
     if other is None:
         other = poison(found.dtype)
     if isinstance(other, Tile):

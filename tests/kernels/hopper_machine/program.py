@@ -154,8 +154,11 @@ def _run_time(value: Any, name: str) -> Any:
     if isinstance(value, Aggregate):
         for field, one in value.fields():
             _run_time(one, f"{name}.{field}" if name else "")
-    if type(value) is tuple:
-        return tuple(_run_time(one, f"{name}[{index}]" if name else "") for index, one in enumerate(value))
+    if isinstance(value, tuple):
+        places = [f".{field}" for field in getattr(value, "_fields", ())] or [
+            f"[{index}]" for index in range(len(value))
+        ]
+        return like(value, [_run_time(one, name and name + place) for one, place in zip(value, places, strict=True)])
     return value
 
 

@@ -62,7 +62,7 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _block(block: Block) -> Iterator[str]:
-    yield from (f"### {plain(block.title)}", "")
+    yield from (f"### {plain(block.heading)}", "")
     if block.conditions and block.conditions.words():
         yield from (" · ".join(map(plain, block.conditions.words())), "")
     if block.lines:
@@ -78,8 +78,8 @@ def _block(block: Block) -> Iterator[str]:
 
 def _lost(lost: Sequence[Lost]) -> Iterator[str]:
     for item in lost:
-        where = f" ({item.where})" if item.where else ""
-        yield f"- **{item.status.value}** {plain(item.backend)}{plain(where)}: {plain(item.reason)}"
+        who = f"{item.backend} ({item.where})" if item.where else item.backend
+        yield f"- **{item.status.value}** {plain(who)}: {plain(item.reason)}"
     if lost:
         yield ""
 

@@ -14,6 +14,7 @@ from attnbench.formats.exports.base import Exporter
 from attnbench.formats.exports.csv import as_text
 from attnbench.presentation.matrix import BEST, Matrix, Summary, summary
 from attnbench.record import Run
+from attnbench.store.environments import machine_words
 from attnbench.store.rows import columns, rows
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def _summary(sheet: Any, run: Run, found: Summary) -> None:
     _widths(sheet, [_wide(["case", *names]), *map(_wide, backends)])
     sheet.freeze_panes = "B1"
     sheet.append([_text(sheet, run.suite, bold=True), _date(sheet, run.started)])
+    for environment in run.environments:
+        sheet.append([_text(sheet, " · ".join(machine_words(environment)))])
     for sentence in filter(None, (found.sentence, *found.results)):
         sheet.append([_text(sheet, sentence, bold=True)])
     for matrix in found.matrices:

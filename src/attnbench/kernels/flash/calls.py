@@ -12,10 +12,10 @@ import triton
 from torch import Tensor
 
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
-from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward, parse_backward
+from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward
 from attnbench.kernels.flash.config.decode import decode_config, is_decode
 from attnbench.kernels.flash.config.defaults import forward_config
-from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig, parse
+from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import Shape, ahead_fault, decode_fault, hopper_fault, nearest
 from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
@@ -33,7 +33,7 @@ from attnbench.kernels.flash.problem import (
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
-from attnbench.kernels.shared.limits import lies_in_rows
+from attnbench.kernels.shared.limits import as_float, lies_in_rows
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "flash_attention"
@@ -98,7 +98,9 @@ def _forward_of(given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tens
         packed=problem.packed,
         capability=capability_of(q) or (9, 0),
     )
-    config = _read("forward", parse, given, lambda text: nearest(text, shape)) or default_forward(q, k, v, problem)
+    config = _read("forward", ForwardConfig, given, lambda text: nearest(text, shape)) or default_forward(
+        q, k, v, problem
+    )
     wrong = ahead_fault(config, capability_of(q)) or decode_fault(config)
     if config.order in HOPPER:
         wrong = hopper_fault(config, shape)
@@ -111,7 +113,7 @@ def _backward_of(
     given: BackwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem, deterministic: bool
 ) -> BackwardConfig:
     facts = capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1]
-    config = _read("backward", parse_backward, given, lambda text: nearest_backward(text, *facts)) or default_backward(
+    config = _read("backward", BackwardConfig, given, lambda text: nearest_backward(text, *facts)) or default_backward(
         q, k, v, problem, deterministic=deterministic
     )
     if deterministic and not config.deterministic:
@@ -122,13 +124,15 @@ def _backward_of(
     return config
 
 
-def _read(
-    name: str, reader: Callable[[str], _Config], given: _Config | str | None, near: Callable[[str], str]
-) -> _Config | None:
-    if not isinstance(given, str):
+def _read(name: str, kind: type[_Config], given: _Config | str | None, near: Callable[[str], str]) -> _Config | None:
+    if given is None or isinstance(given, kind):
         return given
+    if not isinstance(given, str):
+        raise ValueError(
+            f"{WHO}: {name}={repr(given)[:40]} is of type {type(given).__name__}; a {kind.__name__}, its name, or None"
+        )
     try:
-        return reader(given)
+        return kind.parse(given)
     except ValueError as why:
         raise ValueError(f"{WHO}: {name}={given} {why}; the nearest valid one is {near(given)}") from None
 
@@ -252,7 +256,7 @@ def call_of(
     Raises:
         ValueError: as `flash_attention` says.
     """
-    causal, deterministic, scale = bool(causal), bool(deterministic), None if scale is None else float(scale)
+    causal, deterministic, scale = bool(causal), bool(deterministic), None if scale is None else as_float(scale)
     bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
     if cu_seqlens_q is not None:
         bounds = bounds_of(q, k, *bounds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnbench.kernels.flash.config.decode import lead_of, programs_of, tiles_of_job
+from attnbench.kernels.flash.config.decode import LARGEST_LIST, lead_of, programs_of, tiles_of_job
 from attnbench.kernels.flash.config.forward import ForwardConfig
 from attnbench.kernels.flash.config.space import decode_fault
 from attnbench.kernels.flash.portable.arguments import CombineMeta, DecodeMeta, ForwardOperands
@@ -36,7 +36,7 @@ def launch_decode(
         config: of the order decode.
 
     Raises:
-        ValueError: the configuration has words that the order has not; the one line says which.
+        ValueError: the configuration has words that the order has not, or too many tiles; the one line says which.
     """
     if wrong := decode_fault(config):
         raise ValueError(f"flash_attention: forward={config.short} {wrong}")
@@ -53,10 +53,16 @@ def launch_decode(
         cut = programs > 1
     else:
         count = tiles_of_job(problem.max_seqlen_q, problem.max_seqlen_k, problem.left, problem.right, config.block_n)
-        programs = programs_of(config, jobs * count, processors(q), jobs)
+        tiles = jobs * count
+        programs = programs_of(config, tiles, processors(q), jobs)
         cut = jobs % programs != 0
+    if tiles > LARGEST_LIST:
+        raise ValueError(
+            f"flash_attention: forward={config.short} lists {tiles} tiles of keys; at most {LARGEST_LIST}, "
+            "larger tiles or another order"
+        )
     even = not problem.packed and (jobs % programs == 0 or programs % jobs == 0)
-    lead = 0 if even else lead_of(config, (dim + dim_v) * k.element_size())
+    lead = 0 if even else lead_of(config, (dim + dim_v) * k.element_size(), jobs, tiles)
     # Launched while the first kernel runs, the second has its start and its sizes behind it when that ends.
     dependent = cut and (capability_of(q) or (0, 0)) >= (9, 0)
     parts = logs = None
@@ -64,29 +70,29 @@ def launch_decode(
         parts = empty((2 * programs, config.block_m, blocks["BLOCK_V"]), q, torch.float32)
         logs = empty((2 * programs, config.block_m), q, torch.float32)
     tma = config.loads == "tma" and not problem.packed and takes_tma(k) and takes_tma(v)
-    described = [
-        descriptor(x, config.block_n, blocks[columns]) if tma else None
-        for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
-    ]
+    described = {
+        name: descriptor(x, config.block_n, blocks[columns]) if tma else None
+        for name, x, columns in (("k_desc", k, "BLOCK_D"), ("v_desc", v, "BLOCK_V"))
+    }
     reach = problem.reach()
-    counts = problem.batch, heads_kv, repeats, row_tiles, lead
+    counts = {"batch": problem.batch, "heads_kv": heads_kv, "repeats": repeats, "row_tiles": row_tiles, "lead": lead}
     flags = problem.flags() | {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     operands = ForwardOperands(q, k, v, out)
     launch(
         decode_attend,
         (programs,),
-        operands,
-        lse,
-        parts,
-        logs,
-        *described,
-        *problem.lengths(),
-        ForwardOperands(*map(strides_of, operands)),
-        *lse_strides(lse, problem),
-        problem.scale * LOG2_E,
-        *reach,
-        *counts,
-        DecodeMeta(**blocks, **flags, TMA=tma, PRECISION="ieee", CUT=cut, DEPENDENT=dependent),
+        tensors=operands,
+        lse_ptr=lse,
+        part_ptr=parts,
+        part_lse_ptr=logs,
+        **described,
+        **problem.lengths(),
+        strides=ForwardOperands(*map(strides_of, operands)),
+        **lse_strides(lse, problem),
+        scale=problem.scale * LOG2_E,
+        **reach,
+        **counts,
+        META=DecodeMeta(**blocks, **flags, TMA=tma, PRECISION="ieee", CUT=cut, DEPENDENT=dependent),
         **config.options(),
     )
     if not cut:
@@ -96,18 +102,18 @@ def launch_decode(
     launch(
         decode_combine,
         (problem.batch * problem.max_seqlen_q, heads, blocks["BLOCK_V"] // columns),
-        out,
-        lse,
-        parts,
-        logs,
-        *problem.lengths(),
-        strides_of(out),
-        *lse_strides(lse, problem),
-        *reach,
-        *counts,
-        problem.max_seqlen_q,
-        programs,
-        CombineMeta(
+        out_ptr=out,
+        lse_ptr=lse,
+        part_ptr=parts,
+        part_lse_ptr=logs,
+        **problem.lengths(),
+        out_strides=strides_of(out),
+        **lse_strides(lse, problem),
+        **reach,
+        **counts,
+        most=problem.max_seqlen_q,
+        programs=programs,
+        META=CombineMeta(
             DIM_V=dim_v,
             BLOCK_V=blocks["BLOCK_V"],
             **flags,

@@ -49,10 +49,10 @@ def launch_forward(
         return
     blocks = blocks_of(dim, dim_v)
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
-    described = [
-        descriptor(x, config.block_n, blocks[columns]) if tma else None
-        for x, columns in ((k, "BLOCK_D"), (v, "BLOCK_V"))
-    ]
+    described = {
+        name: descriptor(x, config.block_n, blocks[columns]) if tma else None
+        for name, x, columns in (("k_desc", k, "BLOCK_D"), ("v_desc", v, "BLOCK_V"))
+    }
     section = group_of(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
@@ -61,19 +61,19 @@ def launch_forward(
     launch(
         flash_forward,
         (programs,),
-        operands,
-        lse,
-        *described,
-        *problem.lengths(),
-        ForwardOperands(*map(strides_of, operands)),
-        *lse_strides(lse, problem),
-        problem.scale * LOG2_E,
-        *problem.reach(),
-        heads,
-        heads // heads_kv,
-        pairs,
-        tiles,
-        section,
-        ForwardMeta(**blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma)),
+        tensors=operands,
+        lse_ptr=lse,
+        **described,
+        **problem.lengths(),
+        strides=ForwardOperands(*map(strides_of, operands)),
+        **lse_strides(lse, problem),
+        scale=problem.scale * LOG2_E,
+        **problem.reach(),
+        heads=heads,
+        repeats=heads // heads_kv,
+        pairs=pairs,
+        tiles=tiles,
+        group=section,
+        META=ForwardMeta(**blocks, **problem.flags(), **config.flags(packed=problem.packed, tma=tma)),
         **config.options(),
     )

@@ -55,7 +55,7 @@ def flash_merge(
     most = tl.where(most == float("-inf"), 0.0, most)  # no key on either side: weights of 0, and not NaN
     a, b = tl.exp(mine - most), tl.exp(its - most)
     total = a + b
-    sees = total > 0.0
+    sees = total != 0.0  # nor is NaN
     safe = tl.where(sees, total, 1.0)
     scale = tl.where(sees, 1.0 / safe, 0.0)
     tl.store(lse_at, tl.where(sees, most + tl.log(safe), float("-inf")), mask=there)
@@ -95,15 +95,15 @@ def merge_outputs(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> N
     launch(
         flash_merge,
         (triton.cdiv(rows, ROWS), heads),
-        out,
-        lse,
-        part,
-        part_lse,
-        rows,
-        out.stride(0),
-        lse.stride(0),
-        part.stride(0),
-        part_lse.stride(0),
+        out_ptr=out,
+        lse_ptr=lse,
+        part_ptr=part,
+        part_lse_ptr=part_lse,
+        rows=rows,
+        out_row=out.stride(0),
+        lse_head=lse.stride(0),
+        part_row=part.stride(0),
+        part_lse_head=part_lse.stride(0),
         DIM=dim,
         BLOCK_DIM=block_of(dim),
         ROWS=ROWS,

@@ -22,7 +22,7 @@ from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.counts import RowCount
 from attnbench.kernels.shared.kept import describes, empty, rows_in
-from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "flash_attention"
@@ -65,18 +65,23 @@ class Problem:
         """What of the mask and the layout is compiled into a kernel."""
         return {"HAS_LEFT": self.left is not None, "HAS_RIGHT": self.right is not None, "PACKED": self.packed}
 
-    def lengths(self) -> tuple[Tensor | None, Tensor | None, int, int]:
-        """Arguments of `flash.tiles.sequence`: both offsets, and the lengths where dense."""
-        return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
+    def lengths(self) -> dict[str, Any]:
+        """Arguments of kernels for `flash.tiles.sequence`: both offsets, and the lengths where dense."""
+        return {
+            "cu_q_ptr": self.cu_seqlens_q,
+            "cu_k_ptr": self.cu_seqlens_k,
+            "seqlen_q": self.max_seqlen_q,
+            "seqlen_k": self.max_seqlen_k,
+        }
 
     def at(self, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
         """The same problem of other sequences; of the keys' None: those of the queries."""
         cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         return replace(self, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
-    def reach(self) -> tuple[int, int]:
-        """Run-time bounds of the mask; 0 for one the flags leave out."""
-        return self.left or 0, self.right or 0
+    def reach(self) -> dict[str, int]:
+        """Arguments of kernels: bounds of the mask; 0 for one the flags leave out."""
+        return {"left": self.left or 0, "right": self.right or 0}
 
 
 def problem_of(
@@ -198,11 +203,11 @@ def results_of(q: Tensor, dim_v: int, problem: Problem) -> tuple[Tensor, Tensor]
     return out, empty((1, q.shape[1], rows_in(q)) if problem.packed else lse_shape(q, problem), q, torch.float32)
 
 
-def lse_strides(lse: Tensor, problem: Problem) -> tuple[int | RowCount, int | RowCount]:
-    """Elements from one sequence and head to the next; packed, these follow the rows."""
+def lse_strides(lse: Tensor, problem: Problem) -> dict[str, int | RowCount]:
+    """Arguments of kernels: elements from one sequence and head to the next; packed, these follow the rows."""
     if problem.packed and lse.is_contiguous():
-        return rows_in(lse, 2) * lse.shape[1], rows_in(lse, 2)
-    return lse.stride(0), lse.stride(1)
+        return {"lse_batch": rows_in(lse, 2) * lse.shape[1], "lse_head": rows_in(lse, 2)}
+    return {"lse_batch": lse.stride(0), "lse_head": lse.stride(1)}
 
 
 def strides_of(x: Tensor) -> Strides:
@@ -223,6 +228,7 @@ def takes_tma(x: Tensor) -> bool:
     return (
         x.numel() > 0
         and x.data_ptr() % 16 == 0
+        and x.stride(-1) == 1
         and all(stride * item % 16 == 0 and stride for stride in x.stride()[:-1])
     )
 
@@ -310,6 +316,8 @@ def _check_offsets(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor 
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if x is None:
             continue
+        if not isinstance(x, Tensor):
+            raise _wrong(name, type(x).__name__, "is no tensor", "int32 [sequences + 1], contiguous")
         if x.dtype != torch.int32 or x.dim() != 1 or x.shape[0] < 1 or not x.is_contiguous():
             raise _wrong(name, f"{x.dtype} {tuple(x.shape)}", "does not fit", "int32 [sequences + 1], contiguous")
         _same(f"{name}.device", x.device, q.device, "q's")
@@ -318,7 +326,11 @@ def _check_offsets(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor 
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = as_float(scale)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    elif not isinstance(scale, float):
+        raise _wrong("scale", repr(scale)[:40], "is no number", "a finite number over 0, or None")
     if not 0 < scale < math.inf:
         raise _wrong("scale", scale, "cannot be used", "a finite number over 0")
     if not LEAST_SCALE <= scale <= LARGEST_FACTOR:

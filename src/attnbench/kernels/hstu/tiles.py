@@ -14,7 +14,7 @@ what every row sees is not masked.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
@@ -26,33 +26,44 @@ COUNTS = ("contextual_len", "group", "heads", "pairs", "parts", "rows", "tiles",
 than SMs are drawn."""
 
 
+class Bounds(NamedTuple):
+    """Where a sequence lies, and what is in it."""
+
+    key_start: Any
+    "first key in the packed tensors, int64"
+    query_start: Any
+    "first query there, int64"
+    keys: Any
+    first_query: Any
+    "position of query 0"
+    prefix: Any
+    "rows"
+    seen: Any
+    "rows before the targets"
+
+
 @triton.jit
 @no_type_check
 def sequence(
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
-    number,
-    contextual_len,
-    HAS_PREFIX: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
+    sequences, number, contextual_len, HAS_PREFIX: tl.constexpr, HAS_TARGETS: tl.constexpr, HAS_CACHE: tl.constexpr
 ):
-    """First key and query in the packed tensors (int64), keys, position of query 0, prefix, rows before targets."""
-    key_start = tl.load(offsets_ptr + number).to(tl.int64)
-    keys = (tl.load(offsets_ptr + number + 1) - key_start).to(tl.int32)
+    """The `Bounds` of the number-th of `Sequences`."""
+    key_start = tl.load(sequences.offsets_ptr + number).to(tl.int64)
+    keys = (tl.load(sequences.offsets_ptr + number + 1) - key_start).to(tl.int32)
     query_start = key_start
     first_query = 0
     if HAS_CACHE:
-        query_start = tl.load(offsets_q_ptr + number).to(tl.int64)
-        first_query = keys - (tl.load(offsets_q_ptr + number + 1) - query_start).to(tl.int32)
+        query_start = tl.load(sequences.offsets_q_ptr + number).to(tl.int64)
+        first_query = keys - (tl.load(sequences.offsets_q_ptr + number + 1) - query_start).to(tl.int32)
     seen = keys
     if HAS_TARGETS:
-        seen = keys - tl.load(num_targets_ptr + number).to(tl.int32)
+        seen = keys - tl.load(sequences.num_targets_ptr + number).to(tl.int32)
     prefix = 0
     if HAS_PREFIX:
         prefix = tl.minimum(contextual_len, seen)
-    return key_start, query_start, keys, first_query, prefix, seen
+    return Bounds(
+        key_start=key_start, query_start=query_start, keys=keys, first_query=first_query, prefix=prefix, seen=seen
+    )
 
 
 @triton.jit
@@ -95,12 +106,21 @@ def sees(
     return see & near
 
 
+class Reach(NamedTuple):
+    """Keys (or rows) [low, high) that some of a range's rows (or keys) see, and [all_low, all_high) that all see."""
+
+    low: Any
+    all_low: Any
+    all_high: Any
+    high: Any
+
+
 @triton.jit
 @no_type_check
 def keys_of_rows(
     first, last, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_WINDOW: tl.constexpr
 ):
-    """Keys before the targets that some row of [first, last] sees, and within them those that all see."""
+    """The `Reach` of the rows [first, last] among the keys before the targets."""
     low = 0
     all_low = 0
     high = seen
@@ -126,7 +146,7 @@ def keys_of_rows(
         whole = last < prefix
         all_low = tl.where(whole, 0, all_low)
         all_high = tl.where(whole, seen, tl.minimum(all_high, seen))
-    return low, all_low, all_high, high
+    return Reach(low=low, all_low=all_low, all_high=all_high, high=high)
 
 
 @triton.jit
@@ -143,7 +163,7 @@ def rows_of_keys(
     HAS_TARGETS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """Rows behind the prefix that see some key of [first, last], and within them those that see all."""
+    """The `Reach` of the keys [first, last] among the rows behind the prefix."""
     low = 0
     all_low = 0
     high = rows
@@ -166,7 +186,23 @@ def rows_of_keys(
         low = tl.where(target, first, low)
         high = tl.where(target, tl.minimum(last + 1, rows), tl.maximum(high, tl.where(last >= seen, last + 1, 0)))
         all_high = tl.where(last >= seen, all_low, all_high)
-    return low, all_low, tl.minimum(all_high, rows), tl.minimum(high, rows)
+    return Reach(low=low, all_low=all_low, all_high=tl.minimum(all_high, rows), high=tl.minimum(high, rows))
+
+
+class KeyTiles(NamedTuple):
+    """Tiles of keys that rows see, counted from key 0.
+
+    Masked are [begin, whole), [split, end) and, the rows' own among the targets, those from `own` on.  [whole, split)
+    are seen by every row.
+    """
+
+    begin: Any
+    whole: Any
+    split: Any
+    end: Any
+    own: Any
+    masked: Any
+    "how many are"
 
 
 @triton.jit
@@ -183,36 +219,32 @@ def tiles_of_rows(
     HAS_WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Tiles of keys that the rows [first, last] see, counted from key 0.
-
-    Masked are [begin, whole), [split, end) and, the rows' own among the targets, from `own` on: `count` in all.
-    [whole, split) are seen by every row.
-    """
-    low, all_low, all_high, high = keys_of_rows(first, last, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_WINDOW)
-    begin = low // BLOCK_N
-    end = (high + BLOCK_N - 1) // BLOCK_N
-    whole = tl.minimum((all_low + BLOCK_N - 1) // BLOCK_N, end)
-    split = tl.minimum(tl.maximum(all_high // BLOCK_N, whole), end)
+    """The `KeyTiles` of the rows [first, last]."""
+    reach = keys_of_rows(first, last, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_WINDOW)
+    begin = reach.low // BLOCK_N
+    end = (reach.high + BLOCK_N - 1) // BLOCK_N
+    whole = tl.minimum((reach.all_low + BLOCK_N - 1) // BLOCK_N, end)
+    split = tl.minimum(tl.maximum(reach.all_high // BLOCK_N, whole), end)
     count = whole - begin + end - split
     own = end
     if HAS_TARGETS:
         # The tile where the history ends is among those above, with the targets in it.
         own = tl.maximum(tl.maximum(first, seen) // BLOCK_N, end)
         count += tl.maximum(tl.where(last >= seen, last // BLOCK_N + 1 - own, 0), 0)
-    return begin, whole, split, end, own, count
+    return KeyTiles(begin=begin, whole=whole, split=split, end=end, own=own, masked=count)
 
 
 @triton.jit
 @no_type_check
-def masked_tile(index, begin, whole, split, end, own, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """The index-th of the masked tiles of `tiles_of_rows`."""
-    before = whole - begin
-    tile = split + index - before
+def masked_tile(index, tiles, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """The index-th of the masked ones of `KeyTiles`."""
+    before = tiles.whole - tiles.begin
+    tile = tiles.split + index - before
     if HAS_WINDOW:
-        tile = tl.where(index < before, begin + index, tile)
+        tile = tl.where(index < before, tiles.begin + index, tile)
     if HAS_TARGETS:
-        behind = before + end - split
-        tile = tl.where(index < behind, tile, own + index - behind)
+        behind = before + tiles.end - tiles.split
+        tile = tl.where(index < behind, tile, tiles.own + index - behind)
     return tile
 
 
@@ -234,7 +266,7 @@ def load_whole(
     if TMA:
         tile = desc.load([tl.cast(packed + first, tl.int32), tl.cast(head, tl.int32), 0])
         return tile.reshape(BLOCK, BLOCK_DIM)
-    return load_rows(base, first, 0, stride, DIM, BLOCK, BLOCK_DIM, True)
+    return load_rows(base, first, count=0, stride=stride, DIM=DIM, BLOCK=BLOCK, BLOCK_DIM=BLOCK_DIM, WHOLE=True)
 
 
 @triton.jit

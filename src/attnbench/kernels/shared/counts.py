@@ -69,6 +69,9 @@ class RowCount:
     def __repr__(self) -> str:
         return f"RowCount({self.value})"
 
+    def __str__(self) -> str:
+        return str(self.value)
+
     def _with(self, other: object, operator: str, *, turned: bool = False) -> Any:
         if not isinstance(other, int | RowCount):
             return NotImplemented
@@ -103,6 +106,9 @@ class RowCount:
 
     def __rmul__(self, other: object) -> RowCount:
         return self._with(other, "*", turned=True)
+
+    def __rsub__(self, other: object) -> RowCount:
+        return self._with(other, "-", turned=True)
 
     def __neg__(self) -> RowCount:
         return self * -1

@@ -175,23 +175,17 @@ class Plan:
         self.counted = tuple(rows)
         self.known = self.known._replace(rows=dict(rows))
 
-    def extents_for(self, tensors: Sequence[Tensor | None]) -> _Extents | None:
-        """What follows from how long other tensors are; None: more than the plan can have otherwise."""
-        if not self.counted:
-            return self.known
-        rows = {}
-        for at in self.counted:
-            rows[at] = tensors[at[0]].shape[at[1]]  # type: ignore[union-attr]
-        known = self.known
-        if known.rows == rows:
-            return known
-        if not self.guard.at(rows):
-            return None
-        self.known = known = self._extents(rows)
-        return known
-
-    def __call__(self, tensors: Sequence[Tensor | None], extents: _Extents) -> Results:
-        """Run it on other tensors, on the current stream of their card."""
+    def __call__(self, tensors: Sequence[Tensor | None]) -> Results | None:
+        """Run it on other tensors, on the current stream of their card; None: they have rows that it is not for."""
+        extents = self.known
+        if self.counted:
+            rows = {}
+            for at in self.counted:
+                rows[at] = tensors[at[0]].shape[at[1]]  # type: ignore[union-attr]
+            if extents.rows != rows:
+                if not self.guard.at(rows):
+                    return None
+                self.known = extents = self._extents(rows)
         like: Any = tensors[0]
         make, known = like.new_empty_strided, [*tensors]  # quicker than `new_empty`
         for shape, strides, dtype in extents.own:
@@ -311,9 +305,9 @@ class Launches:
         if is_observed():
             return self._whole(*tensors)
         for plan in self.plans:
-            extents = plan.extents_for(tensors)
-            if extents is not None:
-                return plan(tensors, extents)
+            results = plan(tensors)
+            if results is not None:
+                return results
         if self.fault is not None or notes.recorder is not None or not is_on_card(tensors[0]):
             return self._whole(*tensors)
         recorder = notes.recorder = Recorder(tensors)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypeGuard
+from numbers import Real
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,6 +23,18 @@ LARGEST_FACTOR = 1e30
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether an argument is a whole number, and not True or False; one that a compiler traces is too."""
     return type(value) is int or type(value) is torch.SymInt
+
+
+def as_float(value: Any) -> Any:
+    """A number as a float, infinite if it is too large for one; a tensor's only one is read.  What is none as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real | torch.SymInt | torch.SymFloat | Tensor):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except (RuntimeError, ValueError):  # several numbers, or none
+        return value
 
 
 def lies_in_rows(x: Tensor) -> bool:

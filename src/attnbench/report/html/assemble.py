@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attnbench.presentation.block import LEGEND
 from attnbench.record import Run
 from attnbench.report.html.all_rows import dumps, listing
-from attnbench.report.html.content import MOST_OPEN, rows_of, sections
+from attnbench.report.html.content import MOST_OPEN, rows_of, sections, texts_of
 from attnbench.report.html.packing import pack
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def assemble(runs: Sequence[Run]) -> str:
         names={part.run.id: part.name for part in parts},
         figures=drawn,
         rows_of=rows_of,
+        texts_of=texts_of,
         most_charts=MOST_CHARTS,
         unfolded=sum(len(part.cases) for part in parts) <= MOST_OPEN,
         legend=LEGEND,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from attnbench.presentation.block import Block, Column, Line, Lost, backend_name
 from attnbench.presentation.blocks import blocks, lost_of
-from attnbench.presentation.matrix import Summary, summary
+from attnbench.presentation.matrix import BEST, Matrix, Summary, summary
 from attnbench.record import Environment, Record, Run, Settings, Status
 from attnbench.report.checks import COLUMNS, error_rows
-from attnbench.report.terminal import decimal_aligned
+from attnbench.report.terminal import decimal_aligned, marked
 from attnbench.store.environments import machine_words
 
 Fact = tuple[str, str]
@@ -159,6 +159,18 @@ def rows_of(block: Block) -> list[tuple[Line, list[tuple[Column, str]]]]:
         (line, list(zip(block.columns, texts, strict=True)))
         for line, texts in zip(block.lines, zip(*columns, strict=True), strict=True)
     ]
+
+
+def texts_of(matrix: Matrix) -> dict[str, list[str]]:
+    """The columns of a matrix by backend; the fastest is set in bold and needs no mark."""
+    columns = {}
+    for name in matrix.backends:
+        cells = [row.cells.get(name) for row in matrix.rows]
+        numbers = [cell.text if cell is not None and cell.value is not None else "" for cell in cells]
+        marks = [cell.mark if cell is not None and cell.mark != BEST else "" for cell in cells]
+        found = zip(marked(numbers, marks, POINT, DIGIT), cells, strict=True)
+        columns[name] = [number or (cell.text if cell is not None else "") for number, cell in found]
+    return columns
 
 
 def _counts(run: Run, cases: int) -> str:

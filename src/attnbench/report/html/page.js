@@ -204,7 +204,7 @@
 
   /** For a fragment that comes with the page, is typed, or is gone back to. */
   function follow() {
-    reveal(location.hash)?.scrollIntoView();
+    reveal(location.hash)?.scrollIntoView({ behavior: "instant" });
   }
 
   // ── tables wider than their box ────────────────────────────────────────────────────────────────────────────────

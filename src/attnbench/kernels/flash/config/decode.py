@@ -20,6 +20,7 @@ from attnbench.kernels.flash.config.defaults import TABLE
 from attnbench.kernels.flash.config.forward import DECODE, ForwardConfig
 
 __all__ = [
+    "LARGEST_LIST",
     "LEAST_KEYS",
     "MOST_QUERIES",
     "MOST_ROWS",
@@ -38,6 +39,8 @@ LEAST_TILES = 2
 "Of a program: a tile more is read beside the first, a program more is a partial result more."
 START_BYTES = 96 * 1024
 "What an SM would read between a program's last tile of one job and its first of the next: some 3 us of an H200."
+LARGEST_LIST = 2**31 - 1
+"Kernels number its entries in 32 bits."
 FEWER = 16
 "Of so many programs one may stay away for even shares: those that are left read memory as fast, or nearly."
 
@@ -103,11 +106,14 @@ def programs_of(config: ForwardConfig, tiles: int, processors: int, jobs: int = 
     return even if (most - even) * FEWER <= most else most
 
 
-def lead_of(config: ForwardConfig, row_bytes: int) -> int:
-    """Blanks in the list before the tiles of a job: its start, in tiles of a program.
+def lead_of(config: ForwardConfig, row_bytes: int, jobs: int = 0, tiles: int = 0) -> int:
+    """Blanks in the list before the tiles of a job: its start, in tiles of a program, or what the list has room for.
 
     Args:
         config: of the order `decode`.
         row_bytes: of a key and its value.
+        jobs: at most so many.
+        tiles: in the list, at most so many.
     """
-    return -(-START_BYTES // (config.sharers * config.block_n * row_bytes))
+    start = -(-START_BYTES // (config.sharers * config.block_n * row_bytes))
+    return min(start, (LARGEST_LIST - tiles) // jobs) if jobs else start

@@ -257,7 +257,8 @@ def launch_hopper_columns(
         clear(dk)
         clear(dv)
         return
-    for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout), ("dk", dk), ("dv", dv)):
+    tensors = {"q": q, "k": k, "v": v, "dout": dout, "dk": dk, "dv": dv}
+    for name, x in tensors.items():
         if not is_rows(x):
             raise ValueError(
                 f"flash_attention: {name}.stride={x.stride()} does not fit order=ws; rows and heads a "
@@ -271,22 +272,23 @@ def launch_hopper_columns(
     launch(
         flash_hopper_backward_wide if wide else flash_hopper_backward,
         (tiles * pairs,),
-        *(rows_of(x, ROWS.value, loaded) for x in (q, k, v, dout)),
-        describes(_plain(stats.flatten(0, 1), 1), shape={1: rows_in(stats, 2)}, strides={0: rows_in(stats, 2)}),
-        *(rows_of(x, ROWS.value, loaded) for x in (dk, dv)),
-        describes(
+        **{f"{name}_desc": rows_of(x, ROWS.value, loaded) for name, x in tensors.items()},
+        stats_desc=describes(
+            _plain(stats.flatten(0, 1), 1), shape={1: rows_in(stats, 2)}, strides={0: rows_in(stats, 2)}
+        ),
+        sums_desc=describes(
             _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
             shape={1: rows_in(sums, 1) * (columns // ROWS.value)},
             strides={0: stride_in(sums, 0)},
         ),
-        *problem.lengths(),
-        problem.scale / math.log(2),
-        *problem.reach(),
-        members,
-        heads_kv,
-        pairs,
-        tiles,
-        group_of(reread, config.section_mib, pairs),
+        **problem.lengths(),
+        scale_log2=problem.scale / math.log(2),
+        **problem.reach(),
+        members=members,
+        heads_kv=heads_kv,
+        pairs=pairs,
+        tiles=tiles,
+        group=group_of(reread, config.section_mib, pairs),
         **problem.flags(),
         BLOCK_M=cut.block_m,
         STAGES=cut.stages,

@@ -258,7 +258,7 @@ def launch_hopper_forward(
     columns, groups = block_of(dim), config.block_m // ROWS.value
     rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
     wide = {"q": query_columns(config, shape), "k": columns, "v": columns, "out": out_columns(config, shape)}
-    described = [rows_of(x, rows[name], wide[name]) for name, x in tensors.items()]
+    described = {f"{name}_desc": rows_of(x, rows[name], wide[name]) for name, x in tensors.items()}
     section = group_of(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
@@ -267,21 +267,21 @@ def launch_hopper_forward(
     launch(
         flash_hopper_forward,
         (programs,),
-        *described,
-        lse,
-        counter,
-        *problem.lengths(),
-        *lse_strides(lse, problem),
-        problem.scale * LOG2_E,
-        *problem.reach(),
-        heads,
-        heads // heads_kv,
-        pairs,
-        tiles,
-        section,
-        stretch,
-        sharers,
-        ForwardMeta(
+        **described,
+        lse_ptr=lse,
+        counter_ptr=counter,
+        **problem.lengths(),
+        **lse_strides(lse, problem),
+        scale=problem.scale * LOG2_E,
+        **problem.reach(),
+        heads=heads,
+        repeats=heads // heads_kv,
+        pairs=pairs,
+        tiles=tiles,
+        group=section,
+        stretch=stretch,
+        sharers=sharers,
+        META=ForwardMeta(
             **problem.flags(),
             BLOCK_N=config.block_n,
             BLOCK_V=columns,

@@ -16,6 +16,7 @@ from attnbench.kernels.flash.quant.prepare import allocate, launch_prepare
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, exact, facts_of
+from attnbench.kernels.shared.limits import as_float
 
 
 def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
@@ -83,7 +84,7 @@ def call(
     Raises:
         ValueError: as `flash_quant_attention` says.
     """
-    tensors, scale = (q, k, v, cu_seqlens_q, cu_seqlens_k), None if scale is None else float(scale)
+    tensors, scale = (q, k, v, cu_seqlens_q, cu_seqlens_k), None if scale is None else as_float(scale)
     packed = cu_seqlens_q is not None
     bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
     if packed:

@@ -17,6 +17,7 @@ from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.limits import as_float
 
 
 def listed(
@@ -136,7 +137,7 @@ def call(
     Raises:
         ValueError: as `flash_sparse_attention` says.
     """
-    scale = None if scale is None else float(scale)
+    scale = None if scale is None else as_float(scale)
     sizes = exact(*block) if isinstance(block, tuple | list) else object()
     key = facts_of(q, k, v), sizes, exact(bool(causal), scale, config)
     found = CALLS.get(key)

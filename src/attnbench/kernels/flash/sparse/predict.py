@@ -68,9 +68,10 @@ def _run(rule: Rule, q: Tensor, k: Tensor) -> Results:
     q_mean, k_mean = (
         empty((batch, each, parts, dim), q, torch.float32) for each, parts in ((heads, parts_q), (heads_kv, parts_k))
     )
-    alike: tuple[Tensor | None, Tensor | None] = (None, None)
+    q_alike = k_alike = None
     if rule.gate:
-        alike = empty((batch, heads, rows), q, torch.float32), empty((batch, heads_kv, columns), q, torch.float32)
+        q_alike = empty((batch, heads, rows), q, torch.float32)
+        k_alike = empty((batch, heads_kv, columns), q, torch.float32)
     scores = empty((batch, heads, rows, columns), q, torch.float32)
     width = max(16, triton.next_power_of_2(dim))
     group_q, group_k = (max(1, ROWS // size) for size in (size_q, size_k))
@@ -80,20 +81,25 @@ def _run(rule: Rule, q: Tensor, k: Tensor) -> Results:
         launch(
             pool_blocks,
             (of_queries + of_keys,),
-            q,
-            k,
-            q_mean,
-            k_mean,
-            *alike,
-            heads,
-            heads_kv,
-            seqlen_q,
-            seqlen_k,
-            of_queries,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            rule.scale,
-            dim,
+            q_ptr=q,
+            k_ptr=k,
+            q_mean_ptr=q_mean,
+            k_mean_ptr=k_mean,
+            q_alike_ptr=q_alike,
+            k_alike_ptr=k_alike,
+            heads=heads,
+            heads_kv=heads_kv,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            of_queries=of_queries,
+            q_batch=q.stride(0),
+            q_head=q.stride(1),
+            q_row=q.stride(2),
+            k_batch=k.stride(0),
+            k_head=k.stride(1),
+            k_row=k.stride(2),
+            scale=rule.scale,
+            dim=dim,
             SIZE_Q=size_q,
             SIZE_K=size_k,
             GROUP_Q=group_q,
@@ -105,23 +111,23 @@ def _run(rule: Rule, q: Tensor, k: Tensor) -> Results:
         launch(
             multiply_means,
             (batch * heads * -(-parts_q // TILE) * -(-parts_k // TILE),),
-            q_mean,
-            k_mean,
-            scores,
-            heads,
-            heads_kv,
-            parts_q,
-            parts_k,
-            rows,
-            columns,
-            dim,
+            q_mean_ptr=q_mean,
+            k_mean_ptr=k_mean,
+            scores_ptr=scores,
+            heads=heads,
+            heads_kv=heads_kv,
+            parts_q=parts_q,
+            parts_k=parts_k,
+            rows=rows,
+            columns=columns,
+            dim=dim,
             PARTS=rule.parts,
             TILE=TILE,
             WIDTH=width,
             CHUNK=min(width, CHUNK),
             num_warps=4,
         )
-    return (_selected(rule, scores, heads_kv, (seqlen_q, seqlen_k), alike),)
+    return (_selected(rule, scores, heads_kv, (seqlen_q, seqlen_k), q_alike, k_alike),)
 
 
 def select(scores: Tensor, lengths: tuple[int, int], rule: Rule) -> Tensor:
@@ -139,7 +145,7 @@ def select(scores: Tensor, lengths: tuple[int, int], rule: Rule) -> Tensor:
     key = rule, lengths, facts_of(scores)
 
     def run(given: Tensor) -> Results:
-        return (_selected(rule, given, given.shape[1], lengths, (None, None)),)
+        return (_selected(rule, given, given.shape[1], lengths, None, None),)
 
     (found,) = (_calls.get(key) or _calls.keep(key, Launches(run)))(scores)
     assert found is not None
@@ -147,8 +153,9 @@ def select(scores: Tensor, lengths: tuple[int, int], rule: Rule) -> Tensor:
 
 
 def _selected(
-    rule: Rule, scores: Tensor, heads_kv: int, lengths: tuple[int, int], alike: tuple[Tensor | None, Tensor | None]
+    rule: Rule, scores: Tensor, heads_kv: int, lengths: tuple[int, int], q_alike: Tensor | None, k_alike: Tensor | None
 ) -> Tensor:
+    seqlen_q, seqlen_k = lengths
     batch, heads, rows, columns = scores.shape
     if columns > LARGEST_WIDTH:
         raise ValueError(f"select: columns={columns} are too many; at most {LARGEST_WIDTH}")
@@ -158,16 +165,18 @@ def _selected(
         launch(
             select_blocks,
             (batch * heads * rows,),
-            scores,
-            *alike,
-            found.view(torch.uint8),
-            heads,
-            heads_kv,
-            rows,
-            columns,
-            *lengths,
-            rule.share,
-            rule.gate,
+            scores_ptr=scores,
+            q_alike_ptr=q_alike,
+            k_alike_ptr=k_alike,
+            map_ptr=found.view(torch.uint8),
+            heads=heads,
+            heads_kv=heads_kv,
+            rows=rows,
+            columns=columns,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            share=rule.share,
+            gate=rule.gate,
             BLOCK_Q=rule.block[0],
             BLOCK_K=rule.block[1],
             CAUSAL=rule.causal,

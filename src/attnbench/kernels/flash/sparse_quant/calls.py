@@ -19,6 +19,7 @@ from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_q
 from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of, said_here, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, exact, facts_of
+from attnbench.kernels.shared.limits import as_float
 
 
 def config_for(given: SparseQuantConfig | str | None, q: Tensor, problem: SparseProblem) -> SparseQuantConfig:
@@ -124,7 +125,7 @@ def call(
     Raises:
         ValueError: as `flash_sparse_quant_attention` says.
     """
-    scale = None if scale is None else float(scale)
+    scale = None if scale is None else as_float(scale)
     sizes = exact(*block) if isinstance(block, tuple | list) else object()
     key = facts_of(q, k, v), sizes, exact(bool(causal), scale, config)
     found = CALLS.get(key)

@@ -34,6 +34,7 @@ from attnbench.kernels.hstu.bsa.inputs import WHO, BsaTensors, check, problem_of
 from attnbench.kernels.hstu.bsa.operators import FORWARD
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, backward_shapes, changed_config, config_fault, default_config
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
+from attnbench.kernels.shared.limits import as_float
 from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
@@ -109,7 +110,7 @@ def hstu_bsa_attention(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     given = q, k, v, gates, offsets, offsets_q, num_targets
-    alpha = None if alpha is None else float(alpha)
+    alpha = as_float(alpha)
     numbers: tuple[Any, ...] = (
         max_seqlen,
         block_size,

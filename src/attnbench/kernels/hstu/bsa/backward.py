@@ -12,15 +12,15 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu.bsa.call import BsaCall, options_of, together
+from attnbench.kernels.hstu.arguments import RowStrides
+from attnbench.kernels.hstu.bsa.call import BsaCall, options_of, with_meta
 from attnbench.kernels.hstu.bsa.plan import pairs_of_pass
 from attnbench.kernels.hstu.bsa.portable.arguments import (
+    BackwardStrides,
     GradKeysMeta,
-    GradKeysStrides,
     GradMeansMeta,
     GradMeansStrides,
     GradRowsMeta,
-    GradRowsStrides,
 )
 from attnbench.kernels.hstu.bsa.portable.grad_keys import hstu_bsa_grad_keys, hstu_bsa_grad_means
 from attnbench.kernels.hstu.bsa.portable.grad_rows import hstu_bsa_grad_rows
@@ -62,12 +62,11 @@ def backward(grad: BsaGradients) -> None:
         launch(
             hstu_bsa_grad_means,
             (p.units * tiles,),
-            **together(
-                GradMeansStrides,
+            **with_meta(
                 GradMeansMeta,
                 **common,
                 **call.tensors("q", "means_k", "means_v"),
-                **call.strides("q"),
+                strides=GradMeansStrides(**call.strides("q"), dout=RowStrides.of(grad.dout)),
                 **_pointers(grad, "dmeans"),
                 tiles=tiles,
                 mean_rows=p.mean_rows,
@@ -79,7 +78,7 @@ def backward(grad: BsaGradients) -> None:
     _order(grad)
     common |= {
         **call.tensors("q", "k", "v"),
-        **call.strides("q", "k", "v"),
+        "strides": BackwardStrides(**call.strides("q", "k", "v"), dout=RowStrides.of(grad.dout)),
         **_pointers(grad, "partial"),
         "mean_rows": p.mean_rows,
         "slot_rows": p.slot_rows,
@@ -97,8 +96,7 @@ def backward(grad: BsaGradients) -> None:
             launch(
                 hstu_bsa_grad_rows,
                 (units * tiles,),
-                **together(
-                    GradRowsStrides,
+                **with_meta(
                     GradRowsMeta,
                     **common,
                     **call.tensors("means_k", "means_v"),
@@ -124,7 +122,7 @@ def _order(grad: BsaGradients) -> None:
     common = {
         **call.tensors("blocks", "starts"),
         "pieces_ptr": grad.workspace["pieces"],
-        **call.sequences(),
+        "sequences": call.sequences(),
         "list_heads": p.list_heads,
         "chunks": chunks,
         "entry_rows": p.queries * p.others,
@@ -152,8 +150,7 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
     launch(
         hstu_bsa_grad_keys,
         (units * tiles,),
-        **together(
-            GradKeysStrides,
+        **with_meta(
             GradKeysMeta,
             **common,
             **lists,
@@ -173,13 +170,11 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
 def _common(grad: BsaGradients) -> dict[str, Any]:
     call, p, c = grad.call, grad.call.problem, grad.call.config
     return {
-        **call.sequences(),
+        "sequences": call.sequences(),
         **call.factors(),
         **call.dims(),
         **call.flags(),
         "dout_ptr": grad.dout,
-        "dout_row": grad.dout.stride(0),
-        "dout_head": grad.dout.stride(1),
         "gates_ptr": call.q if call.gates is None else call.gates,
         "heads": p.heads,
         "GATES": p.gates,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import RowStrides, Sequences
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, Shapes, forward_shapes, saved_shapes
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.kernels.shared.card import capability_of
@@ -37,21 +38,17 @@ class BsaCall:
     workspace: Mapping[str, Tensor]
     "as `saved_shapes` and `forward_shapes` say"
 
-    def sequences(self) -> dict[str, Any]:
+    def sequences(self) -> Sequences:
         """Where the sequences lie; a pointer that is not read stands in for what is not there."""
-        return {
-            "offsets_ptr": self.offsets,
-            "offsets_q_ptr": first_of(self.offsets_q, self.offsets),
-            "num_targets_ptr": first_of(self.num_targets, self.offsets),
-        }
+        return Sequences(
+            offsets_ptr=self.offsets,
+            offsets_q_ptr=first_of(self.offsets_q, self.offsets),
+            num_targets_ptr=first_of(self.num_targets, self.offsets),
+        )
 
-    def strides(self, *names: str) -> dict[str, int]:
-        """Strides of rows and heads by name."""
-        return {
-            f"{name}_{of}": getattr(self, name).stride(axis)
-            for name in names
-            for axis, of in enumerate(("row", "head"))
-        }
+    def strides(self, *names: str) -> dict[str, RowStrides]:
+        """Strides of tensors by name."""
+        return {name: RowStrides.of(getattr(self, name)) for name in names}
 
     def flags(self) -> dict[str, Any]:
         """What every kernel is compiled for."""
@@ -107,12 +104,10 @@ def options_of(warps: int, stages: int, registers: int | None = None) -> dict[st
     return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
 
 
-def together(strides: Any, meta: Any, **given: Any) -> dict[str, Any]:
-    """Arguments of a kernel, of which those that travel together are put into the tuples of these types."""
-    kinds = {"strides": strides, "META": meta}
-    tuples = {name: kind(**{field: given[field] for field in kind._fields}) for name, kind in kinds.items()}
-    inside = {field for kind in kinds.values() for field in kind._fields}
-    return {name: value for name, value in given.items() if name not in inside} | tuples
+def with_meta(kind: Any, **given: Any) -> dict[str, Any]:
+    """Arguments of a kernel, of which those that it is compiled for are put into META, of this type."""
+    meta = kind(**{field: given[field] for field in kind._fields})
+    return {name: value for name, value in given.items() if name not in kind._fields} | {"META": meta}
 
 
 def first_of(tensor: Tensor | None, otherwise: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
 from attnbench.kernels.hstu.bsa.forward import forward
-from attnbench.kernels.hstu.bsa.inputs import INPUTS, BsaTensors, check, problem_of
+from attnbench.kernels.hstu.bsa.inputs import INPUTS, BsaTensors, check, check_kinds, problem_of
 from attnbench.kernels.hstu.bsa.plan import (
     BsaConfig,
     Shapes,
@@ -21,7 +21,7 @@ from attnbench.kernels.hstu.bsa.plan import (
     saved_shapes,
 )
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
-from attnbench.kernels.hstu.dense.problem import default_alpha
+from attnbench.kernels.hstu.dense.problem import alpha_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import lies_in_rows
@@ -128,9 +128,10 @@ class HstuBsaAttention(Differentiable):
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
-        if grads[0] is None:  # nobody asked for a derivative of the output
+        dout, *_ = grads
+        if dout is None:  # nobody asked for a derivative of the output
             return (None,) * 8
-        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None
+        return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
 
 
 def checked(
@@ -153,11 +154,12 @@ def checked(
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
+    check_kinds(dict(zip(INPUTS, given, strict=True)), alpha, config)
     tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
     numbers: dict[str, Any] = {
         "max_seqlen": max_seqlen,
         "max_seqlen_q": max_seqlen if max_seqlen_q is None else max_seqlen_q,
-        "alpha": default_alpha(tensors.q) if alpha is None else float(alpha),
+        "alpha": alpha_of(alpha, tensors.q),
         "scaling_seqlen": max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
         "block_size": block_size,
         "block_counts": block_counts,

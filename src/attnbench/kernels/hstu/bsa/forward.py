@@ -10,17 +10,17 @@ from typing import Any
 
 import triton
 
-from attnbench.kernels.hstu.bsa.call import BsaCall, first_of, options_of, together
+from attnbench.kernels.hstu.arguments import RowStrides
+from attnbench.kernels.hstu.bsa.call import BsaCall, first_of, options_of, with_meta
 from attnbench.kernels.hstu.bsa.hopper.attend import attend_hopper
 from attnbench.kernels.hstu.bsa.hopper.select import select_hopper
 from attnbench.kernels.hstu.bsa.plan import in_flight, parts_of
 from attnbench.kernels.hstu.bsa.portable.arguments import (
     AttendMeta,
-    AttendStrides,
+    ForwardStrides,
+    PoolStrides,
     SelectMeta,
-    SelectStrides,
     TicketMeta,
-    TicketStrides,
 )
 from attnbench.kernels.hstu.bsa.portable.attend import hstu_bsa_attend, hstu_bsa_combine, hstu_bsa_ticket
 from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_place, hstu_bsa_rank, hstu_bsa_scatter
@@ -49,8 +49,8 @@ def pool(call: BsaCall) -> None:
             hstu_bsa_pool,
             (p.units * blocks,),
             **call.tensors("k", "v", "means_k", "means_v"),
-            **call.sequences(),
-            **call.strides("k", "v"),
+            sequences=call.sequences(),
+            strides=PoolStrides(**call.strides("k", "v")),
             heads=p.heads,
             blocks=blocks,
             mean_rows=p.mean_rows,
@@ -86,8 +86,8 @@ def select(call: BsaCall) -> None:
             hstu_bsa_select_shared,
             (p.batch * tiles,),
             **call.tensors("q", "means_k", "blocks"),
-            **call.sequences(),
-            **call.strides("q"),
+            sequences=call.sequences(),
+            q_strides=RowStrides.of(call.q),
             **sizes,
             **dims,
             **call.flags(),
@@ -96,13 +96,12 @@ def select(call: BsaCall) -> None:
     launch(
         hstu_bsa_select,
         (p.units * tiles,),
-        **together(
-            SelectStrides,
+        **with_meta(
             SelectMeta,
             **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"),
             gates_ptr=first_of(call.gates, call.q),
-            **call.sequences(),
-            **call.strides("q", "k", "v"),
+            sequences=call.sequences(),
+            strides=ForwardStrides(**call.strides("q", "k", "v")),
             **sizes,
             **call.factors(),
             **call.dims(),
@@ -124,7 +123,7 @@ def lists(call: BsaCall) -> None:
     if not p.others or not units * p.max_seqlen_q:
         return
     common = {
-        **call.sequences(),
+        "sequences": call.sequences(),
         "list_heads": p.list_heads,
         "count_rows": p.count_rows,
         **call.flags(),
@@ -156,43 +155,41 @@ def attend(call: BsaCall) -> None:
     if c.attend:
         attend_hopper(call, c.attend)
         return
-    parts, row_parts, span = parts_of(p, c)
-    lag, ring = in_flight(p, c)
+    parts, flight = parts_of(p, c), in_flight(p, c)
     if c.schedule == "ticket":
         clear(call.workspace["progress"])
         launch(
             hstu_bsa_ticket,
-            ((p.units + lag) * (parts + row_parts),),
-            **together(
-                TicketStrides,
+            ((p.units + flight.lag) * (parts.attend + parts.combine),),
+            **with_meta(
                 TicketMeta,
                 **_attend_arguments(call) | _combine_arguments(call) | {"ROWS": c.attend_rows},
                 **call.tensors("progress"),
                 COMBINE_ROWS=c.combine_rows,
                 units=p.units,
-                lag=lag,
-                ring=ring,
-                parts=parts,
-                row_parts=row_parts,
-                span=span,
+                lag=flight.lag,
+                ring=flight.ring,
+                parts=parts.attend,
+                row_parts=parts.combine,
+                span=parts.span,
             ),
         )
         return
-    for first in range(0, p.units, ring):
-        units = min(ring, p.units - first)
-        if parts:
+    for first in range(0, p.units, flight.ring):
+        units = min(flight.ring, p.units - first)
+        if parts.attend:
             launch(
                 hstu_bsa_attend,
-                (units * parts,),
-                **together(AttendStrides, AttendMeta, **_attend_arguments(call), first_unit=first, parts=parts),
+                (units * parts.attend,),
+                **with_meta(AttendMeta, **_attend_arguments(call), first_unit=first, parts=parts.attend),
             )
         launch(
             hstu_bsa_combine,
-            (units * row_parts,),
+            (units * parts.combine,),
             **_combine_arguments(call),
             first_unit=first,
-            row_parts=row_parts,
-            span=span,
+            row_parts=parts.combine,
+            span=parts.span,
         )
 
 
@@ -200,8 +197,8 @@ def _attend_arguments(call: BsaCall) -> dict[str, Any]:
     p, c = call.problem, call.config
     return {
         **call.tensors("q", "k", "v", "partial", "entries", "tiles", "num_tiles"),
-        **call.sequences(),
-        **call.strides("q", "k", "v"),
+        "sequences": call.sequences(),
+        "strides": ForwardStrides(**call.strides("q", "k", "v")),
         "heads": p.heads,
         "entry_rows": p.queries * p.others,
         "tile_rows": p.tile_rows(c.attend_rows),
@@ -223,7 +220,7 @@ def _combine_arguments(call: BsaCall) -> dict[str, Any]:
     return {
         **call.tensors("out", "partial"),
         "gates_ptr": first_of(call.gates, call.q),
-        **call.sequences(),
+        "sequences": call.sequences(),
         "heads": p.heads,
         "slot_rows": p.slot_rows,
         **dims,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 from torch import Tensor
@@ -12,7 +13,14 @@ from attnbench.kernels.hstu.bsa.call import BsaCall
 from attnbench.kernels.hstu.bsa.plan import SCHEDULES, BsaConfig
 from attnbench.kernels.hstu.bsa.portable.pool import hstu_bsa_pool
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
-from attnbench.kernels.hstu.dense.problem import LARGEST_COUNT, Problem, check_device, check_tensors, check_values
+from attnbench.kernels.hstu.dense.problem import (
+    LARGEST_COUNT,
+    Problem,
+    check_device,
+    check_tensors,
+    check_types,
+    check_values,
+)
 from attnbench.kernels.hstu.dense.problem import WHO as DENSE
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import is_rows
@@ -106,6 +114,17 @@ def problem_of(
     )
 
 
+def check_kinds(tensors: dict[str, Any], alpha: Any, config: Any) -> None:
+    """Refuse what is no tensor, no number and no configuration, before anything is asked of them.
+
+    Raises:
+        ValueError: naming the argument, its type and what is accepted.
+    """
+    _as_ours(lambda: check_types(tensors, alpha))
+    if config is not None and not isinstance(config, BsaConfig):
+        raise _wrong("config", repr(config)[:40], f"is of type {type(config).__name__}", "a BsaConfig, or None")
+
+
 def check(
     tensors: BsaTensors,
     *,
@@ -159,14 +178,12 @@ def _as_ours(checked: Callable[[], None]) -> None:
 def _check_sparse(
     block_size: int, block_counts: int, local_window: int | None, selection: str, alpha: float, max_seqlen: int
 ) -> None:
-    if block_size not in BLOCK_SIZES:
-        power = type(block_size) is int and block_size > 0 and not block_size & (block_size - 1)
-        raise _wrong(
-            "block_size",
-            block_size,
-            "is not supported" if power else "is no power of two",
-            f"one of {', '.join(map(str, BLOCK_SIZES))}",
-        )
+    if not is_whole(block_size) or block_size not in BLOCK_SIZES:
+        said = "is no whole number"
+        if is_whole(block_size):
+            power = block_size > 0 and not block_size & (block_size - 1)
+            said = "is not supported" if power else "is no power of two"
+        raise _wrong("block_size", block_size, said, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     exist = max(1, -(-max_seqlen // block_size))
     if not is_whole(block_counts) or not 1 <= block_counts <= MOST_BLOCKS:
         raise _wrong("block_counts", block_counts, "is out of range", f"a whole number from 1 to {MOST_BLOCKS}")

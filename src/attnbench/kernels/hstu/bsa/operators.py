@@ -28,9 +28,10 @@ SAVED = ("means_k", "means_v", "entries", "starts")
 
 def run_forward(*arguments: Any) -> Results:
     """`out`, `blocks`, and what is saved."""
-    given = arguments[:GIVEN]
-    found = call_of(given, *arguments[GIVEN:]).forward(*given)
-    return *found, *(given[0].new_empty(0, dtype=torch.int32) for _ in range(2 + len(SAVED) - len(found)))
+    given, numbers = arguments[:GIVEN], arguments[GIVEN:]
+    q, *_ = given
+    out, blocks, *saved = call_of(given, *numbers).forward(*given)
+    return out, blocks, *saved, *(q.new_empty(0, dtype=torch.int32) for _ in range(len(SAVED) - len(saved)))
 
 
 def fake_forward(*arguments: Any) -> Results:
@@ -51,15 +52,18 @@ def fake_forward(*arguments: Any) -> Results:
 
 def run_backward(dout: Tensor, blocks: Tensor, *arguments: Any) -> Results:
     """`dq`, `dk`, `dv` and `dgates`, which is empty without gates."""
-    given, saved, numbers = arguments[:GIVEN], arguments[GIVEN : GIVEN + len(SAVED)], arguments[GIVEN + len(SAVED) :]
-    lists = saved if numbers[2] > 1 else saved[:2]
-    *found, dgates = call_of(given, *numbers).gradients(dout, blocks, *given, *lists)
-    return *found, given[0].new_empty(0) if dgates is None else dgates
+    given, rest = arguments[:GIVEN], arguments[GIVEN:]
+    q, *_ = given
+    means_k, means_v, entries, starts, *numbers = rest
+    _max_seqlen, _block_size, block_counts, *_ = numbers
+    lists = (entries, starts) if block_counts > 1 else ()
+    dq, dk, dv, dgates = call_of(given, *numbers).gradients(dout, blocks, *given, means_k, means_v, *lists)
+    return dq, dk, dv, q.new_empty(0) if dgates is None else dgates
 
 
 def fake_backward(dout: Tensor, blocks: Tensor, *arguments: Any) -> Results:
     """Results without values."""
-    q, k, v, gates = arguments[:4]
+    q, k, v, gates, *_ = arguments
     return *(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(0 if gates is None else gates.shape)
 
 
@@ -77,8 +81,9 @@ def gradients(ctx: Any, dout: Tensor | None, *_none: Tensor | None) -> tuple[Any
     if dout is None:  # nobody asked for a derivative of the output
         return (None,) * (GIVEN + COUNT)
     dq, dk, dv, dgates = BACKWARD(dout, *ctx.saved_tensors, *ctx.numbers)
-    gated = ctx.saved_tensors[4] is not None
-    return dq, dk, dv, dgates if gated else None, *(None,) * (GIVEN - 4 + COUNT)
+    _blocks, _q, _k, _v, gates, *_ = ctx.saved_tensors
+    found = dq, dk, dv, None if gates is None else dgates
+    return *found, *(None,) * (GIVEN - len(found) + COUNT)
 
 
 BACKWARD = Operator(

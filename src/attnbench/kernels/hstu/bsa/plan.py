@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -214,26 +214,47 @@ def config_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[in
     return next((f"{name} {fault}" for name, fault in faults.items() if fault), None)
 
 
-def parts_of(problem: BsaProblem, config: BsaConfig) -> tuple[int, int, int]:
-    """Programs for the tiles of a pair, programs for its sums, and how many queries each of these has."""
+class Parts(NamedTuple):
+    """How the selected branch of a (sequence, head) pair is parted."""
+
+    attend: int
+    "programs for its tiles"
+    combine: int
+    "programs for its sums"
+    span: int
+    "queries of one of these"
+
+
+def parts_of(problem: BsaProblem, config: BsaConfig) -> Parts:
+    """The parts of each pair."""
     span = config.combine_rows * config.tiles_each
-    return (-(-problem.attend_tiles(config.attend_rows) // config.tiles_each), -(-problem.max_seqlen_q // span), span)
+    return Parts(
+        attend=-(-problem.attend_tiles(config.attend_rows) // config.tiles_each),
+        combine=-(-problem.max_seqlen_q // span),
+        span=span,
+    )
 
 
-def in_flight(problem: BsaProblem, config: BsaConfig) -> tuple[int, int]:
-    """Pairs between an attend and its combine, and pairs that have partial rows at a time.
+class InFlight(NamedTuple):
+    """(Sequence, head) pairs in flight."""
 
-    In passes nothing is between them, and the second number is the pairs of a pass.
-    """
+    lag: int
+    "between an attend and its combine; in passes none"
+    ring: int
+    "with partial rows at a time; in passes those of a pass"
+
+
+def in_flight(problem: BsaProblem, config: BsaConfig) -> InFlight:
+    """How many pairs are in flight."""
     if config.attend:
         pairs = config.attend.group(problem)
-        return pairs, pairs * config.attend.ring(problem)
+        return InFlight(lag=pairs, ring=pairs * config.attend.ring(problem))
     if config.schedule == "ticket":
-        lag = -(-config.programs_ahead // max(1, parts_of(problem, config)[0]))
+        lag = -(-config.programs_ahead // max(1, parts_of(problem, config).attend))
         lag = max(1, min(lag, problem.units))
         # The attend of a pair waits for the combine of the one before in its place: that must have a lower ticket.
-        return lag, max(1, min(lag + 1 + config.spare_pairs, problem.units))
-    return 0, pairs_of_pass(problem, problem.linear_dim, config)
+        return InFlight(lag=lag, ring=max(1, min(lag + 1 + config.spare_pairs, problem.units)))
+    return InFlight(lag=0, ring=pairs_of_pass(problem, problem.linear_dim, config))
 
 
 def pairs_of_pass(problem: BsaProblem, dim: int, config: BsaConfig) -> int:
@@ -274,7 +295,7 @@ def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
     }
     if config.attend:
         return shapes | attend_shapes(p, config.attend)
-    shapes["partial"] = ((in_flight(p, config)[1], p.slot_rows, p.linear_dim), p.dtype)
+    shapes["partial"] = ((in_flight(p, config).ring, p.slot_rows, p.linear_dim), p.dtype)
     if config.schedule == "ticket":
         shapes["progress"] = ((1 + 2 * p.units,), torch.int32)
     return shapes

@@ -10,7 +10,7 @@ SiLU and the bounds of a sequence are those of `hstu.tiles`.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
@@ -37,13 +37,30 @@ COUNTS = (
 """Arguments whose value no code depends on: another batch or length compiles nothing anew."""
 
 
+COMPRESSED, SELECTED, SLIDING = (tl.constexpr(branch) for branch in range(3))
+"Branches, by the place of their gates: the local block is of the selected one."
+
+FIRST_ENTRY, LISTED_BLOCK, NUM_ENTRIES, RECORD = (tl.constexpr(number) for number in range(4))
+"A tile of a list in the table of tiles: where which number of it stands, and how many there are."
+
+
+class Standing(NamedTuple):
+    """Where queries stand, numbers or tensors."""
+
+    position: Any
+    stand: Any
+    "where they see from: a target behind the history"
+    local: Any
+    "local block; of no history 0"
+
+
 @triton.jit
 @no_type_check
 def standing(rows, first_query, seen, BLOCK_SIZE: tl.constexpr):
-    """Position, standing and local block of queries, numbers or tensors; the local block of no history is 0."""
+    """The `Standing` of rows of a sequence's queries."""
     position = first_query + rows
     local = tl.maximum(tl.minimum(position, seen - 1), 0) // BLOCK_SIZE
-    return position, tl.minimum(position, seen), local
+    return Standing(position=position, stand=tl.minimum(position, seen), local=local)
 
 
 @triton.jit

@@ -108,8 +108,8 @@ def store_blocks(
     stride,
 ):
     """Write the blocks of each query, ascending, the local one last, -1 behind; rows are [rows] numbers."""
-    _, _, local = standing(rows, first_query, seen, BLOCK_SIZE)
-    order = insert(empty_list(rows, COUNTS, 31), tl.where(seen > 0, -local, -(2**31)))
+    local = standing(rows, first_query, seen, BLOCK_SIZE).local
+    order = insert(empty_list(rows, COUNTS, BITS=31), tl.where(seen > 0, -local, -(2**31)))
     for i in tl.static_range(COUNTS - 1):
         order = insert(order, tl.where(best[i] == least(BITS), -(2**31), -block_of(best[i], BITS)))
     for i in tl.static_range(COUNTS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import RowStrides
 from attnbench.kernels.hstu.dense.configs import BackwardConfig, ColumnConfig, RowConfig
 from attnbench.kernels.hstu.dense.portable.arguments import ColumnsMeta, ColumnsStrides, RowsMeta, RowsStrides
 from attnbench.kernels.hstu.dense.portable.backward import (
@@ -88,34 +89,36 @@ def _columns(
         reread += problem.max_seqlen_q * attn_dim * dq.element_size()
     through = (q, dout, dq) if config.atomic else (q, dout)
     tma = config.loads == "tma" and all(map(takes_tma, through))
-    described = [descriptor(x, config.block_m, block_of(x.shape[2])) if tma else None for x in through]
+    q_desc, dout_desc, dq_desc = (
+        descriptor(x, config.block_m, block_of(x.shape[2])) if tma and taken else None
+        for x, taken in ((q, True), (dout, True), (dq, config.atomic))
+    )
     for part in ("dv", "dk") if config.split else ("both",):
         launch(
             hstu_dense_backward_columns,
             (tiles * pairs,),
-            q,
-            k,
-            v,
-            dout,
-            dq,
-            dk,
-            dv,
-            *described,
-            *[None] * (3 - len(described)),
-            problem.offsets,
-            problem.offsets_q,
-            problem.num_targets,
-            ColumnsStrides(*(x.stride()[:2] for x in (q, k, v, dout, dq, dk, dv))),
-            problem.alpha / 2,
-            problem.alpha / problem.scaling_seqlen / 2,
-            1 / problem.scaling_seqlen,
-            heads,
-            pairs,
-            tiles,
-            group_of(reread, config.section_mib, pairs),
-            problem.contextual_len,
-            problem.max_attn_len or 0,
-            ColumnsMeta(
+            q_ptr=q,
+            k_ptr=k,
+            v_ptr=v,
+            dout_ptr=dout,
+            dq_ptr=dq,
+            dk_ptr=dk,
+            dv_ptr=dv,
+            q_desc=q_desc,
+            dout_desc=dout_desc,
+            dq_desc=dq_desc,
+            sequences=problem.sequences(),
+            strides=ColumnsStrides(*map(RowStrides.of, (q, k, v, dout, dq, dk, dv))),
+            half_alpha=problem.alpha / 2,
+            dk_scale=problem.alpha / problem.scaling_seqlen / 2,
+            dv_scale=1 / problem.scaling_seqlen,
+            heads=heads,
+            pairs=pairs,
+            tiles=tiles,
+            group=group_of(reread, config.section_mib, pairs),
+            contextual_len=problem.contextual_len,
+            window=problem.max_attn_len or 0,
+            META=ColumnsMeta(
                 **problem.flags(),
                 **config.flags(),
                 **blocks_of(attn_dim, linear_dim),
@@ -134,29 +137,28 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
         return
     reread = problem.max_seqlen * (attn_dim + linear_dim) * k.element_size()
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
-    described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
+    k_desc, v_desc = (descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v))
     launch(
         hstu_dense_backward_rows,
         (tiles * pairs,),
-        q,
-        k,
-        v,
-        dout,
-        dq,
-        *described,
-        problem.offsets,
-        problem.offsets_q,
-        problem.num_targets,
-        RowsStrides(*(x.stride()[:2] for x in (q, k, v, dout, dq))),
-        problem.alpha / 2,
-        problem.alpha / problem.scaling_seqlen / 2,
-        heads,
-        pairs,
-        tiles,
-        group_of(reread, config.section_mib, pairs),
-        problem.contextual_len,
-        problem.max_attn_len or 0,
-        RowsMeta(**problem.flags(), **config.flags(), **blocks_of(attn_dim, linear_dim), TMA=tma),
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        dout_ptr=dout,
+        dq_ptr=dq,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        sequences=problem.sequences(),
+        strides=RowsStrides(*map(RowStrides.of, (q, k, v, dout, dq))),
+        half_alpha=problem.alpha / 2,
+        dq_scale=problem.alpha / problem.scaling_seqlen / 2,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group_of(reread, config.section_mib, pairs),
+        contextual_len=problem.contextual_len,
+        window=problem.max_attn_len or 0,
+        META=RowsMeta(**problem.flags(), **config.flags(), **blocks_of(attn_dim, linear_dim), TMA=tma),
         **config.options(),
     )
 
@@ -170,12 +172,12 @@ def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
     launch(
         hstu_dense_backward_round,
         (rows.parts(together),),
-        total,
-        dq,
-        *dq.stride()[:2],
-        rows,
-        heads,
-        problem.alpha / problem.scaling_seqlen / 2,
+        sum_ptr=total,
+        dq_ptr=dq,
+        dq_strides=RowStrides.of(dq),
+        rows=rows,
+        heads=heads,
+        dq_scale=problem.alpha / problem.scaling_seqlen / 2,
         ATTN_DIM=dims,
         BLOCK_D=block_of(dims),
         ROWS=together,

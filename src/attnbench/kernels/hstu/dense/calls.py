@@ -25,6 +25,7 @@ from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import (
     Problem,
+    alpha_of,
     check_device,
     check_tensors,
     check_types,
@@ -205,7 +206,8 @@ class HstuAttention(Differentiable):
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
-        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None, None
+        (dout,) = grads
+        return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
 
 
 def problem_of(
@@ -235,7 +237,7 @@ def problem_of(
         num_targets=num_targets,
         max_seqlen=max_seqlen,
         max_seqlen_q=max_seqlen if max_seqlen_q is None else max_seqlen_q,
-        alpha=default_alpha(q) if alpha is None else float(alpha),
+        alpha=alpha_of(alpha, q),
         scaling_seqlen=max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
         causal=causal,
         contextual_len=contextual_len,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import RowStrides
 from attnbench.kernels.hstu.dense.configs import ForwardConfig, hopper_fault
+from attnbench.kernels.hstu.dense.hopper.forward import ForwardMeta as HopperMeta
 from attnbench.kernels.hstu.dense.hopper.forward import hstu_hopper_forward
 from attnbench.kernels.hstu.dense.parts import launch_sum, parts_of, workspace_of
 from attnbench.kernels.hstu.dense.portable.arguments import ForwardMeta, ForwardStrides
@@ -51,28 +53,27 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
             "None, or order=ws",
         )
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
-    described = [descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v)]
+    k_desc, v_desc = (descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v))
     launch(
         hstu_dense_forward,
         (tiles * pairs,),
-        q,
-        k,
-        v,
-        out,
-        *described,
-        problem.offsets,
-        problem.offsets_q,
-        problem.num_targets,
-        ForwardStrides(*(x.stride()[:2] for x in (q, k, v, out))),
-        problem.alpha / 2,
-        1 / problem.scaling_seqlen,
-        heads,
-        pairs,
-        tiles,
-        group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
-        problem.contextual_len,
-        problem.max_attn_len or 0,
-        ForwardMeta(
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        out_ptr=out,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        sequences=problem.sequences(),
+        strides=ForwardStrides(*map(RowStrides.of, (q, k, v, out))),
+        half_alpha=problem.alpha / 2,
+        scale=1 / problem.scaling_seqlen,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs),
+        contextual_len=problem.contextual_len,
+        window=problem.max_attn_len or 0,
+        META=ForwardMeta(
             **problem.flags(),
             **config.flags(),
             **blocks_of(attn_dim, linear_dim),
@@ -112,30 +113,30 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     launch(
         hstu_hopper_forward,
         (programs,),
-        rows_of(q, ROWS.value, block_d),
-        rows_of(k, config.block_n, block_d),
-        rows_of(v, config.block_n, block_v),
-        rows_of(out, ROWS.value, block_v) if workspace is None else None,
-        workspace,
-        counter,
-        problem.offsets,
-        problem.offsets_q,
-        problem.num_targets,
-        problem.alpha / 2,
-        1 / problem.scaling_seqlen,
-        heads,
-        pairs,
-        tiles,
-        group,
-        parts,
-        problem.contextual_len,
-        problem.max_attn_len or 0,
-        DRAWS=counter is not None,
-        SPLIT=workspace is not None,
+        q_desc=rows_of(q, ROWS.value, block_d),
+        k_desc=rows_of(k, config.block_n, block_d),
+        v_desc=rows_of(v, config.block_n, block_v),
+        out_desc=rows_of(out, ROWS.value, block_v) if workspace is None else None,
+        parts_ptr=workspace,
+        counter_ptr=counter,
+        sequences=problem.sequences(),
+        half_alpha=problem.alpha / 2,
+        scale=1 / problem.scaling_seqlen,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        parts=parts,
+        contextual_len=problem.contextual_len,
+        window=problem.max_attn_len or 0,
+        META=HopperMeta(
+            **problem.flags(),
+            **config.hopper_flags(block_d, block_v),
+            DRAWS=counter is not None,
+            SPLIT=workspace is not None,
+        ),
         num_warps=4,
         launch_pdl=workspace is not None,
-        **problem.flags(),
-        **config.hopper_flags(block_d, block_v),
     )
     if workspace is not None:
         launch_sum(workspace, out, 1 / problem.scaling_seqlen, hopper=True)

@@ -17,44 +17,66 @@ from attnbench.kernels.shared.kept import Results
 from attnbench.kernels.shared.operators import Operator
 
 TENSORS = "Tensor q, Tensor k, Tensor v"
+SEQUENCES = "Tensor offsets, Tensor? offsets_q, Tensor? num_targets"
 NUMBERS = (
-    "Tensor offsets, Tensor? offsets_q, Tensor? num_targets, SymInt max_seqlen, SymInt? max_seqlen_q, float? alpha, "
-    "SymInt? scaling_seqlen, bool causal, SymInt contextual_len, SymInt? max_attn_len, bool deterministic"
+    "SymInt max_seqlen, SymInt? max_seqlen_q, float? alpha, SymInt? scaling_seqlen, bool causal, "
+    "SymInt contextual_len, SymInt? max_attn_len, bool deterministic"
 )
-COUNT = len(NUMBERS.split(","))
+GIVEN, COUNT = f"{TENSORS}, {SEQUENCES}", len(f"{SEQUENCES}, {NUMBERS}".split(","))
 
 
-def run_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Tensor | None:
+def run_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    offsets_q: Tensor | None,
+    num_targets: Tensor | None,
+    *numbers: Any,
+) -> Tensor | None:
     """`out`."""
-    (out,) = call_of(q, k, v, *numbers).forward(q, k, v, *numbers[:3])
+    given = q, k, v, offsets, offsets_q, num_targets
+    (out,) = call_of(*given, *numbers).forward(*given)
     return out
 
 
-def fake_forward(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Tensor:
+def fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     """Check the arguments while a caller is traced; a result without values.
 
     Raises:
         ValueError: as `hstu_attention` says, but for what hangs on addresses.
     """
-    problem_of(q, k, v, *numbers[:-1])
+    *given, _deterministic = rest
+    problem_of(q, k, v, *given)
     check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
     return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
 
 
-def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Results:
+def run_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    offsets_q: Tensor | None,
+    num_targets: Tensor | None,
+    *numbers: Any,
+) -> Results:
     """`dq`, `dk` and `dv`."""
-    return call_of(q, k, v, *numbers).gradients(dout, q, k, v, *numbers[:3])
+    given = q, k, v, offsets, offsets_q, num_targets
+    return call_of(*given, *numbers).gradients(dout, *given)
 
 
-def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> Results:
+def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Results:
     """Results without values."""
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save for the backward."""
-    ctx.save_for_backward(*inputs[:6])
-    ctx.numbers = inputs[6:]
+    q, k, v, offsets, offsets_q, num_targets, *numbers = inputs
+    ctx.save_for_backward(q, k, v, offsets, offsets_q, num_targets)
+    ctx.numbers = numbers
 
 
 def gradients(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
@@ -64,8 +86,8 @@ def gradients(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
 
 
 BACKWARD = Operator(
-    f"hstu_backward(Tensor dout, {TENSORS}, {NUMBERS}) -> (Tensor, Tensor, Tensor)", run_backward, fake_backward
+    f"hstu_backward(Tensor dout, {GIVEN}, {NUMBERS}) -> (Tensor, Tensor, Tensor)", run_backward, fake_backward
 )
 FORWARD = Operator(
-    f"hstu_forward({TENSORS}, {NUMBERS}) -> Tensor", run_forward, fake_forward, setup=save, backward=gradients, casts=3
+    f"hstu_forward({GIVEN}, {NUMBERS}) -> Tensor", run_forward, fake_forward, setup=save, backward=gradients, casts=3
 )

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import Sequences
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.counts import describes, rows_in
-from attnbench.kernels.shared.limits import LARGEST_FACTOR, extent_fault, is_whole
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "hstu_attention"
@@ -24,6 +25,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
 LARGEST_COUNT = 2**24
 INDICES = (torch.int32, torch.int64)
+OPTIONAL = ("gates", "offsets_q", "num_targets")
+"Tensors that a call may be without."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +51,10 @@ class Problem:
     def batch(self) -> int:
         """Number of sequences; 0 also where the offsets are of no use."""
         return max(1, *self.offsets.shape[:1]) - 1 if self.offsets.dim() else 0
+
+    def sequences(self) -> Sequences:
+        """Where the sequences lie, as kernels take it."""
+        return Sequences(offsets_ptr=self.offsets, offsets_q_ptr=self.offsets_q, num_targets_ptr=self.num_targets)
 
     def flags(self) -> dict[str, Any]:
         """What of the mask is compiled into a kernel."""
@@ -78,6 +85,7 @@ def takes_tma(x: Tensor) -> bool:
     return (
         x.numel() > 0
         and x.data_ptr() % 16 == 0
+        and x.stride(2) == 1
         and all(stride * item % 16 == 0 and stride for stride in x.stride()[:2])
     )
 
@@ -95,6 +103,12 @@ def default_alpha(q: Tensor) -> float:
     return max(1, *q.shape[-1:]) ** -0.5 if q.dim() else 1.0
 
 
+def alpha_of(alpha: float | None, q: Tensor) -> float:
+    """α, which `check_types` has found to be a number, as a float; None: the default."""
+    found: float = default_alpha(q) if alpha is None else as_float(alpha)
+    return found
+
+
 def check_device(q: Tensor, *, compiled: bool) -> None:
     """Refuse CPU tensors where the kernels are compiled and not interpreted.
 
@@ -109,16 +123,16 @@ def check_types(tensors: dict[str, Any], alpha: Any) -> None:
     """Refuse what is no tensor, and an α that is no number, before anything is asked of them.
 
     Args:
-        tensors: by name; None: not given.
+        tensors: by name; None: not given, which those of OPTIONAL may be.
         alpha: None: not given.
 
     Raises:
         ValueError: naming the argument, its type and what is accepted.
     """
     for name, x in tensors.items():
-        if x is not None and not isinstance(x, Tensor):
+        if not isinstance(x, Tensor) and not (x is None and name in OPTIONAL):
             raise wrong(name, repr(x)[:40], f"is of type {type(x).__name__}", "a tensor")
-    if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, int | float)):
+    if alpha is not None and (isinstance(alpha, Tensor) or not isinstance(as_float(alpha), float)):
         raise wrong("alpha", repr(alpha)[:40], f"is of type {type(alpha).__name__}", "a number, or None")
 
 

@@ -6,7 +6,9 @@ captured in a CUDA graph.  All tensors of a call have one dtype and one device; 
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -15,6 +17,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu
 from attnbench.kernels.shared.card import takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
+from attnbench.kernels.shared.limits import as_float
 
 __all__ = ["embed", "gate", "norm", "pick", "silu"]
 
@@ -41,11 +44,11 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    scale, tensors = float(scale), (table, ids, positions, places)
+    scale, tensors = as_float(scale), (table, ids, positions, places)
     key = "embed", facts_of(*tensors, jagged=(1, 2)), exact(scale)
     launches = _calls.get(key)
     if launches is None:
-        _check("hstu_embed", {"table": table, "places": places}, {"ids": ids, "positions": positions})
+        _check("hstu_embed", {"table": table, "places": places}, {"ids": ids, "positions": positions}, scale=scale)
         _same("hstu_embed", "places", places.shape[1], table.shape[1])
         _same("hstu_embed", "positions", len(positions), len(ids))
         launches = _calls.keep(key, Launches(partial(_run_embed, scale)))
@@ -55,7 +58,17 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
 def _run_embed(scale: float, table: Tensor, ids: Tensor, positions: Tensor, places: Tensor) -> Results:
     out = empty((rows_in(ids), table.shape[1]), table)
     if out.numel():
-        launch(hstu_embed, (rows_in(ids),), ids, positions, table, places, out, scale, **_block(table))
+        launch(
+            hstu_embed,
+            (rows_in(ids),),
+            ids_ptr=ids,
+            positions_ptr=positions,
+            table_ptr=table,
+            places_ptr=places,
+            out_ptr=out,
+            scale=scale,
+            **_block(table),
+        )
     return (out,)
 
 
@@ -74,11 +87,11 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    eps = float(eps)
+    eps = as_float(eps)
     key = "norm", facts_of(x, weight, bias, jagged=(0,)), exact(eps)
     launches = _calls.get(key)
     if launches is None:
-        _check("hstu_norm", {"x": x, "weight": weight[None], "bias": bias[None]}, {})
+        _check("hstu_norm", {"x": x, "weight": _row(weight), "bias": _row(bias)}, {}, eps=eps)
         for name, given in (("weight", weight), ("bias", bias)):
             _same("hstu_norm", name, len(given), x.shape[1])
         launches = _calls.keep(key, Launches(partial(_run_norm, eps)))
@@ -88,7 +101,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
 def _run_norm(eps: float, x: Tensor, weight: Tensor, bias: Tensor) -> Results:
     out = empty((rows_in(x), x.shape[1]), x)
     if out.numel():
-        launch(hstu_norm, (rows_in(x),), x, weight, bias, out, eps, **_block(x))
+        launch(hstu_norm, (rows_in(x),), x_ptr=x, weight_ptr=weight, bias_ptr=bias, out_ptr=out, eps=eps, **_block(x))
     return (out,)
 
 
@@ -108,6 +121,8 @@ def silu(x: Tensor) -> Tensor:
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_silu", {"x": x}, {}, strided="x")
+        if len(x) > 1 and x.stride(0) < x.shape[1]:
+            raise _wrong("hstu_silu", "x.stride", x.stride(), "has rows in one another", "rows apart, as x is changed")
         launches = _calls.keep(key, Launches(_run_silu))
     launches(x)
     return x
@@ -116,7 +131,7 @@ def silu(x: Tensor) -> Tensor:
 def _run_silu(x: Tensor) -> Results:
     if x.numel():
         grid = rows_in(x), -(-x.shape[1] // SILU_BLOCK)
-        launch(hstu_silu, grid, x, x.stride(0), x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
+        launch(hstu_silu, grid, x_ptr=x, row_stride=x.stride(0), columns=x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
     return ()
 
 
@@ -140,15 +155,16 @@ def gate(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    eps, whole, tensors = float(eps), bool(whole), (a, u, weight, bias, count)
+    eps, whole, tensors = as_float(eps), bool(whole), (a, u, weight, bias, count)
     key = "gate", facts_of(*tensors, jagged=(0, 1)), exact(eps, whole)
     launches = _calls.get(key)
     if launches is None:
-        values = {"a": a, "u": u, "weight": weight[None], "bias": bias[None]}
-        _check("hstu_gate", values, {} if count is None else {"count": count}, strided="u")
+        rows = {"weight": _row(weight), "bias": _row(bias)}
+        values = {"a": a, "u": u, **rows}
+        _check("hstu_gate", values, {} if count is None else {"count": count}, strided="u", eps=eps)
         if count is not None:
             _same("hstu_gate", "count", len(count), 1)
-        for name, x in (("u", u), ("weight", weight[None]), ("bias", bias[None])):
+        for name, x in {"u": u, **rows}.items():
             _same("hstu_gate", name, x.shape[1], a.shape[1])
         _same("hstu_gate", "u", len(u), len(a))
         launches = _calls.keep(key, Launches(partial(_run_gate, eps, whole)))
@@ -161,7 +177,19 @@ def _run_gate(
     out = empty((rows_in(a), a.shape[1] * (1 if whole else 3)), a)
     if out.numel():
         constants = {"WHOLE": whole, "COUNTED": count is not None, **_block(a)}
-        launch(hstu_gate, (rows_in(a),), a, u, weight, bias, out, count, u.stride(0), eps, **constants)
+        launch(
+            hstu_gate,
+            (rows_in(a),),
+            a_ptr=a,
+            u_ptr=u,
+            weight_ptr=weight,
+            bias_ptr=bias,
+            out_ptr=out,
+            count_ptr=count,
+            u_row=u.stride(0),
+            eps=eps,
+            **constants,
+        )
     return (out,)
 
 
@@ -179,11 +207,11 @@ def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    eps = float(eps)
+    eps = as_float(eps)
     key = "pick", facts_of(x, rows, jagged=(0, 1)), exact(eps)
     launches = _calls.get(key)
     if launches is None:
-        _check("hstu_pick", {"x": x}, {"rows": rows})
+        _check("hstu_pick", {"x": x}, {"rows": rows}, eps=eps)
         launches = _calls.keep(key, Launches(partial(_run_pick, eps)))
     return _only(launches(x, rows))
 
@@ -191,7 +219,7 @@ def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
 def _run_pick(eps: float, x: Tensor, rows: Tensor) -> Results:
     out = empty((rows_in(rows), x.shape[1]), x)
     if out.numel():
-        launch(hstu_pick, (rows_in(rows),), x, rows, out, eps, **_block(x))
+        launch(hstu_pick, (rows_in(rows),), x_ptr=x, rows_ptr=rows, out_ptr=out, eps=eps, **_block(x))
     return (out,)
 
 
@@ -209,7 +237,21 @@ def _block(x: Tensor) -> dict[str, int]:
     return {"DIM": x.shape[1], "BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
-def _check(who: str, values: dict[str, Tensor], indices: dict[str, Tensor], strided: str = "") -> None:
+def _row(x: Any) -> Any:
+    """One row, of a tensor; what is none is refused by `_check`."""
+    return x[None] if isinstance(x, Tensor) else x
+
+
+def _check(
+    who: str, values: dict[str, Tensor], indices: dict[str, Tensor], strided: str = "", **numbers: object
+) -> None:
+    for name, x in {**values, **indices}.items():
+        if not isinstance(x, Tensor):
+            raise _wrong(who, name, repr(x)[:40], f"is of type {type(x).__name__}", "a tensor")
+    for name, number in numbers.items():
+        if not isinstance(number, float) or not math.isfinite(number) or (name == "eps" and number < 0):
+            accepted = "a finite number from 0" if name == "eps" else "a finite number"
+            raise _wrong(who, name, repr(number)[:40], "cannot be used", accepted)
     first = next(iter(values.values()))
     for name, x in values.items():
         if x.dim() != 2 or not 1 <= x.shape[1] <= LARGEST:

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from attnbench.kernels.hstu.arguments import RowStrides
+
+
+class SplitStrides(NamedTuple):
+    """Elements from one part of the keys, row and head of an output, or of partial sums, to the next."""
+
+    split: int
+    row: int
+    head: int
+
 
 class ForwardStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_paged_forward`."""
+    """Of the tensors of `hstu_paged_forward`."""
 
-    q: tuple[int, ...]
-    k: tuple[int, ...]
-    v: tuple[int, ...]
+    q: RowStrides
+    k: RowStrides
+    v: RowStrides
     pool: int
     "from one key to the next"
-    out: tuple[int, ...]
-    "of splits, rows and heads"
+    out: SplitStrides
+
+
+class AppendStrides(NamedTuple):
+    """Of the tensors of `hstu_paged_append`."""
+
+    k: RowStrides
+    v: RowStrides
+    pool: int
+    "from one key to the next"
 
 
 class ForwardMeta(NamedTuple):

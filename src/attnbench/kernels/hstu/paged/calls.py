@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,11 +19,11 @@ from attnbench.kernels.hstu.paged.configs import (
 )
 from attnbench.kernels.hstu.paged.forward import launch_forward, programs_of, splits_of, workspace_shape
 from attnbench.kernels.hstu.paged.portable import hstu_paged_forward, launch_append
-from attnbench.kernels.hstu.paged.problem import Step, check_step, check_values, wrong
+from attnbench.kernels.hstu.paged.problem import LARGEST_COUNT, Step, check_step, check_values, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
-from attnbench.kernels.shared.limits import is_whole
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, is_whole
 
 LARGEST_GRID = 2**31
 "Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
@@ -63,7 +63,7 @@ def attend(
         splits = splits_of(q, step, config) if splits is None else splits
         if (programs := programs_of(q, step, config, splits)) >= LARGEST_GRID:
             raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
-        alpha = q.shape[2] ** -0.5 if alpha is None else alpha
+        alpha = q.shape[2] ** -0.5 if alpha is None else float(alpha)
         numbers = {"alpha": alpha, "scaling_seqlen": scaling_seqlen, "splits": splits}
         launches = _attentions.keep(key, Launches(partial(_run_attention, bounds, config, numbers)))
     (out,) = launches(*tensors)
@@ -93,8 +93,18 @@ _attentions: Kept[Launches] = Kept()
 _appends: Kept[Launches] = Kept()
 TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
 "Fields of a `Step` that are tensors."
-JAGGED, APPENDED = (0, 1, 2, 7), (0, 1, 6)
-"Of the tensors of both calls those with other rows in every step: new rows, and the entries of `indices`."
+JAGGED, APPENDED = (
+    tuple(place for place, name in enumerate((*given, *TABLE)) if name in ("q", "k", "v", "indices"))
+    for given in (("q", "k", "v", "pool"), ("k", "v", "pool"))
+)
+"Of the tensors of both calls those with other rows in every step, by place: new rows, and the entries of `indices`."
+
+
+class StepBounds(NamedTuple):
+    """Fields of a `Step` that are numbers."""
+
+    max_new: int
+    max_cached: int
 
 
 def table_of(step: Step) -> tuple[Tensor | None, ...]:
@@ -102,18 +112,18 @@ def table_of(step: Step) -> tuple[Tensor | None, ...]:
     return tuple(getattr(step, name, None) for name in TABLE)
 
 
-def bounds_of(step: Step) -> tuple[int, int]:
+def bounds_of(step: Step) -> StepBounds:
     """Bounds of a step; of anything else -1."""
-    return getattr(step, "max_new", -1), getattr(step, "max_cached", -1)
+    return StepBounds(*(getattr(step, name, -1) for name in StepBounds._fields))
 
 
-def step_of(bounds: Sequence[int], table: Sequence[Any]) -> Step:
+def step_of(bounds: StepBounds, table: Sequence[Any]) -> Step:
     """The step of these bounds and tensors."""
-    return Step(**dict(zip(TABLE, table, strict=True)), max_new=bounds[0], max_cached=bounds[1])
+    return Step(**dict(zip(TABLE, table, strict=True)), **bounds._asdict())
 
 
 def _run_attention(
-    bounds: tuple[int, int],
+    bounds: StepBounds,
     config: PagedConfig,
     numbers: dict[str, Any],
     q: Tensor,
@@ -129,7 +139,7 @@ def _run_attention(
     return (out,)
 
 
-def _run_append(bounds: tuple[int, int], k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
+def _run_append(bounds: StepBounds, k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
     launch_append(k, v, pool, step_of(bounds, table))
     return ()
 
@@ -140,14 +150,15 @@ def check_numbers(scaling_seqlen: int, alpha: float | None, splits: int | None) 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
-    if not is_whole(scaling_seqlen) or scaling_seqlen < 1:
-        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen), "cannot be used", "a whole number from 1")
+    if not is_whole(scaling_seqlen) or not 1 <= scaling_seqlen <= LARGEST_COUNT:
+        accepted = f"a whole number from 1 to {LARGEST_COUNT}"
+        raise wrong(ATTENTION, "scaling_seqlen", repr(scaling_seqlen)[:40], "cannot be used", accepted)
     if splits is not None and (not is_whole(splits) or not 1 <= splits <= 1024):
         raise wrong(ATTENTION, "splits", repr(splits), "cannot be used", "a whole number from 1 to 1024, or None")
-    if alpha is not None and (
-        isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -float("inf") < alpha < float("inf")
-    ):
-        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", "a finite number, or None")
+    found = 0.0 if alpha is None else as_float(alpha)
+    if isinstance(alpha, Tensor) or not isinstance(found, float) or not abs(found) <= LARGEST_FACTOR:
+        accepted = f"a number of at most {LARGEST_FACTOR}, or None"
+        raise wrong(ATTENTION, "alpha", repr(alpha)[:40], "cannot be used", accepted)
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfig:

@@ -9,7 +9,7 @@ from attnbench.kernels.hstu.dense.parts import launch_sum, parts_of
 from attnbench.kernels.hstu.dense.parts import workspace_shape as shape_of_parts
 from attnbench.kernels.hstu.paged import portable
 from attnbench.kernels.hstu.paged.configs import PagedConfig
-from attnbench.kernels.hstu.paged.hopper.forward import hstu_paged_hopper_forward
+from attnbench.kernels.hstu.paged.hopper.forward import ForwardMeta, hstu_paged_hopper_forward
 from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, rows_of
@@ -103,30 +103,32 @@ def _launch_hopper(
     launch(
         hstu_paged_hopper_forward,
         (programs,),
-        rows_of(q, ROWS.value, block_d),
-        rows_of(k, config.block_n, block_d),
-        rows_of(v, config.block_n, block_d),
-        rows_of(pool.view(-1, heads, dim), box, block_d),
-        rows_of(out, ROWS.value, block_d) if workspace is None else None,
-        workspace,
-        counter,
-        step.offsets,
-        step.cached,
-        step.indptr,
-        step.indices,
-        step.num_targets,
-        alpha / 2,
-        1 / scaling_seqlen,
-        heads,
-        pairs,
-        tiles,
-        group,
-        splits,
-        PAGE=page_size,
-        HAS_TARGETS=step.num_targets is not None,
-        DRAWS=counter is not None,
-        SPLIT=workspace is not None,
+        q_desc=rows_of(q, ROWS.value, block_d),
+        k_desc=rows_of(k, config.block_n, block_d),
+        v_desc=rows_of(v, config.block_n, block_d),
+        pool_desc=rows_of(pool.view(-1, heads, dim), box, block_d),
+        out_desc=rows_of(out, ROWS.value, block_d) if workspace is None else None,
+        parts_ptr=workspace,
+        counter_ptr=counter,
+        offsets_ptr=step.offsets,
+        cached_ptr=step.cached,
+        indptr_ptr=step.indptr,
+        indices_ptr=step.indices,
+        num_targets_ptr=step.num_targets,
+        half_alpha=alpha / 2,
+        scale=1 / scaling_seqlen,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        parts=splits,
+        META=ForwardMeta(
+            **config.hopper_flags(block_d),
+            PAGE=page_size,
+            HAS_TARGETS=step.num_targets is not None,
+            DRAWS=counter is not None,
+            SPLIT=workspace is not None,
+        ),
         num_warps=4,
         launch_pdl=workspace is not None,
-        **config.hopper_flags(block_d),
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.paged.calls import (
     APPEND,
     ATTENTION,
+    StepBounds,
     append,
     attend,
     check_device,
@@ -20,16 +21,25 @@ from attnbench.kernels.hstu.paged.calls import (
     named,
     step_of,
 )
-from attnbench.kernels.hstu.paged.problem import check_step
+from attnbench.kernels.hstu.paged.problem import Step, check_step
 from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
 
 TABLE = "Tensor offsets, Tensor cached, Tensor indptr, Tensor indices, Tensor? num_targets"
 BOUNDS = "SymInt max_new, SymInt max_cached"
+GIVEN = len(f"{TABLE}, {BOUNDS}".split(","))
+"Arguments that make a `Step`."
+
+
+def parted(rest: tuple[Any, ...]) -> tuple[Step, tuple[Any, ...]]:
+    """The step that arguments begin with, and those after it."""
+    *table, max_new, max_cached = rest[:GIVEN]
+    return step_of(StepBounds(max_new=max_new, max_cached=max_cached), table), rest[GIVEN:]
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> Tensor:
     """`out`."""
-    return attend(q, k, v, pool, step_of(rest[5:7], rest[:5]), *rest[7:])
+    step, numbers = parted(rest)
+    return attend(q, k, v, pool, step, *numbers)
 
 
 def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> Tensor:
@@ -38,8 +48,8 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> T
     Raises:
         ValueError: as `hstu_paged_attention` says, but for what hangs on addresses.
     """
-    scaling_seqlen, alpha, splits, config = rest[7:]
-    check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step_of(rest[5:7], rest[:5]))
+    step, (scaling_seqlen, alpha, splits, config) = parted(rest)
+    check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
     check_numbers(scaling_seqlen, alpha, splits)
     if config is not None:
         named(config)
@@ -49,7 +59,8 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> T
 
 def run_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
     """Change the pool."""
-    append(k, v, pool, step_of(rest[5:], rest[:5]))
+    step, _ = parted(rest)
+    append(k, v, pool, step)
 
 
 def fake_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
@@ -58,7 +69,8 @@ def fake_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
     Raises:
         ValueError: as `hstu_paged_append` says.
     """
-    check_step(APPEND, {"k": k, "v": v}, pool, step_of(rest[5:], rest[:5]))
+    step, _ = parted(rest)
+    check_step(APPEND, {"k": k, "v": v}, pool, step)
     check_device(APPEND, k)
 
 

@@ -17,13 +17,14 @@ A key that is not there is a row of zeros: its score is 0, SiLU(0) is 0.  So no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING, Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
+from attnbench.kernels.hstu.arguments import RowStrides
 from attnbench.kernels.hstu.dense.problem import descriptor
-from attnbench.kernels.hstu.paged.arguments import ForwardMeta, ForwardStrides
+from attnbench.kernels.hstu.paged.arguments import AppendStrides, ForwardMeta, ForwardStrides, SplitStrides
 from attnbench.kernels.hstu.tiles import sees, silu
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.kept import launch
@@ -40,31 +41,39 @@ COUNTS = ("heads", "tiles", "splits")
 """Arguments whose value no code depends on: another batch or length compiles nothing anew."""
 APPEND_ROWS = 16
 
+KEYS, VALUES = (tl.constexpr(half) for half in range(2))
+"Halves of a page."
+
+
+class Cache(NamedTuple):
+    """Cached keys and values of one head of a sequence."""
+
+    pool_ptr: Any
+    pool_desc: Any
+    pool_row: Any
+    head: Any
+    keys: Any
+    "how many there are"
+
 
 @triton.jit
 @no_type_check
-def load_cached(
-    pool_ptr,
-    pool_desc,
-    page,
-    at,
-    keys,
-    half,
-    head,
-    pool_row,
-    DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    WHOLE: tl.constexpr,
-    TMA: tl.constexpr,
-):
-    """A tile [BLOCK, BLOCK_DIM] of cached keys (half 0) or values (half 1) from key `at`; zeros from key `keys` on."""
-    if WHOLE and TMA:
-        tile = pool_desc.load([(page * 2 + half) * PAGE + at % PAGE, tl.cast(head, tl.int32), 0])
-        return tile.reshape(BLOCK, BLOCK_DIM)
-    slot = (tl.cast(page, tl.int64) * 2 + half) * PAGE + at % PAGE
-    return load_rows(pool_ptr + slot * pool_row + head * DIM, 0, keys - at, pool_row, DIM, BLOCK, BLOCK_DIM, WHOLE)
+def load_cached(cache, page, at, half, META: tl.constexpr, WHOLE: tl.constexpr):
+    """A tile [BLOCK_N, BLOCK_D] of cached keys (half KEYS) or values (VALUES) from key `at`; zeros past the last one."""
+    if WHOLE and META.TMA:
+        slot = (page * 2 + half) * META.PAGE + at % META.PAGE
+        return cache.pool_desc.load([slot, tl.cast(cache.head, tl.int32), 0]).reshape(META.BLOCK_N, META.BLOCK_D)
+    slot = (tl.cast(page, tl.int64) * 2 + half) * META.PAGE + at % META.PAGE
+    return load_rows(
+        base=cache.pool_ptr + slot * cache.pool_row + cache.head * META.DIM,
+        first=0,
+        count=cache.keys - at,
+        stride=cache.pool_row,
+        DIM=META.DIM,
+        BLOCK=META.BLOCK_N,
+        BLOCK_DIM=META.BLOCK_D,
+        WHOLE=WHOLE,
+    )
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -96,11 +105,6 @@ def hstu_paged_forward(
     BLOCK_M: tl.constexpr = META.BLOCK_M
     BLOCK_N: tl.constexpr = META.BLOCK_N
     PRECISION: tl.constexpr = META.PRECISION
-    TMA: tl.constexpr = META.TMA
-    q_row, q_head = strides.q
-    k_row, k_head = strides.k
-    v_row, v_head = strides.v
-    out_split, out_row, out_head = strides.out
     # Programs next to one another read the same keys: row tiles first, then shares, heads, sequences.
     program = tl.program_id(0)
     tile = program % tiles
@@ -119,9 +123,18 @@ def hstu_paged_forward(
     if META.HAS_TARGETS:
         seen = new - tl.load(num_targets_ptr + number)
     head64 = head.to(tl.int64)
-    k_base = k_ptr + new_start * k_row + head64 * k_head
-    v_base = v_ptr + new_start * v_row + head64 * v_head
-    q = load_rows(q_ptr + new_start * q_row + head64 * q_head, start, new, q_row, DIM, BLOCK_M, BLOCK_D, False)
+    k_base = k_ptr + new_start * strides.k.row + head64 * strides.k.head
+    v_base = v_ptr + new_start * strides.v.row + head64 * strides.v.head
+    q = load_rows(
+        q_ptr + new_start * strides.q.row + head64 * strides.q.head,
+        start,
+        new,
+        strides.q.row,
+        DIM,
+        BLOCK_M,
+        BLOCK_D,
+        WHOLE=False,
+    )
     last = tl.minimum(start + BLOCK_M, new) - 1
     end = (tl.minimum(last + 1, seen) + BLOCK_N - 1) // BLOCK_N
     own = end
@@ -137,6 +150,7 @@ def hstu_paged_forward(
     low = split * share
     high = low + share
 
+    cache = Cache(pool_ptr=pool_ptr, pool_desc=pool_desc, pool_row=strides.pool, head=head, keys=cached)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first = tl.minimum(low, full)
     stop = tl.minimum(high, full)
@@ -144,118 +158,37 @@ def hstu_paged_forward(
     page = tl.load(pages_ptr + first * BLOCK_N // PAGE, mask=first < tail, other=0)
     if META.AHEAD:
         if first < stop:
-            k = load_cached(
-                pool_ptr,
-                pool_desc,
-                page,
-                first * BLOCK_N,
-                cached,
-                0,
-                head,
-                strides.pool,
-                DIM,
-                PAGE,
-                BLOCK_N,
-                BLOCK_D,
-                True,
-                TMA,
-            )
+            k = load_cached(cache, page, first * BLOCK_N, KEYS, META, WHOLE=True)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(q.dtype)
             following = tl.load(pages_ptr + (first + 1) * BLOCK_N // PAGE, mask=first + 1 < stop, other=0)
             for at in tl.range(first * BLOCK_N, (stop - 1) * BLOCK_N, BLOCK_N, disable_licm=True):
                 next_page = tl.load(pages_ptr + (at + BLOCK_N) // PAGE)
                 next_following = tl.load(pages_ptr + tl.minimum(at + 2 * BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
-                k = load_cached(
-                    pool_ptr,
-                    pool_desc,
-                    following,
-                    at + BLOCK_N,
-                    cached,
-                    0,
-                    head,
-                    strides.pool,
-                    DIM,
-                    PAGE,
-                    BLOCK_N,
-                    BLOCK_D,
-                    True,
-                    TMA,
-                )
+                k = load_cached(cache, following, at + BLOCK_N, KEYS, META, WHOLE=True)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                v = load_cached(
-                    pool_ptr, pool_desc, page, at, cached, 1, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
-                )
+                v = load_cached(cache, page, at, VALUES, META, WHOLE=True)
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
                 page = next_page
                 following = next_following
-            v = load_cached(
-                pool_ptr,
-                pool_desc,
-                page,
-                (stop - 1) * BLOCK_N,
-                cached,
-                1,
-                head,
-                strides.pool,
-                DIM,
-                PAGE,
-                BLOCK_N,
-                BLOCK_D,
-                True,
-                TMA,
-            )
+            v = load_cached(cache, page, (stop - 1) * BLOCK_N, VALUES, META, WHOLE=True)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
         for at in tl.range(first * BLOCK_N, stop * BLOCK_N, BLOCK_N, disable_licm=True):
-            k = load_cached(
-                pool_ptr, pool_desc, page, at, cached, 0, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
-            )
+            k = load_cached(cache, page, at, KEYS, META, WHOLE=True)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            v = load_cached(
-                pool_ptr, pool_desc, page, at, cached, 1, head, strides.pool, DIM, PAGE, BLOCK_N, BLOCK_D, True, TMA
-            )
+            v = load_cached(cache, page, at, VALUES, META, WHOLE=True)
             page = tl.load(pages_ptr + tl.minimum(at + BLOCK_N, (stop - 1) * BLOCK_N) // PAGE)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     if (full < tail) & (low <= full) & (full < high):
         page = tl.load(pages_ptr + full * BLOCK_N // PAGE)
-        k = load_cached(
-            pool_ptr,
-            pool_desc,
-            page,
-            full * BLOCK_N,
-            cached,
-            0,
-            head,
-            strides.pool,
-            DIM,
-            PAGE,
-            BLOCK_N,
-            BLOCK_D,
-            False,
-            TMA,
-        )
+        k = load_cached(cache, page, full * BLOCK_N, KEYS, META, WHOLE=False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_cached(
-            pool_ptr,
-            pool_desc,
-            page,
-            full * BLOCK_N,
-            cached,
-            1,
-            head,
-            strides.pool,
-            DIM,
-            PAGE,
-            BLOCK_N,
-            BLOCK_D,
-            False,
-            TMA,
-        )
+        v = load_cached(cache, page, full * BLOCK_N, VALUES, META, WHOLE=False)
         weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
@@ -265,15 +198,27 @@ def hstu_paged_forward(
     for index in tl.range(first, stop, num_stages=META.NEW_STAGES, disable_licm=True):
         # Tiles of the new history, then the rows' own among the candidates.
         at = tl.where(index < end, index, own + index - end) * BLOCK_N
-        k = load_rows(k_base, at, new, k_row, DIM, BLOCK_N, BLOCK_D, False)
+        k = load_rows(k_base, at, new, strides.k.row, DIM, BLOCK_N, BLOCK_D, WHOLE=False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_rows(v_base, at, new, v_row, DIM, BLOCK_N, BLOCK_D, False)
-        see = sees(rows, at + tl.arange(0, BLOCK_N)[None, :], 0, seen, 0, True, False, META.HAS_TARGETS, False)
+        v = load_rows(v_base, at, new, strides.v.row, DIM, BLOCK_N, BLOCK_D, WHOLE=False)
+        see = sees(
+            rows,
+            at + tl.arange(0, BLOCK_N)[None, :],
+            prefix=0,
+            seen=seen,
+            window=0,
+            CAUSAL=True,
+            HAS_PREFIX=False,
+            HAS_TARGETS=META.HAS_TARGETS,
+            HAS_WINDOW=False,
+        )
         weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
-    out_base = out_ptr + split.to(tl.int64) * out_split + new_start * out_row + head64 * out_head
-    store_rows(out_base, start, new, out_row, acc * scale, DIM, BLOCK_M, BLOCK_D)
+    out_base = (
+        out_ptr + split.to(tl.int64) * strides.out.split + new_start * strides.out.row + head64 * strides.out.head
+    )
+    store_rows(out_base, start, new, strides.out.row, acc * scale, DIM, BLOCK_M, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -287,11 +232,7 @@ def hstu_paged_append(
     indptr_ptr,
     indices_ptr,
     num_targets_ptr,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    pool_row,
+    strides,
     tiles,
     DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -316,13 +257,13 @@ def hstu_paged_append(
     page = tl.load(pages_ptr + position // PAGE, mask=there, other=0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)
     slot = page * (2 * PAGE) + position % PAGE
-    to = (pool_ptr + head * DIM) + (slot[:, None] * pool_row + dims[None, :])
+    to = (pool_ptr + head * DIM) + (slot[:, None] * strides.pool + dims[None, :])
     mask = there[:, None] & (dims < DIM)[None, :]
     wide = new_start + rows.to(tl.int64)
-    k = tl.load((k_ptr + head * k_head) + (wide[:, None] * k_row + dims[None, :]), mask=mask, other=0.0)
+    k = tl.load((k_ptr + head * strides.k.head) + (wide[:, None] * strides.k.row + dims[None, :]), mask=mask, other=0.0)
     tl.store(to, k, mask=mask)
-    v = tl.load((v_ptr + head * v_head) + (wide[:, None] * v_row + dims[None, :]), mask=mask, other=0.0)
-    tl.store(to + tl.cast(PAGE, tl.int64) * pool_row, v, mask=mask)
+    v = tl.load((v_ptr + head * strides.v.head) + (wide[:, None] * strides.v.row + dims[None, :]), mask=mask, other=0.0)
+    tl.store(to + tl.cast(PAGE, tl.int64) * strides.pool, v, mask=mask)
 
 
 def launch_forward(
@@ -361,31 +302,31 @@ def launch_forward(
     tma = config.loads == "tma" and _takes_tma(pool)
     described = descriptor(pool.view(-1, heads, dim), config.block_n, block_d) if tma else None
     if workspace is None:
-        target, to = out, (0, heads * dim, dim)
+        target, to = out, SplitStrides(split=0, row=heads * dim, head=dim)
     else:
-        target, to = workspace, (workspace.stride(1), workspace.stride(0), workspace.stride(2))
-    q_strides, k_strides, v_strides = (x.stride()[:2] for x in (q, k, v))
+        row, split, head = workspace.stride()[:3]
+        target, to = workspace, SplitStrides(split=split, row=row, head=head)
     launch(
         hstu_paged_forward,
         (tiles * step.batch * heads * splits,),
-        q,
-        k,
-        v,
-        pool,
-        target,
-        described,
-        step.offsets,
-        step.cached,
-        step.indptr,
-        step.indices,
-        step.num_targets,
-        ForwardStrides(q_strides, k_strides, v_strides, pool=heads * dim, out=to),
-        alpha / 2,
-        1 / scaling_seqlen if workspace is None else 1.0,
-        heads,
-        tiles,
-        splits,
-        ForwardMeta(
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        pool_ptr=pool,
+        out_ptr=target,
+        pool_desc=described,
+        offsets_ptr=step.offsets,
+        cached_ptr=step.cached,
+        indptr_ptr=step.indptr,
+        indices_ptr=step.indices,
+        num_targets_ptr=step.num_targets,
+        strides=ForwardStrides(q=RowStrides.of(q), k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim, out=to),
+        half_alpha=alpha / 2,
+        scale=1 / scaling_seqlen if workspace is None else 1.0,
+        heads=heads,
+        tiles=tiles,
+        splits=splits,
+        META=ForwardMeta(
             DIM=dim,
             BLOCK_D=block_d,
             PAGE=page_size,
@@ -418,21 +359,19 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
     tiles = -(-step.max_new // APPEND_ROWS)
     if tiles * step.batch * heads == 0:
         return
-    strides = [stride for x in (k, v) for stride in x.stride()[:2]]
     launch(
         hstu_paged_append,
         (tiles * step.batch, heads),
-        k,
-        v,
-        pool,
-        step.offsets,
-        step.cached,
-        step.indptr,
-        step.indices,
-        step.num_targets,
-        *strides,
-        heads * dim,
-        tiles,
+        k_ptr=k,
+        v_ptr=v,
+        pool_ptr=pool,
+        offsets_ptr=step.offsets,
+        cached_ptr=step.cached,
+        indptr_ptr=step.indptr,
+        indices_ptr=step.indices,
+        num_targets_ptr=step.num_targets,
+        strides=AppendStrides(k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim),
+        tiles=tiles,
         DIM=dim,
         BLOCK_D=block_of(dim),
         PAGE=pool.shape[2],

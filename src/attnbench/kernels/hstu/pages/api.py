@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.pages.portable import hstu_copy_pages
 from attnbench.kernels.shared.card import takes_compiled
+from attnbench.kernels.shared.limits import is_whole
 
 __all__ = ["copy_pages"]
 
@@ -32,6 +33,11 @@ def copy_pages(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
+    for name, x in (("source", source), ("target", target), ("from_pages", from_pages), ("to_pages", to_pages)):
+        if not isinstance(x, Tensor) or not x.dim():
+            raise _wrong(name, repr(x)[:40], f"is of type {type(x).__name__}", "a tensor")
+    if not is_whole(programs) or programs < 1:
+        raise _wrong("programs", repr(programs)[:40], "cannot be used", "a whole number from 1")
     page_bytes = source[0].numel() * source.element_size() if len(source) else 0
     if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
         raise _wrong(
@@ -40,8 +46,9 @@ def copy_pages(
             "does not fit",
             f"pages of {target.dtype}{list(target.shape[1:])}, as of the target",
         )
-    if not source.is_contiguous() or not target.is_contiguous() or page_bytes % WORD:
-        raise _wrong("source", list(source.shape), "is no pool of whole words", "contiguous pools of 8-byte words")
+    for name, x in (("source", source), ("target", target)):
+        if not x.is_contiguous() or page_bytes % WORD or x.storage_offset() * x.element_size() % WORD:
+            raise _wrong(name, list(x.shape), "is no pool of whole words", "contiguous pools of 8-byte words")
     for name, x in (("from_pages", from_pages), ("to_pages", to_pages)):
         if x.dtype != torch.int64 or x.dim() != 1 or len(x) != len(from_pages) or x.device != target.device:
             raise _wrong(
@@ -50,6 +57,8 @@ def copy_pages(
                 "does not fit",
                 "int64 in one dim on the target's device, as many of both",
             )
+        if not x.is_contiguous():
+            raise _wrong(f"{name}.stride", x.stride(), "has gaps", "contiguous")
     compiled = isinstance(hstu_copy_pages, triton.JITFunction)
     if compiled and not takes_compiled(target):
         raise _wrong("target.device", target.device, "has no compiled kernels", "a CUDA device")

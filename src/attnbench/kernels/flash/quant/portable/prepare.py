@@ -34,7 +34,9 @@ WIDTH = tl.constexpr(64)
 INT8 = tl.constexpr(127.0)
 E4M3 = tl.constexpr(448.0)
 LEAST = tl.constexpr(2.0**-60)
-"Rows and channels whose largest value is smaller count as zeros, so that a product of two scales is a normal number."
+"Rows and channels whose largest value is smaller count as zeros."
+LEAST_OF_Q = tl.constexpr(2.0**-80)
+"Of a row's scale times the problem's: times the least of a key's it is over 0, as a hidden score's -∞ needs it to be."
 ROUND = tl.constexpr(12582912.0)
 "1.5 · 2²³: a sum with it has the nearest whole number in its last bits."
 NEVER = tl.constexpr(-(2**31))
@@ -251,7 +253,8 @@ def quantise_q(
     q = tl.load(where, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
     end = (queries + Q_PAD - 1) // Q_PAD * Q_PAD
     scale, inverse = scale_of(tl.max(size_of(q), 1), INT8)
-    tl.store(scale_ptr + at, scale * softmax_scale, mask=at < end)
+    scale *= softmax_scale
+    tl.store(scale_ptr + at, tl.where(scale < LEAST_OF_Q, LEAST_OF_Q, scale), mask=at < end)
     store_rows(q8_ptr, first, end, COLUMNS, whole(q * inverse[:, None]), COLUMNS, ROWS, COLUMNS)
     wait_for(counter_ptr, ready)
     mean = tl.load(mean_ptr + tl.arange(0, COLUMNS))

@@ -246,31 +246,31 @@ def launch_hopper_forward(
     shape = Shape(dim=q.shape[-1], block_q=problem.block[0], block_k=problem.block[1], item_bytes=q.element_size())
     tile = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
     dims = block_of(q.shape[-1])
-    described = [rows_of(x, tile[name], dims) for name, x in tensors.items()]
+    described = {f"{name}_desc": rows_of(x, tile[name], dims) for name, x in tensors.items()}
     items = all_lists * max(1, problem.block[0] // config.block_m)
     counter = zeros((1,), q, torch.int32)
     launch(
         flash_sparse_hopper_forward,
         (min(items, config.programs * processors(q)),),
-        *described,
-        lse,
-        counter,
-        lists.items,
-        lists.indices,
-        lists.places,
-        lists.counts,
-        problem.seqlen_q,
-        problem.seqlen_k,
-        lse.stride(0),
-        lse.stride(1),
-        problem.scale * LOG2_E,
-        all_lists,
-        heads,
-        lists.counts.shape[2],
-        lists.indices.shape[2],
-        columns,
-        heads // k.shape[2],
-        ForwardMeta(
+        **described,
+        lse_ptr=lse,
+        counter_ptr=counter,
+        items_ptr=lists.items,
+        indices_ptr=lists.indices,
+        places_ptr=lists.places,
+        counts_ptr=lists.counts,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        lse_batch=lse.stride(0),
+        lse_head=lse.stride(1),
+        scale=problem.scale * LOG2_E,
+        all_lists=all_lists,
+        heads=heads,
+        rows=lists.counts.shape[2],
+        lists=lists.indices.shape[2],
+        columns=columns,
+        repeats=heads // k.shape[2],
+        META=ForwardMeta(
             CAUSAL=problem.causal,
             BLOCK_Q=lists.unit,
             BLOCK_K=problem.block[1],

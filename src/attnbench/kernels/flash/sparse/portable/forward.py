@@ -69,8 +69,8 @@ def flash_sparse_forward(
     if first < seqlen_q:
         none = tl.cast(batch * 0, tl.int64)
         indices = indices_ptr + tl.cast(row, tl.int64) * columns
-        head_kv = head // repeats
         q_base = first_row(tensors.q, batch, none, head, strides.q)
+        head_kv = head // repeats
         k_rows = Rows(
             base=first_row(tensors.k, batch, none, head_kv, strides.k),
             desc=None,

@@ -19,7 +19,7 @@ query's and one block's alone and slots are added in order: the same bits each t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -31,7 +31,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig, attend_fault, default_attend
+from attnbench.kernels.hstu.arguments import RowStrides
+from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig, AttendMeta, attend_fault, default_attend
 from attnbench.kernels.hstu.bsa.hopper.queue import (
     PLAIN,
     TILE_ROWS,
@@ -47,7 +48,7 @@ from attnbench.kernels.hstu.bsa.hopper.queue import (
     publish_done,
 )
 from attnbench.kernels.hstu.bsa.hopper.schedule import COUNTERS, SPREAD, GridProblem
-from attnbench.kernels.hstu.bsa.tiles import gate_of
+from attnbench.kernels.hstu.bsa.tiles import SELECTED, gate_of
 from attnbench.kernels.hstu.tiles import silu
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import Argument, aggregate, allocate_barriers, flat, rows_of, sync_warps
@@ -72,7 +73,7 @@ def allocate_tiles(k_desc, v_desc, STAGES: gl.constexpr, BLOCK_D: gl.constexpr):
     k = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
     # The lanes of two warps that gather arrive, and the producer with the bytes of keys and values.
-    return TileRing(q, k, v, allocate_barriers(STAGES, 65))
+    return TileRing(q=q, k=k, v=v, full=allocate_barriers(STAGES, ARRIVALS=65))
 
 
 @gluon.jit
@@ -88,9 +89,9 @@ def gather(slots, ring, q_ptr, ATTN_DIM: gl.constexpr):
     while step >= 0:
         slot = count % STAGES
         mbarrier.wait(slots.ready.index(slot), count // STAGES & 1)
-        step = number_of(slots.steps, slot, 2)
+        step = number_of(slots.steps, slot, WARPS=2)
         if step >= 0:
-            rows = number_of(slots.numbers, slot, 2)
+            rows = number_of(slots.numbers, slot, WARPS=2)
             for part in gl.static_range(TILE_ROWS // AT_ONCE):
                 if part * AT_ONCE < rows:
                     source = slots.sources.index(slot).slice(part * AT_ONCE, AT_ONCE).load(gl.SliceLayout(1, LAYOUT))
@@ -177,7 +178,7 @@ def attend(consumer):
     while step >= 0:
         slot = count % STAGES
         mbarrier.wait(full.index(slot), count // STAGES & 1)
-        step = number_of(slots.steps, slot, 8)
+        step = number_of(slots.steps, slot, WARPS=8)
         if step >= 0:
             attend_rows(consumer, slot, count // STAGES & 1)
         mbarrier.arrive(slots.done.index(slot))
@@ -221,12 +222,14 @@ def combine(combiner):
     while step >= 0:
         slot = count % SLOTS
         mbarrier.wait(jobs.ready.index(slot), count // SLOTS & 1)
-        step = number_of(jobs.steps, slot, 4)
+        step = number_of(jobs.steps, slot, WARPS=4)
         if step >= 0:
             source = gl.multiple_of(jobs.sources.index(slot).load(COLUMN), 8)
             row = jobs.targets.index(slot).load(COLUMN)
             chosen = counts.index(slot).load(COLUMN)
-            gate = gate_of(combiner.gates_ptr, row, 1, 0, chosen > 0, 1, combiner.GATES)
+            gate = gate_of(
+                combiner.gates_ptr, row, heads=1, head=0, mask=chosen > 0, BRANCH=SELECTED, GATES=combiner.GATES
+            )
             # A query without partial rows keeps what it has.  Nobody here reads it again: the L2 is for the others.
             places = combiner.out_ptr + gl.multiple_of(row * LINEAR_DIM, 8)[:, None] + columns[None, :]
             before = gl.load(places, mask=(chosen > 0)[:, None] & inside, other=0.0, eviction_policy="evict_first")
@@ -261,11 +264,8 @@ def hstu_bsa_hopper_attend(
     entries_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
-    q_row,
-    q_head,
+    sequences,
+    q_strides,
     units,
     heads,
     group,
@@ -276,65 +276,84 @@ def hstu_bsa_hopper_attend(
     slot_rows,
     half_alpha,
     scale,
-    ATTN_DIM: gl.constexpr,
-    LINEAR_DIM: gl.constexpr,
-    BLOCK_D: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    OTHERS: gl.constexpr,
-    GATES: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    HAS_CACHE: gl.constexpr,
-    SHARED: gl.constexpr,
-    TANH: gl.constexpr,
-    KEEP: gl.constexpr,
-    STAGES: gl.constexpr,
-    JOB_ROWS: gl.constexpr,
-    JOBS: gl.constexpr,
-    SUM_REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings, slots and barriers, and start the warps."""
+    ATTN_DIM: gl.constexpr = META.ATTN_DIM
+    STAGES: gl.constexpr = META.STAGES
+    JOBS: gl.constexpr = META.JOBS
+    JOB_ROWS: gl.constexpr = META.JOB_ROWS
+    BLOCK_SIZE: gl.constexpr = META.BLOCK_SIZE
+    OTHERS: gl.constexpr = META.OTHERS
+    LINEAR_DIM: gl.constexpr = META.LINEAR_DIM
     BLOCK_V: gl.constexpr = v_desc.block_shape[4]
     problem = GridProblem(
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
-        num_tiles_ptr,
-        units,
-        heads,
-        group,
-        steps,
-        ring,
-        HAS_TARGETS,
-        HAS_CACHE,
-        SHARED,
+        sequences=sequences,
+        num_tiles_ptr=num_tiles_ptr,
+        units=units,
+        heads=heads,
+        group=group,
+        steps=steps,
+        ring=ring,
+        HAS_TARGETS=META.HAS_TARGETS,
+        HAS_CACHE=META.HAS_CACHE,
+        SHARED=META.SHARED,
     )
-    tiles = allocate_tiles(k_desc, v_desc, STAGES, BLOCK_D)
+    tiles = allocate_tiles(k_desc, v_desc, STAGES, META.BLOCK_D)
     slots = allocate_slots(STAGES, TILE_ROWS)
     jobs = allocate_slots(JOBS, JOB_ROWS)
     counts = gl.allocate_shared_memory(gl.int32, [JOBS, JOB_ROWS], PLAIN)
-    granted = allocate_barriers(STAGES, 1)
+    granted = allocate_barriers(STAGES, ARRIVALS=1)
     fence_async_shared()
-    consumer = Consumer(granted, partial_ptr, half_alpha, scale, slots, tiles, LINEAR_DIM, TANH, KEEP)
-    combiner = Combiner(partial_ptr, gates_ptr, out_ptr, jobs, counts, OTHERS, LINEAR_DIM, BLOCK_V, GATES)
-    tile_producer = TileProducer(
-        k_desc,
-        v_desc,
-        progress_ptr,
-        entries_ptr,
-        tiles_ptr,
-        problem,
-        q_row,
-        q_head,
-        entry_rows,
-        tile_rows,
-        slot_rows,
-        slots,
-        tiles,
-        BLOCK_SIZE,
-        OTHERS,
-        LINEAR_DIM,
+    consumer = Consumer(
+        granted=granted,
+        partial_ptr=partial_ptr,
+        half_alpha=half_alpha,
+        scale=scale,
+        slots=slots,
+        ring=tiles,
+        LINEAR_DIM=LINEAR_DIM,
+        TANH=META.TANH,
+        KEEP=META.KEEP,
     )
-    job_producer = JobProducer(progress_ptr, problem, slot_rows, jobs, counts, BLOCK_SIZE, OTHERS, LINEAR_DIM)
+    combiner = Combiner(
+        partial_ptr=partial_ptr,
+        gates_ptr=gates_ptr,
+        out_ptr=out_ptr,
+        jobs=jobs,
+        counts=counts,
+        OTHERS=OTHERS,
+        LINEAR_DIM=LINEAR_DIM,
+        BLOCK_V=BLOCK_V,
+        GATES=META.GATES,
+    )
+    tile_producer = TileProducer(
+        k_desc=k_desc,
+        v_desc=v_desc,
+        progress_ptr=progress_ptr,
+        entries_ptr=entries_ptr,
+        tiles_ptr=tiles_ptr,
+        problem=problem,
+        q_strides=q_strides,
+        entry_rows=entry_rows,
+        tile_rows=tile_rows,
+        slot_rows=slot_rows,
+        slots=slots,
+        ring=tiles,
+        BLOCK_SIZE=BLOCK_SIZE,
+        OTHERS=OTHERS,
+        LINEAR_DIM=LINEAR_DIM,
+    )
+    job_producer = JobProducer(
+        progress_ptr=progress_ptr,
+        problem=problem,
+        slot_rows=slot_rows,
+        jobs=jobs,
+        counts=counts,
+        BLOCK_SIZE=BLOCK_SIZE,
+        OTHERS=OTHERS,
+        LINEAR_DIM=LINEAR_DIM,
+    )
     attended = progress_ptr + COUNTERS
     finished = attended + steps * SPREAD
     gl.warp_specialize(
@@ -349,7 +368,7 @@ def hstu_bsa_hopper_attend(
             (publish_done, (jobs, finished, True)),
         ],
         [4, 2, 1, 1, 1, 1, 1],
-        [SUM_REGISTERS, 48, 48, 48, 48, 48, 48],
+        [META.SUM_REGISTERS, 48, 48, 48, 48, 48, 48],
     )
 
 
@@ -381,8 +400,8 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
         v_desc=rows_of(call.v, p.block_size, p.block_v),
         gates_ptr=call.q if call.gates is None else call.gates,
         **call.tensors("out", "partial", "progress", "entries", "tiles", "num_tiles"),
-        **call.sequences(),
-        **call.strides("q"),
+        sequences=call.sequences(),
+        q_strides=RowStrides.of(call.q),
         units=p.units,
         heads=p.heads,
         group=group,
@@ -392,25 +411,25 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
         tile_rows=p.tile_rows(TILE_ROWS.value),
         slot_rows=p.slot_rows,
         **call.factors(),
-        **call.flags(),
-        **_constants(call, config),
+        META=_meta(call, config),
         num_warps=8,
     )
 
 
-def _constants(call: BsaCall, config: AttendConfig) -> dict[str, Any]:
+def _meta(call: BsaCall, config: AttendConfig) -> AttendMeta:
     p = call.problem
-    return {
-        "ATTN_DIM": p.attn_dim,
-        "LINEAR_DIM": p.linear_dim,
-        "BLOCK_D": p.block_d,
-        "OTHERS": p.others,
-        "GATES": p.gates,
-        "SHARED": p.shared,
-        "TANH": call.config.silu == "tanh",
-        "KEEP": config.keep,
-        "STAGES": config.stages,
-        "JOB_ROWS": config.job_rows,
-        "JOBS": config.jobs,
-        "SUM_REGISTERS": 112,
-    }
+    return AttendMeta(
+        **call.flags(),
+        ATTN_DIM=p.attn_dim,
+        LINEAR_DIM=p.linear_dim,
+        BLOCK_D=p.block_d,
+        OTHERS=p.others,
+        GATES=p.gates,
+        SHARED=p.shared,
+        TANH=call.config.silu == "tanh",
+        KEEP=config.keep,
+        STAGES=config.stages,
+        JOB_ROWS=config.job_rows,
+        JOBS=config.jobs,
+        SUM_REGISTERS=112,
+    )

@@ -6,7 +6,7 @@ Imports without torch and Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnbench.kernels.hstu.bsa.hopper.select_config import SHARED_BYTES, first_fault
 
@@ -22,6 +22,33 @@ PLACES = (3, 4)
 "Steps that have places, to 64 dims and over them, where an H200 was fastest; with 2 it took a quarter longer at 128."
 APART = 32
 "Between counters, each of which has a line of the L2 of its own: all programs add to them and look at them."
+
+
+class AttendMeta(NamedTuple):
+    """What `hstu_bsa_hopper_attend` is compiled for."""
+
+    ATTN_DIM: int
+    LINEAR_DIM: int
+    BLOCK_D: int
+    BLOCK_SIZE: int
+    OTHERS: int
+    "blocks of a query but the local one"
+    GATES: int
+    HAS_TARGETS: bool
+    HAS_CACHE: bool
+    SHARED: bool
+    "one list for all heads"
+    TANH: bool
+    "SiLU by the tanh instruction"
+    KEEP: bool
+    "partial rows are the last that the L2 gives up"
+    STAGES: int
+    JOB_ROWS: int
+    "queries of a job"
+    JOBS: int
+    "slots of jobs"
+    SUM_REGISTERS: int
+    "of a thread that adds up"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

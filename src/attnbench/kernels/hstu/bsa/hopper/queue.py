@@ -38,7 +38,7 @@ from attnbench.kernels.hstu.bsa.hopper.schedule import (
     seek,
     wait_for,
 )
-from attnbench.kernels.hstu.bsa.tiles import standing
+from attnbench.kernels.hstu.bsa.tiles import FIRST_ENTRY, LISTED_BLOCK, NUM_ENTRIES, RECORD, standing
 from attnbench.kernels.shared.hopper import Argument, aggregate, allocate_barriers, coordinates, load_tile, sync_warps
 
 TILE_ROWS = gl.constexpr(ROWS)
@@ -99,14 +99,14 @@ def allocate_slots(SLOTS: gl.constexpr, ROWS: gl.constexpr):
     steps = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
     numbers = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
     return Slots(
-        sources,
-        targets,
-        steps,
-        numbers,
-        allocate_barriers(SLOTS, 1),
-        allocate_barriers(SLOTS, 1),
-        allocate_barriers(SLOTS, 1),
-        SLOTS,
+        sources=sources,
+        targets=targets,
+        steps=steps,
+        numbers=numbers,
+        ready=allocate_barriers(SLOTS, ARRIVALS=1),
+        done=allocate_barriers(SLOTS, ARRIVALS=1),
+        free=allocate_barriers(SLOTS, ARRIVALS=1),
+        SLOTS=SLOTS,
     )
 
 
@@ -166,9 +166,8 @@ class TileProducer:
     entries_ptr: Argument
     tiles_ptr: Argument
     problem: GridProblem
-    q_row: Argument
-    q_head: Argument
-    "strides"
+    q_strides: gl.tuple
+    "as of `hstu.arguments.RowStrides`"
     entry_rows: Argument
     tile_rows: Argument
     slot_rows: Argument
@@ -192,7 +191,7 @@ def publish_tile(producer, count, tile, entry):
     slot = slots.acquire(count)
     mine = gl.arange(0, entry.shape[0], entry.type.layout) < tile.many
     slots.sources.index(slot).store(
-        gl.where(mine, tile.source + (entry // producer.OTHERS).to(gl.int64) * producer.q_row, NOWHERE)
+        gl.where(mine, tile.source + (entry // producer.OTHERS).to(gl.int64) * producer.q_strides.row, NOWHERE)
     )
     slots.targets.index(slot).store(gl.where(mine, tile.target + entry.to(gl.int64) * producer.LINEAR_DIM, NOWHERE))
     slots.steps.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + tile.step)
@@ -200,7 +199,7 @@ def publish_tile(producer, count, tile, entry):
     sync_warps()
     mbarrier.expect(ring.full.index(slot), BYTES)
     # To the descriptor the sequence ends with the block.
-    place = coordinates(tile.key, ring.k.shape[3], 0, tile.head)
+    place = coordinates(tile.key, ring.k.shape[3], first=0, head=tile.head)
     load_tile(producer.k_desc, place, ring.full.index(slot), ring.k.index(slot))
     load_tile(producer.v_desc, place, ring.full.index(slot), ring.v.index(slot))
     mbarrier.arrive(slots.ready.index(slot))
@@ -217,11 +216,18 @@ def record_of(producer, cursor, lane, inside):
     query = of_lane(pairs.query, lane).to(gl.int64)
     head = of_lane(pairs.head, lane)
     of_list = head.to(gl.int64) * (0 if problem.SHARED else 1)
-    source = query * producer.q_row + head.to(gl.int64) * producer.q_head
+    source = query * producer.q_strides.row + head.to(gl.int64) * producer.q_strides.head
     target = (cursor.place * problem.group + lane).to(gl.int64) * producer.slot_rows * producer.LINEAR_DIM
     where = of_list * producer.tile_rows + query * OTHERS // TILE_ROWS + key // producer.BLOCK_SIZE + inside
-    record = Record(cursor.step, head, key, source, target, of_list * producer.entry_rows + query * OTHERS)
-    return record, where * 3
+    record = Record(
+        step=cursor.step,
+        head=head,
+        key=key,
+        source=source,
+        target=target,
+        listed=of_list * producer.entry_rows + query * OTHERS,
+    )
+    return record, where * RECORD
 
 
 @gluon.jit
@@ -235,34 +241,36 @@ def produce_tiles(producer):
     rows = gl.arange(0, TILE_ROWS, ENTRIES)
     lanes = gl.arange(0, LANES, LINE)
     number = fetch(producer.progress_ptr)
-    cursor = begin(problem, 0)
+    cursor = begin(problem, JOB_ROWS=0)
     none = gl.to_tensor(0)
     far = none.to(gl.int64)
-    record = Record(none - 1, none, none, far, far, far)
+    record = Record(step=none - 1, head=none, key=none, source=far, target=far, listed=far)
     # As scalars its three numbers would be awaited where they are loaded.
     loaded = gl.zeros([LANES], gl.int32, LINE)
-    tile = ListTile(none - 1, none, none, none, far, far)
+    tile = ListTile(step=none - 1, head=none, key=none, many=none, source=far, target=far)
     entry = gl.zeros([TILE_ROWS], gl.int32, ENTRIES)
     count = 0
     while tile.step < problem.steps:
         next_number = fetch(producer.progress_ptr)
         # Entries of the tile whose record has come.
-        many = of_lane(loaded, 2)
+        many = of_lane(loaded, NUM_ENTRIES)
         next_tile = ListTile(
-            record.step,
-            record.head,
-            record.key + of_lane(loaded, 1) * producer.BLOCK_SIZE,
-            many,
-            record.source,
-            record.target,
+            step=record.step,
+            head=record.head,
+            key=record.key + of_lane(loaded, LISTED_BLOCK) * producer.BLOCK_SIZE,
+            many=many,
+            source=record.source,
+            target=record.target,
         )
         next_entry = gl.load(
-            producer.entries_ptr + (record.listed + of_lane(loaded, 0)) + rows, mask=rows < many, other=0
+            producer.entries_ptr + (record.listed + of_lane(loaded, FIRST_ENTRY)) + rows, mask=rows < many, other=0
         )
         # The record of the tile whose number has come.
         cursor, lane, inside = seek(fetched(number), cursor, problem)
         record, where = record_of(producer, cursor, lane, inside)
-        loaded = gl.load(producer.tiles_ptr + where + lanes, mask=(lanes < 3) & (record.step < problem.steps), other=0)
+        loaded = gl.load(
+            producer.tiles_ptr + where + lanes, mask=(lanes < RECORD) & (record.step < problem.steps), other=0
+        )
         if tile.step >= 0:
             publish_tile(producer, count, tile, entry)
             count += 1
@@ -284,7 +292,7 @@ def grant_places(slots, granted, finished, ring):
     while step >= 0:
         slot = count % SLOTS
         mbarrier.wait(slots.ready.index(slot), count // SLOTS & 1)
-        step = number_of(slots.steps, slot, 1)
+        step = number_of(slots.steps, slot, WARPS=1)
         # Steps leave in any order, and one without tiles has waited for none before it.
         while checked <= step - ring:
             end = gl.minimum(step - ring, checked + LANES - 1)
@@ -328,7 +336,7 @@ def publish_job(producer, count, cursor, lane, inside, weight):
         seen = keys - of_lane(pairs.targets, lane)
     row = inside * JOB_ROWS + gl.arange(0, JOB_ROWS, gl.BlockedLayout([(JOB_ROWS + 31) // 32], [32], [1], [0]))
     mine = row < queries
-    _position, _stand, local = standing(row, keys - queries, seen, producer.BLOCK_SIZE)
+    local = standing(row, keys - queries, seen, producer.BLOCK_SIZE).local
     first = (cursor.place * problem.group + lane).to(gl.int64) * producer.slot_rows
     target = (of_lane(pairs.query, lane).to(gl.int64) + row) * problem.heads + of_lane(pairs.head, lane)
     slot = jobs.acquire(count)
@@ -378,10 +386,10 @@ def publish_done(slots, counters, WEIGHED: gl.constexpr):
     while step >= 0:
         slot = count % SLOTS
         mbarrier.wait(slots.done.index(slot), count // SLOTS & 1)
-        step = number_of(slots.steps, slot, 1)
+        step = number_of(slots.steps, slot, WARPS=1)
         weight = gl.to_tensor(1)
         if WEIGHED:
-            weight = number_of(slots.numbers, slot, 1)
+            weight = number_of(slots.numbers, slot, WARPS=1)
         if step >= 0:
             # Needs both numbers: a slot is not free while they are being loaded.  Nobody waits for the end's.
             mbarrier.arrive(slots.free.index(slot), pred=weight > 0)

@@ -69,9 +69,8 @@ def of_lane(values, lane):
 class GridProblem:
     """Arguments of the launch that say which pairs and steps there are."""
 
-    offsets_ptr: Argument
-    offsets_q_ptr: Argument
-    num_targets_ptr: Argument
+    sequences: gl.tuple
+    "as of `hstu.arguments.Sequences`"
     num_tiles_ptr: Argument
     units: Argument
     "(sequence, head) pairs"
@@ -140,22 +139,24 @@ def pairs_of(step, problem, JOB_ROWS: gl.constexpr):
     there = (lanes < problem.group) & (unit < problem.units)
     number = unit // problem.heads
     tiles = gl.load(problem.num_tiles_ptr + (number if problem.SHARED else unit), mask=there, other=0)
-    key = gl.load(problem.offsets_ptr + number, mask=there, other=0).to(gl.int32)
+    key = gl.load(problem.sequences.offsets_ptr + number, mask=there, other=0).to(gl.int32)
     query = key
     if problem.HAS_CACHE:
-        query = gl.load(problem.offsets_q_ptr + number, mask=there, other=0).to(gl.int32)
+        query = gl.load(problem.sequences.offsets_q_ptr + number, mask=there, other=0).to(gl.int32)
     head = unit - number * problem.heads
     if JOB_ROWS == 0:
-        return Pairs(tiles, key, query, head)
+        return Pairs(tiles=tiles, key=key, query=query, head=head)
     else:
-        key_end = gl.load(problem.offsets_ptr + 1 + number, mask=there, other=0).to(gl.int32)
+        key_end = gl.load(problem.sequences.offsets_ptr + 1 + number, mask=there, other=0).to(gl.int32)
         query_end = key_end
         targets = tiles
         if problem.HAS_CACHE:
-            query_end = gl.load(problem.offsets_q_ptr + 1 + number, mask=there, other=0).to(gl.int32)
+            query_end = gl.load(problem.sequences.offsets_q_ptr + 1 + number, mask=there, other=0).to(gl.int32)
         if problem.HAS_TARGETS:
-            targets = gl.load(problem.num_targets_ptr + number, mask=there, other=0).to(gl.int32)
-        return JobPairs(tiles, key, query, head, key_end, query_end, targets)
+            targets = gl.load(problem.sequences.num_targets_ptr + number, mask=there, other=0).to(gl.int32)
+        return JobPairs(
+            tiles=tiles, key=key, query=query, head=head, key_end=key_end, query_end=query_end, targets=targets
+        )
 
 
 @gluon.jit
@@ -180,7 +181,15 @@ def begin(problem, JOB_ROWS: gl.constexpr):
     none = gl.to_tensor(0)
     pairs = pairs_of(0, problem, JOB_ROWS)
     ahead = pairs_of(1, problem, JOB_ROWS)
-    return Cursor(none, none, none, through_of(pairs, JOB_ROWS), pairs, ahead, JOB_ROWS)
+    return Cursor(
+        step=none,
+        place=none,
+        before=none,
+        through=through_of(pairs, JOB_ROWS),
+        pairs=pairs,
+        ahead=ahead,
+        JOB_ROWS=JOB_ROWS,
+    )
 
 
 @gluon.jit
@@ -207,7 +216,11 @@ def seek(number, cursor, problem):
     passed = through <= inside
     lane = gl.sum(passed.to(gl.int32), 0)
     inside -= gl.max(gl.where(passed, through, 0), 0)
-    return Cursor(step, place, before, through, pairs, ahead, JOB_ROWS), lane, inside
+    return (
+        Cursor(step=step, place=place, before=before, through=through, pairs=pairs, ahead=ahead, JOB_ROWS=JOB_ROWS),
+        lane,
+        inside,
+    )
 
 
 @gluon.jit

@@ -18,13 +18,20 @@ products of the others.  A program's next items are those of other heads and oth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from attnbench.kernels.hstu.bsa.hopper.select_config import REGISTERS, SelectConfig, default_select, select_fault
+from attnbench.kernels.hstu.arguments import Sequences
+from attnbench.kernels.hstu.bsa.hopper.select_config import (
+    REGISTERS,
+    SelectConfig,
+    SelectMeta,
+    default_select,
+    select_fault,
+)
 from attnbench.kernels.hstu.bsa.hopper.stripes import (
     Consumer,
     GridProblem,
@@ -32,11 +39,12 @@ from attnbench.kernels.hstu.bsa.hopper.stripes import (
     Stripe,
     Work,
     coarse_tile,
+    key_tiles_of,
     near_tile,
     store_stripe,
 )
 from attnbench.kernels.hstu.bsa.hopper.topk import empty_lists
-from attnbench.kernels.hstu.bsa.tiles import complete_seen, gate_of, near_begin, standing
+from attnbench.kernels.hstu.bsa.tiles import COMPRESSED, SELECTED, SLIDING, complete_seen, gate_of, standing
 from attnbench.kernels.hstu.tiles import sequence
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import (
@@ -63,36 +71,22 @@ def work_of(item, problem):
     place = item - number * (problem.tiles * problem.heads)
     tile = place // problem.heads
     head = place - tile * problem.heads
-    key_start, query_start, keys, first_query, _prefix, _seen = sequence(
-        problem.offsets_ptr, problem.offsets_q_ptr, problem.offsets_ptr, number, 0, False, False, problem.HAS_CACHE
+    sequences = Sequences(
+        offsets_ptr=problem.offsets_ptr, offsets_q_ptr=problem.offsets_q_ptr, num_targets_ptr=problem.offsets_ptr
+    )
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=False, HAS_CACHE=problem.HAS_CACHE
     )
     start = (problem.tiles - 1 - tile) * (ROWS * problem.STRIPES)
-    return Work(head, key_start.to(gl.int32), query_start.to(gl.int32), keys, first_query, keys - first_query, start)
-
-
-@aggregate
-class KeyTiles:
-    """Tiles that some rows see: of means [0, end), of keys [near, behind).
-
-    Of [0, whole) every row sees and ranks every block.
-    """
-
-    whole: gl.tensor
-    end: gl.tensor
-    near: gl.tensor
-    behind: gl.tensor
-
-
-@gluon.jit
-@no_type_check
-def key_tiles_of(first, last, keys, problem):
-    """Tiles that the rows at the positions [first, last] see."""
-    BLOCKS: gl.constexpr = problem.BLOCKS
-    BLOCK_SIZE: gl.constexpr = problem.BLOCK_SIZE
-    _position, _stand, local = standing(first, 0, keys, BLOCK_SIZE)
-    visible = complete_seen(last, keys, BLOCK_SIZE)
-    near = near_begin(first, keys, problem.WINDOW, BLOCK_SIZE) // BLOCKS
-    return KeyTiles(local // BLOCKS, (visible + BLOCKS - 1) // BLOCKS, near, (last + BLOCKS) // BLOCKS)
+    return Work(
+        head=head,
+        key_start=bounds.key_start.to(gl.int32),
+        query_start=bounds.query_start.to(gl.int32),
+        keys=bounds.keys,
+        first_query=bounds.first_query,
+        queries=bounds.keys - bounds.first_query,
+        start=start,
+    )
 
 
 @aggregate
@@ -224,35 +218,45 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             lists = ()
             for i in gl.static_range(MINE):
                 rows = work.start + (FIRST + i) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-                position, stand, local = standing(rows, work.first_query, keys, BLOCK_SIZE)
-                complete = complete_seen(stand, keys, BLOCK_SIZE)
+                query = standing(rows, work.first_query, keys, BLOCK_SIZE)
+                complete = complete_seen(query.stand, keys, BLOCK_SIZE)
                 # Read here, gates are there when they are needed.
                 packed = work.query_start.to(gl.int64) + rows
                 there = rows < work.queries
-                of_means = gate_of(gates_ptr, packed, heads, work.head, there, 0, GATES) * BLOCK_SIZE
-                of_local = gate_of(gates_ptr, packed, heads, work.head, there, 1, GATES)
+                of_means = gate_of(gates_ptr, packed, heads, work.head, there, COMPRESSED, GATES) * BLOCK_SIZE
+                of_local = gate_of(gates_ptr, packed, heads, work.head, there, SELECTED, GATES)
                 of_window = of_local
                 if problem.WINDOW > 0:
-                    of_window = gate_of(gates_ptr, packed, heads, work.head, there, 2, GATES)
-                stripes = stripes + (Stripe(position, stand, local, complete, of_means, of_local, of_window),)
+                    of_window = gate_of(gates_ptr, packed, heads, work.head, there, SLIDING, GATES)
+                stripes = stripes + (
+                    Stripe(
+                        position=query.position,
+                        stand=query.stand,
+                        local=query.local,
+                        complete=complete,
+                        of_means=of_means,
+                        of_local=of_local,
+                        of_window=of_window,
+                    ),
+                )
                 accs = accs + (gl.zeros([ROWS, BLOCK_V], gl.float32, OUT),)
                 lists = lists + (empty_lists(consumer.COUNTS - 1, ROWS, BLOCKS, SCORES),)
             for i in gl.static_range(MINE):
                 rings.q[FIRST + i].wait(turn)
-            qs = queries_of(rings.q, turn, zero, FIRST, MINE, 0)
+            qs = queries_of(rings.q, turn, zero, FIRST, MINE, LOOP=0)
             for tile in range(whole):
-                accs, lists = coarse_tile(accs, lists, qs, stripes, consumer, count, tile * BLOCKS, False)
+                accs, lists = coarse_tile(accs, lists, qs, stripes, consumer, count, tile * BLOCKS, MASKED=False)
                 count += 1
-            qs = queries_of(rings.q, turn, zero, FIRST, MINE, 1)
+            qs = queries_of(rings.q, turn, zero, FIRST, MINE, LOOP=1)
             for tile in range(whole, end):
-                accs, lists = coarse_tile(accs, lists, qs, stripes, consumer, count, tile * BLOCKS, True)
+                accs, lists = coarse_tile(accs, lists, qs, stripes, consumer, count, tile * BLOCKS, MASKED=True)
                 count += 1
             gated = ()
             for i in gl.static_range(MINE):
                 gated = gated + (accs[i] * gl.convert_layout(stripes[i].of_means, gl.SliceLayout(1, OUT))[:, None],)
             accs = gated
             count = skip_tiles(rings.k, count, every.end - end + near - every.near)
-            qs = queries_of(rings.q, turn, zero, FIRST, MINE, 2)
+            qs = queries_of(rings.q, turn, zero, FIRST, MINE, LOOP=2)
             for tile in range(near, behind):
                 summed = ()
                 for i in gl.static_range(MINE):
@@ -300,53 +304,62 @@ def hstu_bsa_hopper_select(
     tiles,
     jobs,
     zero,
-    HAS_CACHE: gl.constexpr,
-    WINDOW: gl.constexpr,
-    GATES: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    COUNTS: gl.constexpr,
-    BITS: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
-    BESIDE: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    BLOCK_V: gl.constexpr,
-    GROUPS: gl.constexpr,
-    MINE: gl.constexpr,
-    STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings and barriers, and start the warps."""
+    BLOCK_V: gl.constexpr = META.BLOCK_V
+    GROUPS: gl.constexpr = META.GROUPS
+    MINE: gl.constexpr = META.MINE
+    STAGES: gl.constexpr = META.STAGES
+    REGISTERS: gl.constexpr = META.REGISTERS
     STRIPES: gl.constexpr = GROUPS * MINE
     problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, heads, tiles, jobs, HAS_CACHE, STRIPES, WINDOW, BLOCK_SIZE, BLOCKS
+        offsets_ptr=offsets_ptr,
+        offsets_q_ptr=offsets_q_ptr,
+        heads=heads,
+        tiles=tiles,
+        items=jobs,
+        HAS_CACHE=META.HAS_CACHE,
+        STRIPES=STRIPES,
+        WINDOW=META.WINDOW,
+        BLOCK_SIZE=META.BLOCK_SIZE,
+        BLOCKS=META.BLOCKS,
     )
     q_rings = ()
     for _i in gl.static_range(STRIPES):
-        q_rings = q_rings + (allocate_ring(q_desc, 2, 1),)
+        q_rings = q_rings + (allocate_ring(q_desc, STAGES=2, CONSUMERS=1),)
     values = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
     rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), values)
     outs = q_rings[0].tiles
     if q_desc.block_shape[4] != BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [STRIPES] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
-    producer = Producer(q_desc, means_k_desc, means_v_desc, k_desc, v_desc, rings, problem)
+    producer = Producer(
+        q_desc=q_desc,
+        means_k_desc=means_k_desc,
+        means_v_desc=means_v_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        rings=rings,
+        problem=problem,
+    )
     consumer = Consumer(
-        out_desc,
-        outs,
-        rings,
-        problem,
-        gates_ptr,
-        blocks_ptr,
-        half_alpha,
-        scale,
-        zero,
-        GATES,
-        COUNTS,
-        BITS,
-        APPROXIMATE,
-        BESIDE,
-        BLOCK_V,
-        MINE,
+        out_desc=out_desc,
+        outs=outs,
+        rings=rings,
+        problem=problem,
+        gates_ptr=gates_ptr,
+        blocks_ptr=blocks_ptr,
+        half_alpha=half_alpha,
+        scale=scale,
+        zero=zero,
+        GATES=META.GATES,
+        COUNTS=META.COUNTS,
+        BITS=META.BITS,
+        APPROXIMATE=META.APPROXIMATE,
+        BESIDE=META.BESIDE,
+        BLOCK_V=BLOCK_V,
+        MINE=MINE,
     )
     if GROUPS == 2:
         gl.warp_specialize(
@@ -387,41 +400,42 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
     launch(
         hstu_bsa_hopper_select,
         (config.programs(jobs, processors(call.q)),),
-        rows_of(call.q, ROWS.value, block_d),
-        *means,
-        rows_of(call.k, config.blocks, block_d),
-        rows_of(call.v, config.blocks, block_v),
-        rows_of(call.out, ROWS.value, block_v),
-        call.q if call.gates is None else call.gates,
-        call.blocks,
-        call.offsets,
-        call.offsets if call.offsets_q is None else call.offsets_q,
-        p.alpha / 2,
-        1 / p.scaling_seqlen,
-        p.heads,
-        tiles,
-        jobs,
-        0,
+        q_desc=rows_of(call.q, ROWS.value, block_d),
+        means_k_desc=means[0],
+        means_v_desc=means[1],
+        k_desc=rows_of(call.k, config.blocks, block_d),
+        v_desc=rows_of(call.v, config.blocks, block_v),
+        out_desc=rows_of(call.out, ROWS.value, block_v),
+        gates_ptr=call.q if call.gates is None else call.gates,
+        blocks_ptr=call.blocks,
+        offsets_ptr=call.offsets,
+        offsets_q_ptr=call.offsets if call.offsets_q is None else call.offsets_q,
+        half_alpha=p.alpha / 2,
+        scale=1 / p.scaling_seqlen,
+        heads=p.heads,
+        tiles=tiles,
+        jobs=jobs,
+        zero=0,
+        META=_meta(call, config),
         num_warps=4,
-        **_constants(call, config),
     )
 
 
-def _constants(call: BsaCall, config: SelectConfig) -> dict[str, Any]:
+def _meta(call: BsaCall, config: SelectConfig) -> SelectMeta:
     p = call.problem
-    return {
-        "HAS_CACHE": p.has_cache,
-        "WINDOW": p.local_window,
-        "GATES": p.gates,
-        "BLOCK_SIZE": p.block_size,
-        "COUNTS": p.block_counts,
-        "BITS": p.index_bits,
-        "APPROXIMATE": call.config.silu == "tanh",
-        "BESIDE": config.beside,
-        "BLOCKS": config.blocks,
-        "BLOCK_V": p.block_v,
-        "GROUPS": config.groups,
-        "MINE": config.rows // ROWS.value,
-        "STAGES": config.stages,
-        "REGISTERS": REGISTERS[config.groups],
-    }
+    return SelectMeta(
+        HAS_CACHE=p.has_cache,
+        WINDOW=p.local_window,
+        GATES=p.gates,
+        BLOCK_SIZE=p.block_size,
+        COUNTS=p.block_counts,
+        BITS=p.index_bits,
+        APPROXIMATE=call.config.silu == "tanh",
+        BESIDE=config.beside,
+        BLOCKS=config.blocks,
+        BLOCK_V=p.block_v,
+        GROUPS=config.groups,
+        MINE=config.rows // ROWS.value,
+        STAGES=config.stages,
+        REGISTERS=REGISTERS[config.groups],
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from attnbench.kernels.hstu.bsa.problem import BsaProblem
@@ -19,6 +19,33 @@ REGISTERS = {2: 240, 3: 160}
 HELD = {2: 176, 3: 112}
 """Of these, what sums, scores and weights may take: with more, masks and lists are spilled in every tile, and products
 wait for one another."""
+
+
+class SelectMeta(NamedTuple):
+    """What `hstu_bsa_hopper_select` is compiled for."""
+
+    HAS_CACHE: bool
+    WINDOW: int
+    GATES: int
+    BLOCK_SIZE: int
+    COUNTS: int
+    "blocks of a query, the local one included"
+    BITS: int
+    "of a block's number in a key"
+    APPROXIMATE: bool
+    "SiLU by the tanh instruction"
+    BESIDE: bool
+    "rank while the product with the values runs, or before it is issued"
+    BLOCKS: int
+    "means, or keys nearby, of a tile"
+    BLOCK_V: int
+    GROUPS: int
+    "consumer warpgroups"
+    MINE: int
+    "stripes of a warpgroup"
+    STAGES: int
+    REGISTERS: int
+    "of a thread of all consumer warpgroups but the first"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from attnbench.kernels.hstu.bsa.hopper.topk import (
     parted_columns,
     store_blocks,
 )
-from attnbench.kernels.hstu.bsa.tiles import near_masks, near_weights, standing
+from attnbench.kernels.hstu.bsa.tiles import complete_seen, near_begin, near_masks, near_weights, standing
 from attnbench.kernels.hstu.tiles import silu
 from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, aggregate, coordinates, flat, store_tile, sync_warps
 
@@ -60,6 +60,33 @@ class Work:
     "position of query 0"
     queries: gl.tensor
     start: gl.tensor
+
+
+@aggregate
+class KeyTiles:
+    """Tiles that some rows see: of means [0, end), of keys [near, behind).
+
+    Of [0, whole) every row sees and ranks every block.
+    """
+
+    whole: gl.tensor
+    end: gl.tensor
+    near: gl.tensor
+    behind: gl.tensor
+
+
+@gluon.jit
+@no_type_check
+def key_tiles_of(first, last, keys, problem):
+    """Tiles that the rows at the positions [first, last] see."""
+    BLOCKS: gl.constexpr = problem.BLOCKS
+    BLOCK_SIZE: gl.constexpr = problem.BLOCK_SIZE
+    local = standing(first, first_query=0, seen=keys, BLOCK_SIZE=BLOCK_SIZE).local
+    visible = complete_seen(last, keys, BLOCK_SIZE)
+    near = near_begin(first, keys, problem.WINDOW, BLOCK_SIZE) // BLOCKS
+    return KeyTiles(
+        whole=local // BLOCKS, end=(visible + BLOCKS - 1) // BLOCKS, near=near, behind=(last + BLOCKS) // BLOCKS
+    )
 
 
 @aggregate
@@ -224,7 +251,7 @@ def store_stripe(acc, best, place, consumer, row, work, LAYOUT: gl.constexpr):
     chosen = merge_owners(best)
     LISTED: gl.constexpr = gl.SliceLayout(1, LAYOUT) if COUNTS == 1 else chosen[0].type.layout
     rows = row + gl.arange(0, ROWS, LISTED)
-    _position, _stand, local = standing(rows, work.first_query, work.keys, consumer.problem.BLOCK_SIZE)
+    local = standing(rows, work.first_query, work.keys, consumer.problem.BLOCK_SIZE).local
     store_blocks(
         consumer.blocks_ptr + (work.query_start.to(gl.int64) * heads + work.head) * COUNTS,
         chosen,

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from attnbench.kernels.hstu.arguments import RowStrides
 
-class GradKeysStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_bsa_grad_keys`."""
 
-    q_row: int
-    q_head: int
-    k_row: int
-    k_head: int
-    v_row: int
-    v_head: int
-    dout_row: int
-    dout_head: int
+class PoolStrides(NamedTuple):
+    """Of the tensors of `hstu_bsa_pool`."""
+
+    k: RowStrides
+    v: RowStrides
+
+
+class ForwardStrides(NamedTuple):
+    """Of the tensors of `hstu_bsa_select`, `hstu_bsa_attend` and `hstu_bsa_ticket`."""
+
+    q: RowStrides
+    k: RowStrides
+    v: RowStrides
+
+
+class GradMeansStrides(NamedTuple):
+    """Of the tensors of `hstu_bsa_grad_means`."""
+
+    q: RowStrides
+    dout: RowStrides
+
+
+class BackwardStrides(NamedTuple):
+    """Of the tensors of `hstu_bsa_grad_keys` and `hstu_bsa_grad_rows`."""
+
+    q: RowStrides
+    k: RowStrides
+    v: RowStrides
+    dout: RowStrides
 
 
 class GradKeysMeta(NamedTuple):
@@ -37,15 +57,6 @@ class GradKeysMeta(NamedTuple):
     TANH: bool
 
 
-class GradMeansStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_bsa_grad_means`."""
-
-    q_row: int
-    q_head: int
-    dout_row: int
-    dout_head: int
-
-
 class GradMeansMeta(NamedTuple):
     """What `hstu_bsa_grad_means` is compiled for."""
 
@@ -60,19 +71,6 @@ class GradMeansMeta(NamedTuple):
     ROWS: int
     BLOCKS: int
     TANH: bool
-
-
-class GradRowsStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_bsa_grad_rows`."""
-
-    q_row: int
-    q_head: int
-    k_row: int
-    k_head: int
-    v_row: int
-    v_head: int
-    dout_row: int
-    dout_head: int
 
 
 class GradRowsMeta(NamedTuple):
@@ -95,17 +93,6 @@ class GradRowsMeta(NamedTuple):
     TANH: bool
 
 
-class TicketStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_bsa_ticket`."""
-
-    q_row: int
-    q_head: int
-    k_row: int
-    k_head: int
-    v_row: int
-    v_head: int
-
-
 class TicketMeta(NamedTuple):
     """What `hstu_bsa_ticket` is compiled for."""
 
@@ -124,17 +111,6 @@ class TicketMeta(NamedTuple):
     TANH: bool
 
 
-class AttendStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_bsa_attend`."""
-
-    q_row: int
-    q_head: int
-    k_row: int
-    k_head: int
-    v_row: int
-    v_head: int
-
-
 class AttendMeta(NamedTuple):
     """What `hstu_bsa_attend` is compiled for."""
 
@@ -149,17 +125,6 @@ class AttendMeta(NamedTuple):
     SHARED: bool
     ROWS: int
     TANH: bool
-
-
-class SelectStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_bsa_select`."""
-
-    q_row: int
-    q_head: int
-    k_row: int
-    k_head: int
-    v_row: int
-    v_head: int
 
 
 class SelectMeta(NamedTuple):

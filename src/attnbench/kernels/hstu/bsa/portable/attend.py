@@ -23,7 +23,18 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu.bsa.tiles import COUNTS, gate_of, gather_rows, scatter_rows, standing
+from attnbench.kernels.hstu.bsa.tiles import (
+    COUNTS,
+    FIRST_ENTRY,
+    LISTED_BLOCK,
+    NUM_ENTRIES,
+    RECORD,
+    SELECTED,
+    gate_of,
+    gather_rows,
+    scatter_rows,
+    standing,
+)
 from attnbench.kernels.hstu.tiles import sequence, silu
 from attnbench.kernels.shared.rows import load_rows
 
@@ -55,63 +66,74 @@ def attend_part(
     entries_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     unit,
     part,
     parts,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
+    strides,
     heads,
     entry_rows,
     tile_rows,
     half_alpha,
     scale,
-    ATTN_DIM: tl.constexpr,
-    LINEAR_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    OTHERS: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
-    SHARED: tl.constexpr,
-    ROWS: tl.constexpr,
-    TANH: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """One of so many parts of a pair's tiles; `partial_ptr` is where the partial rows of the pair start."""
+    """One of so many parts of a pair's tiles; `partial_ptr` is where the partial rows of the pair start.
+
+    META is that of either kernel below.
+    """
+    LINEAR_DIM: tl.constexpr = META.LINEAR_DIM
+    BLOCK_SIZE: tl.constexpr = META.BLOCK_SIZE
+    OTHERS: tl.constexpr = META.OTHERS
+    ROWS: tl.constexpr = META.ROWS
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    list_head = head * 0 if SHARED else head
-    many = tl.load(num_tiles_ptr + (number if SHARED else unit))
+    list_head = head * 0 if META.SHARED else head
+    many = tl.load(num_tiles_ptr + (number if META.SHARED else unit))
     each = tl.cdiv(many, parts)
-    key_start, query_start, _, _, _, _ = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
     )
-    tiles = tiles_ptr + (list_head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
-    entries = entries_ptr + list_head * entry_rows + query_start * OTHERS
-    q_base = q_ptr + head * q_head + query_start * q_row
-    k_base = k_ptr + head * k_head + key_start * k_row
-    v_base = v_ptr + head * v_head + key_start * v_row
+    tiles = (
+        tiles_ptr
+        + (list_head * tile_rows + (bounds.query_start * OTHERS) // ROWS + bounds.key_start // BLOCK_SIZE) * RECORD
+    )
+    entries = entries_ptr + list_head * entry_rows + bounds.query_start * OTHERS
+    q_base = q_ptr + head * strides.q.head + bounds.query_start * strides.q.row
+    k_base = k_ptr + head * strides.k.head + bounds.key_start * strides.k.row
+    v_base = v_ptr + head * strides.v.head + bounds.key_start * strides.v.row
     at = tl.arange(0, ROWS)
     for tile in tl.range(part * each, tl.minimum((part + 1) * each, many), num_stages=1):
-        where = tiles + tile * 3
-        first = tl.load(where)
-        key = tl.load(where + 1) * BLOCK_SIZE
-        mask = at < tl.load(where + 2)
+        where = tiles + tile * RECORD
+        first = tl.load(where + FIRST_ENTRY)
+        key = tl.load(where + LISTED_BLOCK) * BLOCK_SIZE
+        mask = at < tl.load(where + NUM_ENTRIES)
         entry = tl.load(entries + first + at, mask=mask, other=0)
         # A listed block is complete and past: every query of its list sees all its keys.
-        k = load_rows(k_base, key, 0, k_row, ATTN_DIM, BLOCK_SIZE, BLOCK_D, True)
-        v = load_rows(v_base, key, 0, v_row, LINEAR_DIM, BLOCK_SIZE, BLOCK_V, True)
-        q = gather_rows(q_base, entry // OTHERS, mask, q_row, ATTN_DIM, BLOCK_D)
-        weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
+        k = load_rows(
+            k_base,
+            key,
+            count=0,
+            stride=strides.k.row,
+            DIM=META.ATTN_DIM,
+            BLOCK=BLOCK_SIZE,
+            BLOCK_DIM=META.BLOCK_D,
+            WHOLE=True,
+        )
+        v = load_rows(
+            v_base,
+            key,
+            count=0,
+            stride=strides.v.row,
+            DIM=LINEAR_DIM,
+            BLOCK=BLOCK_SIZE,
+            BLOCK_DIM=META.BLOCK_V,
+            WHOLE=True,
+        )
+        q = gather_rows(q_base, entry // OTHERS, mask, strides.q.row, META.ATTN_DIM, META.BLOCK_D)
+        weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, META.TANH)
         partial = tl.dot(weights.to(q.dtype), v, input_precision="ieee") * scale
-        scatter_rows(partial_ptr, entry, mask, LINEAR_DIM, partial, LINEAR_DIM, BLOCK_V)
+        scatter_rows(partial_ptr, entry, mask, LINEAR_DIM, partial, LINEAR_DIM, META.BLOCK_V)
 
 
 @triton.jit
@@ -120,9 +142,7 @@ def combine_part(
     gates_ptr,
     out_ptr,
     partial_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     unit,
     part,
     span,
@@ -139,17 +159,17 @@ def combine_part(
     """`span` queries of a pair; `out` holds the other branches and takes the sum."""
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    _, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
     )
     out_row = heads * LINEAR_DIM
-    out = out_ptr + query_start * out_row + head * LINEAR_DIM
-    end = tl.minimum((part + 1) * span, keys - first_query)
+    out = out_ptr + bounds.query_start * out_row + head * LINEAR_DIM
+    end = tl.minimum((part + 1) * span, bounds.keys - bounds.first_query)
     for start in range(part * span, end, ROWS):
         rows = start + tl.arange(0, ROWS)
         mask = rows < end
-        local = standing(rows, first_query, seen, BLOCK_SIZE)[2]
-        gate = gate_of(gates_ptr, query_start + rows, heads, head, mask, 1, GATES)
+        local = standing(rows, bounds.first_query, bounds.seen, BLOCK_SIZE).local
+        gate = gate_of(gates_ptr, bounds.query_start + rows, heads, head, mask, SELECTED, GATES)
         total = gather_rows(out, rows, mask, out_row, LINEAR_DIM, BLOCK_V).to(tl.float32)
         chosen = tl.zeros([ROWS, BLOCK_V], tl.float32)
         for slot in tl.static_range(OTHERS):
@@ -169,9 +189,7 @@ def hstu_bsa_attend(
     entries_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     first_unit,
     parts,
     strides,
@@ -193,34 +211,17 @@ def hstu_bsa_attend(
         entries_ptr,
         tiles_ptr,
         num_tiles_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         first_unit + place,
         tl.program_id(0) - place * parts,
         parts,
-        strides.q_row,
-        strides.q_head,
-        strides.k_row,
-        strides.k_head,
-        strides.v_row,
-        strides.v_head,
+        strides,
         heads,
         entry_rows,
         tile_rows,
         half_alpha,
         scale,
-        META.ATTN_DIM,
-        META.LINEAR_DIM,
-        META.BLOCK_D,
-        META.BLOCK_V,
-        META.BLOCK_SIZE,
-        META.OTHERS,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-        META.SHARED,
-        META.ROWS,
-        META.TANH,
+        META,
     )
 
 
@@ -230,9 +231,7 @@ def hstu_bsa_combine(
     gates_ptr,
     out_ptr,
     partial_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     first_unit,
     row_parts,
     span,
@@ -253,9 +252,7 @@ def hstu_bsa_combine(
         gates_ptr,
         out_ptr,
         partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         first_unit + place,
         tl.program_id(0) - place * row_parts,
         span,
@@ -284,9 +281,7 @@ def hstu_bsa_ticket(
     entries_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     units,
     lag,
     ring,
@@ -323,34 +318,17 @@ def hstu_bsa_ticket(
                 entries_ptr,
                 tiles_ptr,
                 num_tiles_ptr,
-                offsets_ptr,
-                offsets_q_ptr,
-                num_targets_ptr,
+                sequences,
                 step,
                 place,
                 parts,
-                strides.q_row,
-                strides.q_head,
-                strides.k_row,
-                strides.k_head,
-                strides.v_row,
-                strides.v_head,
+                strides,
                 heads,
                 entry_rows,
                 tile_rows,
                 half_alpha,
                 scale,
-                META.ATTN_DIM,
-                META.LINEAR_DIM,
-                META.BLOCK_D,
-                META.BLOCK_V,
-                META.BLOCK_SIZE,
-                META.OTHERS,
-                META.HAS_TARGETS,
-                META.HAS_CACHE,
-                META.SHARED,
-                META.ROWS,
-                META.TANH,
+                META,
             )
             arrive(attended + step)
     elif step >= lag:
@@ -360,9 +338,7 @@ def hstu_bsa_ticket(
             gates_ptr,
             out_ptr,
             partial_ptr + (unit % ring) * size,
-            offsets_ptr,
-            offsets_q_ptr,
-            num_targets_ptr,
+            sequences,
             unit,
             place - parts,
             span,

@@ -19,7 +19,16 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu.bsa.tiles import COUNTS, gate_of, gather_rows, scatter_rows, standing
+from attnbench.kernels.hstu.bsa.tiles import (
+    COMPRESSED,
+    COUNTS,
+    SELECTED,
+    SLIDING,
+    gate_of,
+    gather_rows,
+    scatter_rows,
+    standing,
+)
 from attnbench.kernels.hstu.tiles import sequence, silu_and_slope
 from attnbench.kernels.shared.rows import load_rows, store_rows
 
@@ -48,9 +57,7 @@ def hstu_bsa_grad_means(
     means_v_ptr,
     dmeans_k_ptr,
     dmeans_v_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     strides,
     heads,
     tiles,
@@ -66,36 +73,43 @@ def hstu_bsa_grad_means(
     unit = tl.program_id(0) // tiles
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
     )
-    queries = keys - first_query
-    whole = seen // META.BLOCK_SIZE
+    queries = bounds.keys - bounds.first_query
+    whole = bounds.seen // META.BLOCK_SIZE
     start = (tl.program_id(0) - unit * tiles) * BLOCKS
     if start >= whole:
         return
-    mean = head * mean_rows + key_start // META.BLOCK_SIZE
+    mean = head * mean_rows + bounds.key_start // META.BLOCK_SIZE
     k = load_rows(
-        means_k_ptr + mean * META.ATTN_DIM, start, whole, META.ATTN_DIM, META.ATTN_DIM, BLOCKS, BLOCK_D, False
+        means_k_ptr + mean * META.ATTN_DIM, start, whole, META.ATTN_DIM, META.ATTN_DIM, BLOCKS, BLOCK_D, WHOLE=False
     )
     v = load_rows(
-        means_v_ptr + mean * META.LINEAR_DIM, start, whole, META.LINEAR_DIM, META.LINEAR_DIM, BLOCKS, BLOCK_V, False
+        means_v_ptr + mean * META.LINEAR_DIM,
+        start,
+        whole,
+        META.LINEAR_DIM,
+        META.LINEAR_DIM,
+        BLOCKS,
+        BLOCK_V,
+        WHOLE=False,
     )
-    last_key = (start + 1 + tl.arange(0, BLOCKS)) * META.BLOCK_SIZE - 1 - first_query
+    last_key = (start + 1 + tl.arange(0, BLOCKS)) * META.BLOCK_SIZE - 1 - bounds.first_query
     dk = tl.zeros([BLOCKS, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCKS, BLOCK_V], tl.float32)
-    q_base = q_ptr + query_start * strides.q_row + head * strides.q_head
-    dout_base = dout_ptr + query_start * strides.dout_row + head * strides.dout_head
-    begin = tl.maximum((start + 1) * META.BLOCK_SIZE - 1 - first_query, 0)
+    q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
+    dout_base = dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head
+    begin = tl.maximum((start + 1) * META.BLOCK_SIZE - 1 - bounds.first_query, 0)
     for first in range(begin, queries, META.ROWS):
         rows = first + tl.arange(0, META.ROWS)
-        q = load_rows(q_base, first, queries, strides.q_row, META.ATTN_DIM, META.ROWS, BLOCK_D, False)
-        dout = load_rows(dout_base, first, queries, strides.dout_row, META.LINEAR_DIM, META.ROWS, BLOCK_V, False)
+        q = load_rows(q_base, first, queries, strides.q.row, META.ATTN_DIM, META.ROWS, BLOCK_D, WHOLE=False)
+        dout = load_rows(dout_base, first, queries, strides.dout.row, META.LINEAR_DIM, META.ROWS, BLOCK_V, WHOLE=False)
         # Means along the rows of the products: what these weigh stays in the registers it is made in.
         value, twice = silu_and_slope(tl.dot(k, tl.trans(q), input_precision="ieee"), half_alpha, META.TANH)
         slope = twice * tl.dot(v, tl.trans(dout), input_precision="ieee")
         if META.GATES > 0:
-            gates = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, META.GATES)
+            gates = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, COMPRESSED, META.GATES)
             value *= gates[None, :]
             slope *= gates[None, :]
         # Queries and blocks that are none are zeros: q and dO give nothing, means get what nobody reads.
@@ -163,13 +177,13 @@ def key_factor(
     """
     keys = tl.arange(0, KEYS)[None, :]
     past = keys <= (position - key)[:, None]
-    of_local = gate_of(gates_ptr, packed, heads, head, mask, 1, GATES)
+    of_local = gate_of(gates_ptr, packed, heads, head, mask, SELECTED, GATES)
     if WINDOW == 0:
         return tl.where(past, of_local[:, None], 0.0)
-    of_window = gate_of(gates_ptr, packed, heads, head, mask & ~from_list, 2, GATES)
-    _position, stand, local = standing(position, 0, seen, BLOCK_SIZE)
-    of_local = tl.where(from_list | (local == block), of_local, 0.0)
-    in_window = (stand - key)[:, None] - keys < WINDOW
+    of_window = gate_of(gates_ptr, packed, heads, head, mask & ~from_list, SLIDING, GATES)
+    query = standing(position, first_query=0, seen=seen, BLOCK_SIZE=BLOCK_SIZE)
+    of_local = tl.where(from_list | (query.local == block), of_local, 0.0)
+    in_window = (query.stand - key)[:, None] - keys < WINDOW
     return tl.where(past, of_local[:, None] + tl.where(in_window, of_window[:, None], 0.0), 0.0)
 
 
@@ -189,9 +203,7 @@ def hstu_bsa_grad_keys(
     partial_dgate_ptr,
     dk_ptr,
     dv_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     first_unit,
     tiles,
     strides,
@@ -213,39 +225,45 @@ def hstu_bsa_grad_keys(
     unit = first_unit + place
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
     )
-    queries = keys - first_query
-    if block * META.BLOCK_SIZE >= seen:
+    queries = bounds.keys - bounds.first_query
+    if block * META.BLOCK_SIZE >= bounds.seen:
         return
-    k_base = k_ptr + key_start * strides.k_row + head * strides.k_head
-    v_base = v_ptr + key_start * strides.v_row + head * strides.v_head
-    q_base = q_ptr + query_start * strides.q_row + head * strides.q_head
-    dout_base = dout_ptr + query_start * strides.dout_row + head * strides.dout_head
-    complete = block < seen // META.BLOCK_SIZE
+    k_base = k_ptr + bounds.key_start * strides.k.row + head * strides.k.head
+    v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
+    q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
+    dout_base = dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head
+    complete = block < bounds.seen // META.BLOCK_SIZE
     listed = 0
     entries = entries_ptr
     partial_dq = partial_dq_ptr
     partial_dgate = partial_dgate_ptr
     if META.OTHERS > 0:
         list_head = head * 0 if META.SHARED else head
-        starts = starts_ptr + list_head * count_rows + key_start // META.BLOCK_SIZE + number + block
+        starts = starts_ptr + list_head * count_rows + bounds.key_start // META.BLOCK_SIZE + number + block
         begin = tl.load(starts, mask=complete, other=0)
         listed = tl.load(starts + 1, mask=complete, other=0) - begin
-        entries += list_head * entry_rows + query_start * META.OTHERS + begin
+        entries += list_head * entry_rows + bounds.query_start * META.OTHERS + begin
         partial_dq += place.to(tl.int64) * slot_rows * META.ATTN_DIM
         partial_dgate += place.to(tl.int64) * slot_rows
     # More keys than fit in registers are taken in parts, each through all queries.
     for part in range(META.BLOCK_SIZE // KEYS):
         key = block * META.BLOCK_SIZE + part * KEYS
-        k = load_rows(k_base, key, seen, strides.k_row, META.ATTN_DIM, KEYS, BLOCK_D, False)
-        v = load_rows(v_base, key, seen, strides.v_row, META.LINEAR_DIM, KEYS, BLOCK_V, False)
+        k = load_rows(k_base, key, bounds.seen, strides.k.row, META.ATTN_DIM, KEYS, BLOCK_D, WHOLE=False)
+        v = load_rows(v_base, key, bounds.seen, strides.v.row, META.LINEAR_DIM, KEYS, BLOCK_V, WHOLE=False)
         dk = tl.zeros([BLOCK_D, KEYS], tl.float32)
         dv = tl.zeros([BLOCK_V, KEYS], tl.float32)
-        near_first = tl.maximum(key - first_query, 0)
+        near_first = tl.maximum(key - bounds.first_query, 0)
         near_end = last_near_row(
-            block, tl.minimum(key + KEYS, seen) - 1, first_query, queries, seen, META.WINDOW, META.BLOCK_SIZE
+            block,
+            tl.minimum(key + KEYS, bounds.seen) - 1,
+            bounds.first_query,
+            queries,
+            bounds.seen,
+            META.WINDOW,
+            META.BLOCK_SIZE,
         )
         near = tl.maximum(near_end - near_first, 0)
         # The queries nearby, then those of the list, in the same tiles.
@@ -258,19 +276,19 @@ def hstu_bsa_grad_keys(
             if META.OTHERS > 0:
                 entry = tl.load(entries + at - near, mask=from_list, other=0)
                 rows = tl.where(from_list, entry // META.OTHERS, rows)
-            q = gather_rows(q_base, rows, mask, strides.q_row, META.ATTN_DIM, BLOCK_D)
-            dout = gather_rows(dout_base, rows, mask, strides.dout_row, META.LINEAR_DIM, BLOCK_V)
+            q = gather_rows(q_base, rows, mask, strides.q.row, META.ATTN_DIM, BLOCK_D)
+            dout = gather_rows(dout_base, rows, mask, strides.dout.row, META.LINEAR_DIM, BLOCK_V)
             factor = key_factor(
                 gates_ptr,
-                query_start + rows,
-                first_query + rows,
+                bounds.query_start + rows,
+                bounds.first_query + rows,
                 key,
                 block,
                 mask,
                 from_list,
                 heads,
                 head,
-                seen,
+                bounds.seen,
                 KEYS,
                 META.GATES,
                 META.WINDOW,
@@ -291,7 +309,7 @@ def hstu_bsa_grad_keys(
         # The next part adds to what this one wrote.
         if KEYS < META.BLOCK_SIZE:
             tl.debug_barrier()
-        mean = head * mean_rows + key_start // META.BLOCK_SIZE + block
+        mean = head * mean_rows + bounds.key_start // META.BLOCK_SIZE + block
         d = tl.arange(0, BLOCK_D)
         mean_k = tl.load(
             dmeans_k_ptr + mean * META.ATTN_DIM + d, mask=d < tl.where(complete, META.ATTN_DIM, 0), other=0.0
@@ -302,9 +320,9 @@ def hstu_bsa_grad_keys(
         )
         key_row = heads * META.ATTN_DIM
         store_rows(
-            dk_ptr + key_start * key_row + head * META.ATTN_DIM,
+            dk_ptr + bounds.key_start * key_row + head * META.ATTN_DIM,
             key,
-            seen,
+            bounds.seen,
             key_row,
             tl.trans(dk * (scale * half_alpha) + mean_k[:, None]),
             META.ATTN_DIM,
@@ -313,9 +331,9 @@ def hstu_bsa_grad_keys(
         )
         key_row = heads * META.LINEAR_DIM
         store_rows(
-            dv_ptr + key_start * key_row + head * META.LINEAR_DIM,
+            dv_ptr + bounds.key_start * key_row + head * META.LINEAR_DIM,
             key,
-            seen,
+            bounds.seen,
             key_row,
             tl.trans(dv * scale + mean_v[:, None]),
             META.LINEAR_DIM,

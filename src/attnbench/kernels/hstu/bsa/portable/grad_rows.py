@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu.bsa.tiles import (
+    COMPRESSED,
     COUNTS,
+    SELECTED,
+    SLIDING,
     complete_seen,
     gate_of,
     gather_rows,
@@ -50,8 +53,8 @@ def coarse_gradient(
     TANH: tl.constexpr,
 ):
     """Add what the blocks from `start` on give dq, without gate and factors, and the gate."""
-    k = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, False)
-    v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, False)
+    k = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, WHOLE=False)
+    v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, WHOLE=False)
     value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
     above = tl.dot(dout, tl.trans(v), input_precision="ieee")
     above = tl.where(tl.arange(0, BLOCKS)[None, :] < (visible - start)[:, None], above, 0.0)
@@ -77,9 +80,7 @@ def hstu_bsa_grad_rows(
     dk_ptr,
     dv_ptr,
     dgates_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     first_unit,
     tiles,
     strides,
@@ -97,48 +98,48 @@ def hstu_bsa_grad_rows(
     unit = first_unit + place
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
     )
-    queries = keys - first_query
+    queries = bounds.keys - bounds.first_query
     start = (tiles - 1 - (tl.program_id(0) - place * tiles)) * ROWS
     if start >= queries:
         return
     rows = start + tl.arange(0, ROWS)
     mask = rows < queries
-    packed = query_start + rows
-    position, stand, local = standing(rows, first_query, seen, META.BLOCK_SIZE)
-    visible = complete_seen(stand, seen, META.BLOCK_SIZE)
+    packed = bounds.query_start + rows
+    query = standing(rows, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
+    visible = complete_seen(query.stand, bounds.seen, META.BLOCK_SIZE)
     q = load_rows(
-        q_ptr + query_start * strides.q_row + head * strides.q_head,
+        q_ptr + bounds.query_start * strides.q.row + head * strides.q.head,
         start,
         queries,
-        strides.q_row,
+        strides.q.row,
         META.ATTN_DIM,
         ROWS,
         BLOCK_D,
-        False,
+        WHOLE=False,
     )
     dout = load_rows(
-        dout_ptr + query_start * strides.dout_row + head * strides.dout_head,
+        dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head,
         start,
         queries,
-        strides.dout_row,
+        strides.dout.row,
         META.LINEAR_DIM,
         ROWS,
         META.BLOCK_V,
-        False,
+        WHOLE=False,
     )
 
     # The means.
-    whole = seen // META.BLOCK_SIZE
-    means_k = means_k_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.ATTN_DIM
-    means_v = means_v_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.LINEAR_DIM
-    _, of_last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, META.BLOCK_SIZE)
+    whole = bounds.seen // META.BLOCK_SIZE
+    means_k = means_k_ptr + (head * mean_rows + bounds.key_start // META.BLOCK_SIZE) * META.ATTN_DIM
+    means_v = means_v_ptr + (head * mean_rows + bounds.key_start // META.BLOCK_SIZE) * META.LINEAR_DIM
+    of_last = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, META.BLOCK_SIZE).stand
     dq = tl.zeros([ROWS, BLOCK_D], tl.float32)
     dcoarse = tl.zeros([ROWS], tl.float32)
     # One loop, masked throughout: a second one would wait for its first tile, which costs more than masks.
-    for block in range(0, complete_seen(of_last, seen, META.BLOCK_SIZE), META.BLOCKS):
+    for block in range(0, complete_seen(of_last, bounds.seen, META.BLOCK_SIZE), META.BLOCKS):
         dq, dcoarse = coarse_gradient(
             dq,
             dcoarse,
@@ -157,27 +158,27 @@ def hstu_bsa_grad_rows(
             META.BLOCKS,
             META.TANH,
         )
-    dq *= (gate_of(gates_ptr, packed, heads, head, mask, 0, META.GATES) * META.BLOCK_SIZE)[:, None]
+    dq *= (gate_of(gates_ptr, packed, heads, head, mask, COMPRESSED, META.GATES) * META.BLOCK_SIZE)[:, None]
 
     # The keys nearby.
-    of_local = gate_of(gates_ptr, packed, heads, head, mask, 1, META.GATES)
+    of_local = gate_of(gates_ptr, packed, heads, head, mask, SELECTED, META.GATES)
     of_window = of_local
     if META.WINDOW > 0:
-        of_window = gate_of(gates_ptr, packed, heads, head, mask, 2, META.GATES)
+        of_window = gate_of(gates_ptr, packed, heads, head, mask, SLIDING, META.GATES)
     dlocal = tl.zeros([ROWS], tl.float32)
     dwindow = tl.zeros([ROWS], tl.float32)
-    k_base = k_ptr + key_start * strides.k_row + head * strides.k_head
-    v_base = v_ptr + key_start * strides.v_row + head * strides.v_head
-    end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
-    for key in range(near_begin(first_query + start, seen, META.WINDOW, META.BLOCK_SIZE), end, META.KEYS):
-        k = load_rows(k_base, key, end, strides.k_row, META.ATTN_DIM, META.KEYS, BLOCK_D, False)
-        v = load_rows(v_base, key, end, strides.v_row, META.LINEAR_DIM, META.KEYS, META.BLOCK_V, False)
+    k_base = k_ptr + bounds.key_start * strides.k.row + head * strides.k.head
+    v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
+    end = tl.minimum(bounds.first_query + tl.minimum(start + ROWS, queries), bounds.seen)
+    for key in range(near_begin(bounds.first_query + start, bounds.seen, META.WINDOW, META.BLOCK_SIZE), end, META.KEYS):
+        k = load_rows(k_base, key, end, strides.k.row, META.ATTN_DIM, META.KEYS, BLOCK_D, WHOLE=False)
+        v = load_rows(v_base, key, end, strides.v.row, META.LINEAR_DIM, META.KEYS, META.BLOCK_V, WHOLE=False)
         in_local, in_window = near_masks(
             (key + tl.arange(0, META.KEYS))[None, :],
-            position[:, None],
-            stand[:, None],
-            local[:, None],
-            seen,
+            query.position[:, None],
+            query.stand[:, None],
+            query.local[:, None],
+            bounds.seen,
             META.WINDOW,
             META.BLOCK_SIZE,
         )
@@ -191,9 +192,9 @@ def hstu_bsa_grad_rows(
 
     # A target's own key, which nobody else sees.
     if META.HAS_TARGETS:
-        target = mask & (position >= seen)
-        own_k = gather_rows(k_base, position, target, strides.k_row, META.ATTN_DIM, BLOCK_D).to(tl.float32)
-        own_v = gather_rows(v_base, position, target, strides.v_row, META.LINEAR_DIM, META.BLOCK_V).to(tl.float32)
+        target = mask & (query.position >= bounds.seen)
+        own_k = gather_rows(k_base, query.position, target, strides.k.row, META.ATTN_DIM, BLOCK_D).to(tl.float32)
+        own_v = gather_rows(v_base, query.position, target, strides.v.row, META.LINEAR_DIM, META.BLOCK_V).to(tl.float32)
         value, twice = silu_and_slope(tl.sum(q.to(tl.float32) * own_k, 1), half_alpha, META.TANH)
         above = tl.sum(dout.to(tl.float32) * own_v, 1)
         factor = (of_local + of_window) if META.WINDOW > 0 else of_local
@@ -203,8 +204,8 @@ def hstu_bsa_grad_rows(
         dwindow += tl.where(target, value * above, 0.0)
         key_row = heads * META.ATTN_DIM
         scatter_rows(
-            dk_ptr + key_start * key_row + head * META.ATTN_DIM,
-            position,
+            dk_ptr + bounds.key_start * key_row + head * META.ATTN_DIM,
+            query.position,
             target,
             key_row,
             (slope * (scale * half_alpha))[:, None] * q.to(tl.float32),
@@ -213,8 +214,8 @@ def hstu_bsa_grad_rows(
         )
         key_row = heads * META.LINEAR_DIM
         scatter_rows(
-            dv_ptr + key_start * key_row + head * META.LINEAR_DIM,
-            position,
+            dv_ptr + bounds.key_start * key_row + head * META.LINEAR_DIM,
+            query.position,
             target,
             key_row,
             (value * factor * scale)[:, None] * dout.to(tl.float32),
@@ -228,7 +229,7 @@ def hstu_bsa_grad_rows(
     partial_dq = partial_dq_ptr + (place.to(tl.int64) * slot_rows + start * META.OTHERS) * META.ATTN_DIM
     partial_dgate = partial_dgate_ptr + place.to(tl.int64) * slot_rows + start * META.OTHERS
     for slot in tl.range(META.OTHERS, num_stages=META.SLOTS):
-        chosen = mask & (slot < local)
+        chosen = mask & (slot < query.local)
         dq += gather_rows(
             partial_dq + slot * META.ATTN_DIM,
             tl.arange(0, ROWS),
@@ -241,7 +242,7 @@ def hstu_bsa_grad_rows(
             dlocal += tl.load(partial_dgate + tl.arange(0, ROWS) * META.OTHERS + slot, mask=chosen, other=0.0)
     query_row = heads * META.ATTN_DIM
     store_rows(
-        dq_ptr + query_start * query_row + head * META.ATTN_DIM,
+        dq_ptr + bounds.query_start * query_row + head * META.ATTN_DIM,
         start,
         queries,
         query_row,
@@ -253,7 +254,7 @@ def hstu_bsa_grad_rows(
     if META.GATES > 0:
         where = dgates_ptr + (packed * heads + head) * META.GATES
         kind = dgates_ptr.dtype.element_ty
-        tl.store(where, (dcoarse * (scale * META.BLOCK_SIZE)).to(kind), mask=mask)
-        tl.store(where + 1, dlocal.to(kind), mask=mask)
+        tl.store(where + COMPRESSED, (dcoarse * (scale * META.BLOCK_SIZE)).to(kind), mask=mask)
+        tl.store(where + SELECTED, dlocal.to(kind), mask=mask)
         if META.WINDOW > 0:
-            tl.store(where + 2, (dwindow * scale).to(kind), mask=mask)
+            tl.store(where + SLIDING, (dwindow * scale).to(kind), mask=mask)

@@ -19,12 +19,12 @@ A list of n entries takes n²/CHUNK searches: one of all queries of a sequence i
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu.bsa.tiles import COUNTS, standing
+from attnbench.kernels.hstu.bsa.tiles import COUNTS, FIRST_ENTRY, LISTED_BLOCK, NUM_ENTRIES, RECORD, standing
 from attnbench.kernels.hstu.tiles import sequence
 
 
@@ -34,17 +34,43 @@ def chosen_blocks(blocks_ptr, entries, mask, first_query, seen, stride, OTHERS: 
     """Block of each entry, -1 where the slot holds the local block or none."""
     rows = entries // OTHERS
     block = tl.load(blocks_ptr + rows.to(tl.int64) * stride + entries % OTHERS, mask=mask, other=-1)
-    _, _, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    local = standing(rows, first_query, seen, BLOCK_SIZE).local
     return tl.where(block < local, block, -1)
+
+
+class OwnEntries(NamedTuple):
+    """Entries of a program."""
+
+    entry: Any
+    "[CHUNK] of the sequence"
+    block: Any
+    "[CHUNK], -1 for none"
+    base: Any
+    "where the sequence's entries begin"
+    row: Any
+    "where its counts, and the starts of its lists, do"
+
+
+class OwnPlaces(NamedTuple):
+    """Places in the lists of a program."""
+
+    place: Any
+    "[CHUNK] in the lists of the sequence"
+    listed: Any
+    "how many these lists have"
+    base: Any
+    "where its entries begin"
+    starts_ptr: Any
+    "starts of its lists"
+    row: Any
+    "where its blocks begin"
 
 
 @triton.jit
 @no_type_check
 def own_entries(
     blocks_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -55,27 +81,28 @@ def own_entries(
     HAS_CACHE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A program's CHUNK entries and their blocks, and where its sequence's entries and counts lie."""
+    """The `OwnEntries` of a program."""
     unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
     )
     entry = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
     stride = list_heads * (OTHERS + 1)
     block = chosen_blocks(
-        blocks_ptr + query_start * stride + head * (OTHERS + 1),
+        blocks_ptr + bounds.query_start * stride + head * (OTHERS + 1),
         entry,
-        entry < (keys - first_query) * OTHERS,
-        first_query,
-        seen,
+        entry < (bounds.keys - bounds.first_query) * OTHERS,
+        bounds.first_query,
+        bounds.seen,
         stride,
         OTHERS,
         BLOCK_SIZE,
     )
-    entries = head * entry_rows + query_start * OTHERS
-    return entry, block, entries, head * count_rows + key_start // BLOCK_SIZE + number
+    base = head * entry_rows + bounds.query_start * OTHERS
+    row = head * count_rows + bounds.key_start // BLOCK_SIZE + number
+    return OwnEntries(entry=entry, block=block, base=base, row=row)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -84,9 +111,7 @@ def hstu_bsa_rank(
     blocks_ptr,
     ranks_ptr,
     counts_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -98,11 +123,9 @@ def hstu_bsa_rank(
     CHUNK: tl.constexpr,
 ):
     """A program: CHUNK entries; the counts were 0."""
-    entry, block, entries, counts = own_entries(
+    own = own_entries(
         blocks_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         list_heads,
         chunks,
         entry_rows,
@@ -113,8 +136,8 @@ def hstu_bsa_rank(
         HAS_CACHE,
         CHUNK,
     )
-    rank = tl.atomic_add(counts_ptr + counts + block, 1, mask=block >= 0, sem="relaxed")
-    tl.store(ranks_ptr + entries + entry, rank, mask=block >= 0)
+    rank = tl.atomic_add(counts_ptr + own.row + own.block, 1, mask=own.block >= 0, sem="relaxed")
+    tl.store(ranks_ptr + own.base + own.entry, rank, mask=own.block >= 0)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -124,9 +147,7 @@ def hstu_bsa_place(
     starts_ptr,
     tiles_ptr,
     num_tiles_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     count_rows,
     tile_rows,
@@ -141,12 +162,14 @@ def hstu_bsa_place(
     unit = tl.program_id(0)
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
-    key_start, query_start, _, _, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
     )
-    whole = seen // BLOCK_SIZE
-    row = head * count_rows + key_start // BLOCK_SIZE + number
-    tiles = tiles_ptr + (head * tile_rows + (query_start * OTHERS) // ROWS + key_start // BLOCK_SIZE) * 3
+    whole = bounds.seen // BLOCK_SIZE
+    row = head * count_rows + bounds.key_start // BLOCK_SIZE + number
+    tiles = (
+        tiles_ptr + (head * tile_rows + (bounds.query_start * OTHERS) // ROWS + bounds.key_start // BLOCK_SIZE) * RECORD
+    )
     entries = 0
     num_tiles = 0
     for first in range(0, whole, CHUNK):
@@ -158,9 +181,10 @@ def hstu_bsa_place(
         tile = num_tiles + tl.cumsum(of_block, 0) - of_block
         for i in range(tl.max(of_block, 0)):
             mask = i < of_block
-            tl.store(tiles + (tile + i) * 3, start + i * ROWS, mask=mask)
-            tl.store(tiles + (tile + i) * 3 + 1, block, mask=mask)
-            tl.store(tiles + (tile + i) * 3 + 2, tl.minimum(total - i * ROWS, ROWS), mask=mask)
+            record = tiles + (tile + i) * RECORD
+            tl.store(record + FIRST_ENTRY, start + i * ROWS, mask=mask)
+            tl.store(record + LISTED_BLOCK, block, mask=mask)
+            tl.store(record + NUM_ENTRIES, tl.minimum(total - i * ROWS, ROWS), mask=mask)
         entries += tl.sum(total, 0)
         num_tiles += tl.sum(of_block, 0)
     tl.store(starts_ptr + row + whole, entries)
@@ -174,9 +198,7 @@ def hstu_bsa_scatter(
     ranks_ptr,
     starts_ptr,
     entries_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -188,11 +210,9 @@ def hstu_bsa_scatter(
     CHUNK: tl.constexpr,
 ):
     """A program: CHUNK entries."""
-    entry, block, entries, starts = own_entries(
+    own = own_entries(
         blocks_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         list_heads,
         chunks,
         entry_rows,
@@ -203,18 +223,16 @@ def hstu_bsa_scatter(
         HAS_CACHE,
         CHUNK,
     )
-    rank = tl.load(ranks_ptr + entries + entry, mask=block >= 0, other=0)
-    start = tl.load(starts_ptr + starts + block, mask=block >= 0, other=0)
-    tl.store(entries_ptr + entries + start + rank, entry, mask=block >= 0)
+    rank = tl.load(ranks_ptr + own.base + own.entry, mask=own.block >= 0, other=0)
+    start = tl.load(starts_ptr + own.row + own.block, mask=own.block >= 0, other=0)
+    tl.store(entries_ptr + own.base + start + rank, own.entry, mask=own.block >= 0)
 
 
 @triton.jit
 @no_type_check
 def own_places(
     starts_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -225,17 +243,19 @@ def own_places(
     HAS_CACHE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A program's CHUNK places and how many its sequence's lists have, where their entries, starts and blocks lie."""
+    """The `OwnPlaces` of a program."""
     unit = tl.program_id(0) // chunks
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
-    key_start, query_start, _, _, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
     )
-    starts = starts_ptr + head * count_rows + key_start // BLOCK_SIZE + number
+    starts = starts_ptr + head * count_rows + bounds.key_start // BLOCK_SIZE + number
     place = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
-    rows = (query_start * list_heads + head) * (OTHERS + 1)
-    return place, tl.load(starts + seen // BLOCK_SIZE), head * entry_rows + query_start * OTHERS, starts, rows
+    row = (bounds.query_start * list_heads + head) * (OTHERS + 1)
+    listed = tl.load(starts + bounds.seen // BLOCK_SIZE)
+    base = head * entry_rows + bounds.query_start * OTHERS
+    return OwnPlaces(place=place, listed=listed, base=base, starts_ptr=starts, row=row)
 
 
 @triton.jit
@@ -253,9 +273,7 @@ def hstu_bsa_sort(
     entries_ptr,
     pieces_ptr,
     starts_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -269,11 +287,9 @@ def hstu_bsa_sort(
     WIDE: tl.constexpr,
 ):
     """A program: one piece.  A key is block slot_rows + entry, of 64 bits if WIDE."""
-    place, listed, base, _starts, rows = own_places(
+    own = own_places(
         starts_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         list_heads,
         chunks,
         entry_rows,
@@ -284,16 +300,16 @@ def hstu_bsa_sort(
         HAS_CACHE,
         CHUNK,
     )
-    if tl.min(place, 0) >= listed:
+    if tl.min(own.place, 0) >= own.listed:
         return
-    mask = place < listed
-    entry = tl.load(entries_ptr + base + place, mask=mask, other=0)
-    block = listed_blocks(blocks_ptr + rows, entry, mask, list_heads, OTHERS)
+    mask = own.place < own.listed
+    entry = tl.load(entries_ptr + own.base + own.place, mask=mask, other=0)
+    block = listed_blocks(blocks_ptr + own.row, entry, mask, list_heads, OTHERS)
     if WIDE:
         key = tl.where(mask, block.to(tl.int64) * slot_rows + entry, 0x7FFFFFFFFFFFFFFF)
     else:
         key = tl.where(mask, block * slot_rows + entry, 0x7FFFFFFF)
-    tl.store(pieces_ptr + base + place, (tl.sort(key) % slot_rows).to(tl.int32), mask=mask)
+    tl.store(pieces_ptr + own.base + own.place, (tl.sort(key) % slot_rows).to(tl.int32), mask=mask)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -303,9 +319,7 @@ def hstu_bsa_merge(
     pieces_ptr,
     ordered_ptr,
     starts_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     list_heads,
     chunks,
     entry_rows,
@@ -318,11 +332,9 @@ def hstu_bsa_merge(
     STEPS: tl.constexpr,
 ):
     """A program: the entries of one piece; a search of STEPS steps has CHUNK + 1 outcomes."""
-    place, listed, base, starts, rows = own_places(
+    own = own_places(
         starts_ptr,
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
+        sequences,
         list_heads,
         chunks,
         entry_rows,
@@ -333,13 +345,13 @@ def hstu_bsa_merge(
         HAS_CACHE,
         CHUNK,
     )
-    if tl.min(place, 0) >= listed:
+    if tl.min(own.place, 0) >= own.listed:
         return
-    mask = place < listed
-    entry = tl.load(pieces_ptr + base + place, mask=mask, other=0)
-    block = listed_blocks(blocks_ptr + rows, entry, mask, list_heads, OTHERS)
-    begin = tl.load(starts + block, mask=mask, other=listed)
-    end = tl.load(starts + block + 1, mask=mask, other=0)
+    mask = own.place < own.listed
+    entry = tl.load(pieces_ptr + own.base + own.place, mask=mask, other=0)
+    block = listed_blocks(blocks_ptr + own.row, entry, mask, list_heads, OTHERS)
+    begin = tl.load(own.starts_ptr + block, mask=mask, other=own.listed)
+    end = tl.load(own.starts_ptr + block + 1, mask=mask, other=0)
     before = begin
     for piece in range(tl.min(begin, 0) // CHUNK * CHUNK, tl.max(end, 0), CHUNK):
         first = tl.maximum(begin, piece)
@@ -347,8 +359,8 @@ def hstu_bsa_merge(
         high = tl.maximum(tl.minimum(end, piece + CHUNK), first)
         for _step in tl.static_range(STEPS):
             middle = (low + high) // 2
-            smaller = tl.load(pieces_ptr + base + middle, mask=low < high, other=0x7FFFFFFF) < entry
+            smaller = tl.load(pieces_ptr + own.base + middle, mask=low < high, other=0x7FFFFFFF) < entry
             high = tl.where(smaller | (low == high), high, middle)
             low = tl.where(smaller, middle + 1, low)
         before += low - first
-    tl.store(ordered_ptr + base + before, entry, mask=mask)
+    tl.store(ordered_ptr + own.base + before, entry, mask=mask)

@@ -36,7 +36,9 @@ def block_mean(
     total = tl.zeros([ROWS, BLOCK_DIM], tl.float32)
     for start in range(0, BLOCK_SIZE, ROWS * AT_ONCE):
         for i in tl.static_range(AT_ONCE):
-            total += load_rows(base, start + i * ROWS, BLOCK_SIZE, stride, DIM, ROWS, BLOCK_DIM, True).to(tl.float32)
+            total += load_rows(base, start + i * ROWS, BLOCK_SIZE, stride, DIM, ROWS, BLOCK_DIM, WHOLE=True).to(
+                tl.float32
+            )
     dims = tl.arange(0, BLOCK_DIM)
     tl.store(mean + dims, (tl.sum(total, 0) / BLOCK_SIZE).to(mean.dtype.element_ty), mask=dims < DIM)
 
@@ -48,13 +50,8 @@ def hstu_bsa_pool(
     v_ptr,
     means_k_ptr,
     means_v_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
+    sequences,
+    strides,
     heads,
     blocks,
     mean_rows,
@@ -73,17 +70,17 @@ def hstu_bsa_pool(
     block = tl.program_id(0) - unit * blocks
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    key_start, _, _, _, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
     )
-    if block >= seen // BLOCK_SIZE:
+    if block >= bounds.seen // BLOCK_SIZE:
         return
-    key = key_start + block * BLOCK_SIZE
-    mean = head * mean_rows + key_start // BLOCK_SIZE + block
+    key = bounds.key_start + block * BLOCK_SIZE
+    mean = head * mean_rows + bounds.key_start // BLOCK_SIZE + block
     block_mean(
-        k_ptr + key * k_row + head * k_head,
+        k_ptr + key * strides.k.row + head * strides.k.head,
         means_k_ptr + mean * ATTN_DIM,
-        k_row,
+        strides.k.row,
         ATTN_DIM,
         BLOCK_D,
         BLOCK_SIZE,
@@ -91,9 +88,9 @@ def hstu_bsa_pool(
         AT_ONCE,
     )
     block_mean(
-        v_ptr + key * v_row + head * v_head,
+        v_ptr + key * strides.v.row + head * strides.v.head,
         means_v_ptr + mean * LINEAR_DIM,
-        v_row,
+        strides.v.row,
         LINEAR_DIM,
         BLOCK_V,
         BLOCK_SIZE,

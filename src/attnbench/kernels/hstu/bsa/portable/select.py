@@ -19,7 +19,10 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu.bsa.tiles import (
+    COMPRESSED,
     COUNTS,
+    SELECTED,
+    SLIDING,
     complete_seen,
     gate_of,
     gather_rows,
@@ -122,30 +125,30 @@ def near_sum(
 ):
     """Add the keys that the local and the sliding branch see, for the queries from `start` on."""
     rows = start + tl.arange(0, ROWS)
-    position, stand, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    query = standing(rows, first_query, seen, BLOCK_SIZE)
     end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
     for key in range(near_begin(first_query + start, seen, WINDOW, BLOCK_SIZE), end, KEYS):
-        k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, False)
+        k = load_rows(k_base, key, end, k_row, ATTN_DIM, KEYS, BLOCK_D, WHOLE=False)
         in_local, in_window = near_masks(
             (key + tl.arange(0, KEYS))[None, :],
-            position[:, None],
-            stand[:, None],
-            local[:, None],
+            query.position[:, None],
+            query.stand[:, None],
+            query.local[:, None],
             seen,
             WINDOW,
             BLOCK_SIZE,
         )
         weights = silu(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
         weights = near_weights(weights, in_local, in_window, of_local[:, None], of_window[:, None], WINDOW)
-        v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, False)
+        v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, WHOLE=False)
         acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
     if HAS_TARGETS:
         # A target is a key of its own alone, in the selected branch and in the sliding one.
-        target = (rows < queries) & (position >= seen)
-        own = gather_rows(k_base, position, target, k_row, ATTN_DIM, BLOCK_D)
+        target = (rows < queries) & (query.position >= seen)
+        own = gather_rows(k_base, query.position, target, k_row, ATTN_DIM, BLOCK_D)
         weight = silu(tl.sum(q.to(tl.float32) * own.to(tl.float32), 1), half_alpha, TANH)
         weight *= (of_local + of_window) if WINDOW > 0 else of_local
-        own = gather_rows(v_base, position, target, v_row, LINEAR_DIM, BLOCK_V)
+        own = gather_rows(v_base, query.position, target, v_row, LINEAR_DIM, BLOCK_V)
         acc += weight[:, None] * own.to(tl.float32)
     return acc
 
@@ -161,9 +164,7 @@ def hstu_bsa_select(
     gates_ptr,
     out_ptr,
     blocks_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     strides,
     heads,
     tiles,
@@ -180,34 +181,39 @@ def hstu_bsa_select(
     tile = tiles - 1 - (tl.program_id(0) - unit * tiles)
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, META.HAS_TARGETS, META.HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_CACHE=META.HAS_CACHE
     )
-    queries = keys - first_query
+    queries = bounds.keys - bounds.first_query
     start = tile * ROWS
     if start >= queries:
         return
     rows = start + tl.arange(0, ROWS)
-    position, stand, local = standing(rows, first_query, seen, META.BLOCK_SIZE)
-    visible = complete_seen(stand, seen, META.BLOCK_SIZE)
-    q_base = q_ptr + query_start * strides.q_row + head * strides.q_head
-    q = load_rows(q_base, start, queries, strides.q_row, META.ATTN_DIM, ROWS, META.BLOCK_D, False)
+    query = standing(rows, bounds.first_query, bounds.seen, META.BLOCK_SIZE)
+    visible = complete_seen(query.stand, bounds.seen, META.BLOCK_SIZE)
+    q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
+    q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, ROWS, META.BLOCK_D, WHOLE=False)
     ranker = q
     if META.PAIRS and not META.SHARED:
         ranker = gather_rows(
-            q_base, ranking_rows(rows, position, seen), rows < queries, strides.q_row, META.ATTN_DIM, META.BLOCK_D
+            q_base,
+            ranking_rows(rows, query.position, bounds.seen),
+            rows < queries,
+            strides.q.row,
+            META.ATTN_DIM,
+            META.BLOCK_D,
         )
-    whole = seen // META.BLOCK_SIZE
-    means_k = means_k_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.ATTN_DIM
-    means_v = means_v_ptr + (head * mean_rows + key_start // META.BLOCK_SIZE) * META.LINEAR_DIM
+    whole = bounds.seen // META.BLOCK_SIZE
+    means_k = means_k_ptr + (head * mean_rows + bounds.key_start // META.BLOCK_SIZE) * META.ATTN_DIM
+    means_v = means_v_ptr + (head * mean_rows + bounds.key_start // META.BLOCK_SIZE) * META.LINEAR_DIM
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
     best = empty_list(rows, 0 if META.SHARED else META.COUNTS - 1, META.BITS)
 
     # Blocks before the local one of the first row are candidates of, and seen by, all rows.
-    _, _, of_first = standing(start, first_query, seen, META.BLOCK_SIZE)
-    _, last, _ = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, META.BLOCK_SIZE)
+    of_first = standing(start, bounds.first_query, bounds.seen, META.BLOCK_SIZE).local
+    last = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, META.BLOCK_SIZE).stand
     split = of_first // META.BLOCKS * META.BLOCKS
-    end = complete_seen(last, seen, META.BLOCK_SIZE)
+    end = complete_seen(last, bounds.seen, META.BLOCK_SIZE)
     for block in range(0, split, META.BLOCKS):
         acc, best = coarse_tile(
             acc,
@@ -219,7 +225,7 @@ def hstu_bsa_select(
             block,
             whole,
             visible,
-            local,
+            query.local,
             half_alpha,
             META.ATTN_DIM,
             META.LINEAR_DIM,
@@ -230,7 +236,7 @@ def hstu_bsa_select(
             META.BITS,
             META.PAIRS,
             META.TANH,
-            False,
+            MASKED=False,
         )
     for block in range(split, end, META.BLOCKS):
         acc, best = coarse_tile(
@@ -243,7 +249,7 @@ def hstu_bsa_select(
             block,
             whole,
             visible,
-            local,
+            query.local,
             half_alpha,
             META.ATTN_DIM,
             META.LINEAR_DIM,
@@ -254,41 +260,41 @@ def hstu_bsa_select(
             META.BITS,
             META.PAIRS,
             META.TANH,
-            True,
+            MASKED=True,
         )
 
     if not META.SHARED:
         store_blocks(
-            blocks_ptr + (query_start * heads + head) * META.COUNTS,
+            blocks_ptr + (bounds.query_start * heads + head) * META.COUNTS,
             best,
             rows,
             queries,
-            first_query,
-            seen,
+            bounds.first_query,
+            bounds.seen,
             META.COUNTS,
             META.BLOCK_SIZE,
             META.BITS,
             heads * META.COUNTS,
         )
 
-    gate = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 0, META.GATES)
-    of_local = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 1, META.GATES)
+    gate = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, COMPRESSED, META.GATES)
+    of_local = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, SELECTED, META.GATES)
     of_window = of_local
     if META.WINDOW > 0:
-        of_window = gate_of(gates_ptr, query_start + rows, heads, head, rows < queries, 2, META.GATES)
+        of_window = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, SLIDING, META.GATES)
     acc = near_sum(
         acc * (gate * META.BLOCK_SIZE)[:, None],
         q,
-        k_ptr + key_start * strides.k_row + head * strides.k_head,
-        v_ptr + key_start * strides.v_row + head * strides.v_head,
+        k_ptr + bounds.key_start * strides.k.row + head * strides.k.head,
+        v_ptr + bounds.key_start * strides.v.row + head * strides.v.head,
         start,
         queries,
-        first_query,
-        seen,
+        bounds.first_query,
+        bounds.seen,
         of_local,
         of_window,
-        strides.k_row,
-        strides.v_row,
+        strides.k.row,
+        strides.v.row,
         half_alpha,
         META.ATTN_DIM,
         META.LINEAR_DIM,
@@ -303,7 +309,7 @@ def hstu_bsa_select(
     )
     out_row = heads * META.LINEAR_DIM
     store_rows(
-        out_ptr + query_start * out_row + head * META.LINEAR_DIM,
+        out_ptr + bounds.query_start * out_row + head * META.LINEAR_DIM,
         start,
         queries,
         out_row,
@@ -320,11 +326,8 @@ def hstu_bsa_select_shared(
     q_ptr,
     means_k_ptr,
     blocks_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
-    q_row,
-    q_head,
+    sequences,
+    q_strides,
     heads,
     tiles,
     mean_rows,
@@ -342,40 +345,54 @@ def hstu_bsa_select_shared(
     """A program: one tile of queries of one sequence, through all heads for each tile of blocks."""
     number = tl.program_id(0) // tiles
     tile = tiles - 1 - (tl.program_id(0) - number * tiles)
-    key_start, query_start, keys, first_query, _, seen = sequence(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, number, 0, False, HAS_TARGETS, HAS_CACHE
+    bounds = sequence(
+        sequences, number, contextual_len=0, HAS_PREFIX=False, HAS_TARGETS=HAS_TARGETS, HAS_CACHE=HAS_CACHE
     )
-    queries = keys - first_query
+    queries = bounds.keys - bounds.first_query
     start = tile * ROWS
     if start >= queries:
         return
     rows = start + tl.arange(0, ROWS)
-    position, _, local = standing(rows, first_query, seen, BLOCK_SIZE)
+    query = standing(rows, bounds.first_query, bounds.seen, BLOCK_SIZE)
     rankers = rows
     if PAIRS:
-        rankers = ranking_rows(rows, position, seen)
+        rankers = ranking_rows(rows, query.position, bounds.seen)
     best = empty_list(rows, COUNTS - 1, BITS)
     if COUNTS > 1:
-        _, _, end = standing(tl.minimum(start + ROWS, queries) - 1, first_query, seen, BLOCK_SIZE)
+        end = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, BLOCK_SIZE).local
         for block in range(0, end, BLOCKS):
             scores = tl.zeros([ROWS, BLOCKS], tl.float32)
             for head in range(heads):
                 wide = tl.cast(head, tl.int64)
                 q = gather_rows(
-                    q_ptr + query_start * q_row + wide * q_head, rankers, rows < queries, q_row, ATTN_DIM, BLOCK_D
+                    q_ptr + bounds.query_start * q_strides.row + wide * q_strides.head,
+                    rankers,
+                    rows < queries,
+                    q_strides.row,
+                    ATTN_DIM,
+                    BLOCK_D,
                 )
                 means = load_rows(
-                    means_k_ptr + (wide * mean_rows + key_start // BLOCK_SIZE) * ATTN_DIM,
+                    means_k_ptr + (wide * mean_rows + bounds.key_start // BLOCK_SIZE) * ATTN_DIM,
                     block,
                     end,
                     ATTN_DIM,
                     ATTN_DIM,
                     BLOCKS,
                     BLOCK_D,
-                    False,
+                    WHOLE=False,
                 )
                 scores = tl.dot(q, tl.trans(means), scores, input_precision="ieee")
-            best = rank_tile(best, scores, block, local, ROWS, BLOCKS, BITS, True)
+            best = rank_tile(best, scores, block, query.local, ROWS, BLOCKS, BITS, MASKED=True)
     store_blocks(
-        blocks_ptr + query_start * COUNTS, best, rows, queries, first_query, seen, COUNTS, BLOCK_SIZE, BITS, COUNTS
+        blocks_ptr + bounds.query_start * COUNTS,
+        best,
+        rows,
+        queries,
+        bounds.first_query,
+        bounds.seen,
+        COUNTS,
+        BLOCK_SIZE,
+        BITS,
+        COUNTS,
     )

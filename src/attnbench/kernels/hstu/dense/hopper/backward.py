@@ -33,6 +33,7 @@ from attnbench.kernels.hstu.dense.hopper import backward_wide as wide
 from attnbench.kernels.hstu.dense.hopper.tiles import (
     HIDDEN,
     LEAST_ALPHA,
+    BackwardMeta,
     BackwardProducer,
     BackwardRings,
     GridProblem,
@@ -168,7 +169,7 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
             work.prefix,
             work.seen,
             mask,
-            False,
+            ROWS_DOWN=False,
         )
     weights, slope = silu_and_slope(scores, consumer.half_alpha, consumer.APPROXIMATE)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
@@ -249,9 +250,7 @@ def hstu_hopper_backward(
     dk_desc,
     dv_desc,
     dq_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     half_alpha,
     hidden,
     dv_scale,
@@ -261,46 +260,55 @@ def hstu_hopper_backward(
     group,
     contextual_len,
     window,
-    CAUSAL: gl.constexpr,
-    HAS_PREFIX: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr,
-    STAGES: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
-    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    mask = Mask(
+        window=window,
+        CAUSAL=META.CAUSAL,
+        HAS_PREFIX=META.HAS_PREFIX,
+        HAS_TARGETS=META.HAS_TARGETS,
+        HAS_WINDOW=META.HAS_WINDOW,
+    )
     problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, HAS_CACHE
+        sequences=sequences,
+        contextual_len=contextual_len,
+        mask=mask,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        HAS_CACHE=META.HAS_CACHE,
     )
     rings = BackwardRings(
-        allocate_ring(q_desc, STAGES, 2),
-        allocate_ring(k_desc, 2, 1),
-        allocate_ring(v_desc, 2, 1),
-        allocate_ring(dout_desc, STAGES, 2),
+        q=allocate_ring(q_desc, META.STAGES, CONSUMERS=2),
+        k=allocate_ring(k_desc, STAGES=2, CONSUMERS=1),
+        v=allocate_ring(v_desc, STAGES=2, CONSUMERS=1),
+        dout=allocate_ring(dout_desc, META.STAGES, CONSUMERS=2),
     )
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, ROWS], q_desc.dtype)
     dscores = gl.allocate_shared_memory(q_desc.dtype, [2, 2 * ROWS, ROWS], LAYOUT)
     staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
-    filled = allocate_barriers(2, 2)
-    done = allocate_barriers(1, 2).index(0)
+    filled = allocate_barriers(2, ARRIVALS=2)
+    done = allocate_barriers(1, ARRIVALS=2).index(0)
     fence_async_shared()
-    producer = BackwardProducer(q_desc, k_desc, v_desc, dout_desc, rings, problem)
+    producer = BackwardProducer(
+        q_desc=q_desc, k_desc=k_desc, v_desc=v_desc, dout_desc=dout_desc, rings=rings, problem=problem
+    )
     consumer = Consumer(
-        dk_desc,
-        dv_desc,
-        dq_desc,
-        rings,
-        dscores,
-        staging,
-        filled,
-        done,
-        problem,
-        half_alpha,
-        hidden,
-        dv_scale,
-        APPROXIMATE,
+        dk_desc=dk_desc,
+        dv_desc=dv_desc,
+        dq_desc=dq_desc,
+        rings=rings,
+        dscores=dscores,
+        staging=staging,
+        filled=filled,
+        done=done,
+        problem=problem,
+        half_alpha=half_alpha,
+        hidden=hidden,
+        dv_scale=dv_scale,
+        APPROXIMATE=META.APPROXIMATE,
     )
     gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])
 
@@ -339,73 +347,60 @@ def launch_hopper_backward(
         clear(dv)
     if tiles * pairs == 0 or not q.numel():
         return
-    _refuse({"q": q, "k": k, "v": v, "dout": dout, "dq": sums, "dk": dk, "dv": dv}, problem, config)
+    given = {"q": q, "k": k, "v": v, "dout": dout, "dk": dk, "dv": dv, "dq": sums}
+    _refuse(given, problem, config)
     kernel, described = (
-        _wide(q, k, v, dout, dk, dv, sums)
+        (wide.hstu_hopper_backward_wide, _wide(given))
         if max(attn_dim, linear_dim) > 128
-        else (hstu_hopper_backward, _described(q, k, v, dout, dk, dv, sums))
+        else (hstu_hopper_backward, _described(given))
     )
     reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
     launch(
         kernel,
         (tiles * pairs,),
-        *described,
-        problem.offsets,
-        problem.offsets_q,
-        problem.num_targets,
-        problem.alpha / 2,
-        2 * HIDDEN / problem.alpha if problem.alpha else 0.0,
-        1 / problem.scaling_seqlen,
-        heads,
-        pairs,
-        tiles,
-        group_of(reread, config.section_mib, pairs),
-        problem.contextual_len,
-        problem.max_attn_len or 0,
-        **problem.flags(),
-        STAGES=config.stages,
-        APPROXIMATE=config.silu == "tanh",
+        **described,
+        sequences=problem.sequences(),
+        half_alpha=problem.alpha / 2,
+        hidden=2 * HIDDEN / problem.alpha if problem.alpha else 0.0,
+        dv_scale=1 / problem.scaling_seqlen,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group_of(reread, config.section_mib, pairs),
+        contextual_len=problem.contextual_len,
+        window=problem.max_attn_len or 0,
+        META=BackwardMeta(**problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh"),
         num_warps=4,
     )
 
 
-def _described(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, sums: Tensor) -> list[Any]:
-    """Tiles of 64 rows; of `sums` half the columns."""
-    block_d, block_v = (max(32, block_of(x.shape[2])) for x in (q, v))
-    half = block_d // 2
-    described = [
-        rows_of(x, ROWS.value, width)
-        for x, width in (
-            (q, block_d),
-            (k, block_d),
-            (v, block_v),
-            (dout, block_v),
-            (dk, block_d),
-            (dv, block_v),
-            (sums, half),
-        )
-    ]
-    for x in described[1], described[4]:
+def _described(given: dict[str, Tensor]) -> dict[str, Any]:
+    """Tiles of 64 rows; of dq, whose sums are fp32, half the columns."""
+    block_d, block_v = (max(32, block_of(given[name].shape[2])) for name in ("q", "v"))
+    described = _tiles(given, block_d, block_v, block_d // 2)
+    for name in ("k_desc", "dk_desc"):
         # Halves of the columns are tiles only of what is swizzled by no more than a half.
-        x.layout = gl.NVMMASharedLayout(min(128, 2 * half), 16, 5)
+        described[name].layout = gl.NVMMASharedLayout(min(128, block_d), 16, 5)
     return described
 
 
-def _wide(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dk: Tensor, dv: Tensor, sums: Tensor) -> tuple[Any, list[Any]]:
-    """The kernel for over 128 dims, and tiles of 64 rows and half the columns; of `sums` a piece of them."""
-    half_d, half_v = (max(64, block_of(x.shape[2]) // 2) for x in (q, v))
-    return wide.hstu_hopper_backward_wide, [
-        rows_of(x, ROWS.value, width)
-        for x, width in (
-            (q, half_d),
-            (k, half_d),
-            (v, half_v),
-            (dout, half_v),
-            (dk, half_d),
-            (dv, half_v),
-            (sums, wide.PIECE.value),
-        )
-    ]
+def _wide(given: dict[str, Tensor]) -> dict[str, Any]:
+    """For over 128 dims: tiles of 64 rows and half the columns; of dq a piece of them."""
+    half_d, half_v = (max(64, block_of(given[name].shape[2]) // 2) for name in ("q", "v"))
+    return _tiles(given, half_d, half_v, wide.PIECE.value)
+
+
+def _tiles(given: dict[str, Tensor], columns: int, columns_v: int, columns_dq: int) -> dict[str, Any]:
+    widths = {
+        "q": columns,
+        "k": columns,
+        "v": columns_v,
+        "dout": columns_v,
+        "dk": columns,
+        "dv": columns_v,
+        "dq": columns_dq,
+    }
+    return {f"{name}_desc": rows_of(x, ROWS.value, widths[name]) for name, x in given.items()}
 
 
 def _refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) -> None:

@@ -92,12 +92,28 @@ def produce(producer):
     steps = tile.steps()
     if (tile.start < tile.keys) & (steps > 0):
         queries = tile.keys - tile.first_query
-        fill_halves(rings.k, 0, producer.k_desc, tile.key_start, tile.keys, tile.start, tile.head)
+        fill_halves(
+            rings.k,
+            count=0,
+            desc=producer.k_desc,
+            start=tile.key_start,
+            rows=tile.keys,
+            first=tile.start,
+            head=tile.head,
+        )
         for count in range(steps):
             at = tile.query_tile(count, mask) * ROWS
             fill_halves(rings.q, count, producer.q_desc, tile.query_start, queries, at, tile.head)
             if count == 0:
-                fill_halves(rings.v, 0, producer.v_desc, tile.key_start, tile.keys, tile.start, tile.head)
+                fill_halves(
+                    rings.v,
+                    count=0,
+                    desc=producer.v_desc,
+                    start=tile.key_start,
+                    rows=tile.keys,
+                    first=tile.start,
+                    head=tile.head,
+                )
             fill_halves(rings.dout, count, producer.dout_desc, tile.query_start, queries, at, tile.head)
 
 
@@ -161,7 +177,7 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
             work.prefix,
             work.seen,
             mask,
-            False,
+            ROWS_DOWN=False,
         )
     weights, slope = silu_and_slope(scores, consumer.half_alpha, consumer.APPROXIMATE)
     exchange_share(weights.to(DTYPE), consumer.weighted.index(slot), consumer.filled.index(2 * slot), phase, WARPGROUP)
@@ -250,9 +266,7 @@ def hstu_hopper_backward_wide(
     dk_desc,
     dv_desc,
     dq_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     half_alpha,
     hidden,
     dv_scale,
@@ -262,46 +276,55 @@ def hstu_hopper_backward_wide(
     group,
     contextual_len,
     window,
-    CAUSAL: gl.constexpr,
-    HAS_PREFIX: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr,
-    STAGES: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
+    META: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step."""
-    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    mask = Mask(
+        window=window,
+        CAUSAL=META.CAUSAL,
+        HAS_PREFIX=META.HAS_PREFIX,
+        HAS_TARGETS=META.HAS_TARGETS,
+        HAS_WINDOW=META.HAS_WINDOW,
+    )
     problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, HAS_CACHE
+        sequences=sequences,
+        contextual_len=contextual_len,
+        mask=mask,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        HAS_CACHE=META.HAS_CACHE,
     )
     rings = BackwardRings(
-        allocate_ring(q_desc, 2 * STAGES, 2),
-        allocate_ring(k_desc, 2, 1),
-        allocate_ring(v_desc, 2, 1),
-        allocate_ring(dout_desc, 2, 2),
+        q=allocate_ring(q_desc, 2 * META.STAGES, CONSUMERS=2),
+        k=allocate_ring(k_desc, STAGES=2, CONSUMERS=1),
+        v=allocate_ring(v_desc, STAGES=2, CONSUMERS=1),
+        dout=allocate_ring(dout_desc, STAGES=2, CONSUMERS=2),
     )
     # A share of the columns is a tile: swizzled by no more than a share.
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(2 * SHARE, 16, 2)
     weighted = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
     dscores = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
     staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
-    filled = allocate_barriers(4, 2)
+    filled = allocate_barriers(4, ARRIVALS=2)
     fence_async_shared()
-    producer = BackwardProducer(q_desc, k_desc, v_desc, dout_desc, rings, problem)
+    producer = BackwardProducer(
+        q_desc=q_desc, k_desc=k_desc, v_desc=v_desc, dout_desc=dout_desc, rings=rings, problem=problem
+    )
     consumer = Consumer(
-        dk_desc,
-        dv_desc,
-        dq_desc,
-        rings,
-        weighted,
-        dscores,
-        staging,
-        filled,
-        problem,
-        half_alpha,
-        hidden,
-        dv_scale,
-        APPROXIMATE,
+        dk_desc=dk_desc,
+        dv_desc=dv_desc,
+        dq_desc=dq_desc,
+        rings=rings,
+        weighted=weighted,
+        dscores=dscores,
+        staging=staging,
+        filled=filled,
+        problem=problem,
+        half_alpha=half_alpha,
+        hidden=hidden,
+        dv_scale=dv_scale,
+        APPROXIMATE=META.APPROXIMATE,
     )
     gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])

@@ -19,7 +19,7 @@ longest rows of the next item.  Tiles are indexed from the sequence end: the par
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -42,6 +42,31 @@ from attnbench.kernels.shared.hopper import (
     store_output,
     sync_warps,
 )
+
+
+class ForwardMeta(NamedTuple):
+    """What `hstu_hopper_forward` is compiled for."""
+
+    CAUSAL: bool
+    HAS_PREFIX: bool
+    HAS_TARGETS: bool
+    HAS_WINDOW: bool
+    HAS_CACHE: bool
+    APPROXIMATE: bool
+    "SiLU by the tanh instruction"
+    BLOCK_N: int
+    BLOCK_V: int
+    STAGES: int
+    ROOM: int
+    "tiles of queries that a warpgroup has in shared memory"
+    GROUPS: int
+    "consumer warpgroups"
+    DRAWS: bool
+    "work items are drawn from a counter"
+    REGISTERS: int
+    "of a thread of all consumer warpgroups but the first"
+    SPLIT: bool
+    "keys are split: what leaves are sums over parts of them"
 
 
 @aggregate
@@ -69,7 +94,16 @@ def weigh(scores, consumer, index, unmasked, done, WARPGROUP: gl.constexpr):
         first, _queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
         at = work.key_tile(index, mask) * consumer.BLOCK_N
         # Whose SiLU is 0.
-        scores = hide(scores, 0.0, work.first_query + first, at, work.prefix, work.seen, mask, True)
+        scores = hide(
+            scores,
+            hidden=0.0,
+            down=work.first_query + first,
+            across=at,
+            prefix=work.prefix,
+            seen=work.seen,
+            mask=mask,
+            ROWS_DOWN=True,
+        )
     return silu(scores, consumer.half_alpha, consumer.APPROXIMATE)
 
 
@@ -94,7 +128,7 @@ def through_tiles(consumer, total, unmasked, count, done, WARPGROUP: gl.constexp
         q_ring.release_stored(done)
     scores = warpgroup_mma_wait(0, [scores])
     k_ring.release(count)
-    weights = weigh(scores, consumer, 0, unmasked, done, WARPGROUP)
+    weights = weigh(scores, consumer, index=0, unmasked=unmasked, done=done, WARPGROUP=WARPGROUP)
     for index in range(1, total):
         k_ring.wait(count + 1)
         v_ring.wait(count)
@@ -226,27 +260,25 @@ def start_warps(
     parts,
     half_alpha,
     scale,
-    APPROXIMATE: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    DRAWS: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    SPLIT: gl.constexpr,
+    META: gl.constexpr,
 ):
-    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup.
+    """Allocate rings and barriers, and start the warps, of this kernel or of the one for pages.
 
     Where keys are SPLIT the output goes to `parts_ptr`, else by `out_desc`; the other may be None.
     """
-    q_rings = (allocate_ring(q_desc, ROOM, 1), allocate_ring(q_desc, ROOM, 1))
+    BLOCK_N: gl.constexpr = META.BLOCK_N
+    BLOCK_V: gl.constexpr = META.BLOCK_V
+    STAGES: gl.constexpr = META.STAGES
+    ROOM: gl.constexpr = META.ROOM
+    GROUPS: gl.constexpr = META.GROUPS
+    REGISTERS: gl.constexpr = META.REGISTERS
+    q_rings = (allocate_ring(q_desc, ROOM, CONSUMERS=1), allocate_ring(q_desc, ROOM, CONSUMERS=1))
     if GROUPS == 3:
-        q_rings = q_rings + (allocate_ring(q_desc, ROOM, 1),)
+        q_rings = q_rings + (allocate_ring(q_desc, ROOM, CONSUMERS=1),)
     # Values are read a step longer than keys.
     rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES + 1, GROUPS))
-    queue = allocate_work_queue(GROUPS, 13)
-    if SPLIT:
+    queue = allocate_work_queue(GROUPS, COUNT=13)
+    if META.SPLIT:
         # The sum of the parts may be launched once all programs are: it waits for their end by itself.
         gdc_launch_dependents()
         sink = ToParts(parts_ptr, parts * problem.heads)
@@ -256,8 +288,27 @@ def start_warps(
             outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
         sink = ToRows(out_desc, outs, scale)
     fence_async_shared()
-    producer = Producer(q_desc, rings, queue, counter_ptr, parts, BLOCK_N, GROUPS, DRAWS, SPLIT)
-    consumer = Consumer(rings, problem.mask, half_alpha, queue, APPROXIMATE, BLOCK_N, BLOCK_V, GROUPS)
+    producer = Producer(
+        q_desc=q_desc,
+        rings=rings,
+        queue=queue,
+        counter_ptr=counter_ptr,
+        parts=parts,
+        BLOCK_N=BLOCK_N,
+        GROUPS=GROUPS,
+        DYNAMIC=META.DRAWS,
+        SPLIT=META.SPLIT,
+    )
+    consumer = Consumer(
+        rings=rings,
+        mask=problem.mask,
+        half_alpha=half_alpha,
+        queue=queue,
+        APPROXIMATE=META.APPROXIMATE,
+        BLOCK_N=BLOCK_N,
+        BLOCK_V=BLOCK_V,
+        GROUPS=GROUPS,
+    )
     if GROUPS == 2:
         gl.warp_specialize(
             [(consume, (consumer, sink, 0)), (consume, (consumer, sink, 1)), (produce, (producer, problem, source))],
@@ -286,9 +337,7 @@ def hstu_hopper_forward(
     out_desc,
     parts_ptr,
     counter_ptr,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     half_alpha,
     scale,
     heads,
@@ -298,25 +347,25 @@ def hstu_hopper_forward(
     parts,
     contextual_len,
     window,
-    CAUSAL: gl.constexpr,
-    HAS_PREFIX: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    HAS_WINDOW: gl.constexpr,
-    HAS_CACHE: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    DRAWS: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    SPLIT: gl.constexpr,
+    META: gl.constexpr,
 ):
     """The output, or where keys are SPLIT its parts, of keys and values that lie as rows."""
-    mask = Mask(window, CAUSAL, HAS_PREFIX, HAS_TARGETS, HAS_WINDOW)
+    mask = Mask(
+        window=window,
+        CAUSAL=META.CAUSAL,
+        HAS_PREFIX=META.HAS_PREFIX,
+        HAS_TARGETS=META.HAS_TARGETS,
+        HAS_WINDOW=META.HAS_WINDOW,
+    )
     problem = GridProblem(
-        offsets_ptr, offsets_q_ptr, num_targets_ptr, contextual_len, mask, heads, pairs, tiles, group, HAS_CACHE
+        sequences=sequences,
+        contextual_len=contextual_len,
+        mask=mask,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        HAS_CACHE=META.HAS_CACHE,
     )
     start_warps(
         q_desc,
@@ -330,13 +379,5 @@ def hstu_hopper_forward(
         parts,
         half_alpha,
         scale,
-        APPROXIMATE,
-        BLOCK_N,
-        BLOCK_V,
-        STAGES,
-        ROOM,
-        GROUPS,
-        DRAWS,
-        REGISTERS,
-        SPLIT,
+        META,
     )

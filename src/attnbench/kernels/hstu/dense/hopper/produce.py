@@ -31,7 +31,7 @@ class Rows:
     @no_type_check
     def keys_of(self, _number, start, work, head):
         """Those of a sequence that begins at row `start`."""
-        return SequenceRows(self.k_desc, self.v_desc, start, work.keys, head)
+        return SequenceRows(k_desc=self.k_desc, v_desc=self.v_desc, start=start, keys=work.keys, head=head)
 
 
 @aggregate
@@ -82,7 +82,7 @@ def load_work(producer, mask, work, source, head, count, done):
     rings = producer.rings
     BLOCK_N: gl.constexpr = producer.BLOCK_N
     Q_AHEAD: gl.constexpr = rings.q[0].STAGES > 1
-    total = work.masked + work.split - work.whole
+    total = work.tiles.masked + work.tiles.split - work.tiles.whole
     at = work.key_tile(0, mask) * BLOCK_N
     following = -1
     # Without room for two the queries come after the first keys: the last output may have to leave before.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -35,9 +35,8 @@ class Mask:
 class GridProblem:
     """Arguments of the launch that say what a program works on."""
 
-    offsets_ptr: Argument
-    offsets_q_ptr: Argument
-    num_targets_ptr: Argument
+    sequences: gl.tuple
+    "as of `hstu.arguments.Sequences`"
     contextual_len: Argument
     mask: Mask
     heads: Argument
@@ -52,16 +51,9 @@ class GridProblem:
     @gluon.jit
     @no_type_check
     def sequence_of(self, number):
-        """Where the number-th sequence begins and ends, as of `hstu.tiles.sequence`."""
+        """The `Bounds` of the number-th sequence."""
         return sequence(
-            self.offsets_ptr,
-            self.offsets_q_ptr,
-            self.num_targets_ptr,
-            number,
-            self.contextual_len,
-            self.mask.HAS_PREFIX,
-            self.mask.HAS_TARGETS,
-            self.HAS_CACHE,
+            self.sequences, number, self.contextual_len, self.mask.HAS_PREFIX, self.mask.HAS_TARGETS, self.HAS_CACHE
         )
 
 
@@ -103,19 +95,19 @@ class KeyTile:
         """The same with positions counted from the sequence's first query: `keys` is how many queries it has."""
         first = self.first_query
         return KeyTile(
-            self.head,
-            self.key_start,
-            self.query_start,
-            self.keys - first,
-            first - first,
-            self.prefix - first,
-            self.seen - first,
-            self.start - first,
-            self.front,
-            self.begin,
-            self.whole,
-            self.split,
-            self.end,
+            head=self.head,
+            key_start=self.key_start,
+            query_start=self.query_start,
+            keys=self.keys - first,
+            first_query=first - first,
+            prefix=self.prefix - first,
+            seen=self.seen - first,
+            start=self.start - first,
+            front=self.front,
+            begin=self.begin,
+            whole=self.whole,
+            split=self.split,
+            end=self.end,
         )
 
     @gluon.jit
@@ -126,6 +118,19 @@ class KeyTile:
         if mask.HAS_PREFIX:
             tile = gl.where(index < self.front, index, tile - self.front)
         return tile
+
+
+class BackwardMeta(NamedTuple):
+    """What `hstu_hopper_backward` and `hstu_hopper_backward_wide` are compiled for."""
+
+    CAUSAL: bool
+    HAS_PREFIX: bool
+    HAS_TARGETS: bool
+    HAS_WINDOW: bool
+    HAS_CACHE: bool
+    STAGES: int
+    APPROXIMATE: bool
+    "SiLU by the tanh instruction"
 
 
 @aggregate
@@ -159,14 +164,14 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
     tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads
     head = pair - number * problem.heads
-    key_start, query_start, keys, first_query, prefix, seen = problem.sequence_of(number)
+    bounds = problem.sequence_of(number)
     start = tile * BLOCK_N
-    low, all_low, all_high, high = rows_of_keys(
+    reach = rows_of_keys(
         start,
-        gl.minimum(start + BLOCK_N, keys) - 1,
-        keys,
-        prefix,
-        seen,
+        gl.minimum(start + BLOCK_N, bounds.keys) - 1,
+        bounds.keys,
+        bounds.prefix,
+        bounds.seen,
         mask.window,
         mask.CAUSAL,
         mask.HAS_PREFIX,
@@ -175,28 +180,28 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
     )
     front = 0
     if mask.HAS_PREFIX:
-        front = gl.where(start < seen, (gl.maximum(prefix - first_query, 0) + ROWS - 1) // ROWS, 0)
-    begin = gl.maximum(gl.maximum(low - first_query, 0) // ROWS, front)
-    end = gl.maximum((gl.maximum(high - first_query, 0) + ROWS - 1) // ROWS, begin)
-    whole = (gl.maximum(all_low - first_query, 0) + ROWS - 1) // ROWS
+        front = gl.where(start < bounds.seen, (gl.maximum(bounds.prefix - bounds.first_query, 0) + ROWS - 1) // ROWS, 0)
+    begin = gl.maximum(gl.maximum(reach.low - bounds.first_query, 0) // ROWS, front)
+    end = gl.maximum((gl.maximum(reach.high - bounds.first_query, 0) + ROWS - 1) // ROWS, begin)
+    whole = (gl.maximum(reach.all_low - bounds.first_query, 0) + ROWS - 1) // ROWS
     whole = gl.minimum(gl.maximum(whole, begin), end)
     # Queries past the last one are zeros and add nothing: a last tile that is not whole needs no mask.
-    last = gl.where(all_high == keys, end, gl.maximum(all_high - first_query, 0) // ROWS)
+    last = gl.where(reach.all_high == bounds.keys, end, gl.maximum(reach.all_high - bounds.first_query, 0) // ROWS)
     split = gl.minimum(gl.maximum(last, whole), end)
     return KeyTile(
-        head,
-        key_start.to(gl.int32),
-        query_start.to(gl.int32),
-        keys,
-        first_query,
-        prefix,
-        seen,
-        start,
-        front,
-        begin,
-        whole,
-        split,
-        end,
+        head=head,
+        key_start=bounds.key_start.to(gl.int32),
+        query_start=bounds.query_start.to(gl.int32),
+        keys=bounds.keys,
+        first_query=bounds.first_query,
+        prefix=bounds.prefix,
+        seen=bounds.seen,
+        start=start,
+        front=front,
+        begin=begin,
+        whole=whole,
+        split=split,
+        end=end,
     )
 
 

@@ -8,7 +8,7 @@ from typing import no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from attnbench.kernels.hstu.tiles import keys_of_rows, masked_tile, tiles_of_rows
+from attnbench.kernels.hstu.tiles import KeyTiles, keys_of_rows, masked_tile, tiles_of_rows
 from attnbench.kernels.shared.hopper import ROWS, aggregate
 from attnbench.kernels.shared.rows import section_of
 
@@ -30,42 +30,33 @@ class Work:
     prefix: gl.tensor
     start: gl.tensor
     "the item's first query"
-    begin: gl.tensor
-    "tiles of keys, from here on as of `tiles_of_rows`"
-    whole: gl.tensor
-    split: gl.tensor
-    end: gl.tensor
-    own: gl.tensor
-    masked: gl.tensor
+    tiles: gl.tuple
+    "of keys, as of `hstu.tiles.KeyTiles`"
 
     @gluon.jit
     @no_type_check
     def share(self, part, parts, heads):
         """The part-th of so many equal shares of the tiles of keys, in the order of the keys, those of targets last."""
-        before = self.end - self.begin
-        behind = self.masked - (self.whole - self.begin + self.end - self.split)
+        tiles = self.tiles
+        before = tiles.end - tiles.begin
+        behind = tiles.masked - (tiles.whole - tiles.begin + tiles.end - tiles.split)
         low = part * (before + behind) // parts
         high = (part + 1) * (before + behind) // parts
-        begin = self.begin + gl.minimum(low, before)
-        end = self.begin + gl.minimum(high, before)
-        whole = gl.minimum(gl.maximum(self.whole, begin), end)
-        split = gl.minimum(gl.maximum(self.split, begin), end)
+        begin = tiles.begin + gl.minimum(low, before)
+        end = tiles.begin + gl.minimum(high, before)
+        whole = gl.minimum(gl.maximum(tiles.whole, begin), end)
+        split = gl.minimum(gl.maximum(tiles.split, begin), end)
         own = gl.maximum(low - before, 0)
         masked = whole - begin + end - split + gl.maximum(high - before, 0) - own
         return Work(
-            self.query_start,
-            part * heads + self.head,
-            self.keys,
-            self.first_query,
-            self.seen,
-            self.prefix,
-            self.start,
-            begin,
-            whole,
-            split,
-            end,
-            self.own + own,
-            masked,
+            query_start=self.query_start,
+            head=part * heads + self.head,
+            keys=self.keys,
+            first_query=self.first_query,
+            seen=self.seen,
+            prefix=self.prefix,
+            start=self.start,
+            tiles=KeyTiles(begin=begin, whole=whole, split=split, end=end, own=tiles.own + own, masked=masked),
         )
 
     @gluon.jit
@@ -82,12 +73,12 @@ class Work:
                 self.seen,
                 self.prefix,
                 self.start,
-                self.begin,
-                self.whole,
-                self.split,
-                self.end,
-                self.own,
-                self.masked,
+                self.tiles.begin,
+                self.tiles.whole,
+                self.tiles.split,
+                self.tiles.end,
+                self.tiles.own,
+                self.tiles.masked,
             ),
         )
 
@@ -95,17 +86,15 @@ class Work:
     @no_type_check
     def unmasked(self):
         """How many tiles of keys mask nothing."""
-        return self.split - self.whole
+        return self.tiles.split - self.tiles.whole
 
     @gluon.jit
     @no_type_check
     def key_tile(self, index, mask):
         """The index-th tile of keys: the masked ones last."""
         unmasked = self.unmasked()
-        tile = masked_tile(
-            index - unmasked, self.begin, self.whole, self.split, self.end, self.own, mask.HAS_TARGETS, mask.HAS_WINDOW
-        )
-        return gl.where(index < unmasked, self.whole + index, tile)
+        tile = masked_tile(index - unmasked, self.tiles, mask.HAS_TARGETS, mask.HAS_WINDOW)
+        return gl.where(index < unmasked, self.tiles.whole + index, tile)
 
     @gluon.jit
     @no_type_check
@@ -122,9 +111,10 @@ class Work:
     @no_type_check
     def tiles_seen(self, mask, done, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr):
         """How many tiles of keys, the first, show a warpgroup anything, how many do not, and how many mask nothing."""
+        tiles = self.tiles
         first, queries = self.rows_of(done, WARPGROUP, GROUPS)
         last = gl.minimum(first + ROWS, queries) - 1 + self.first_query
-        _low, _all_low, _all_high, high = keys_of_rows(
+        reach = keys_of_rows(
             first + self.first_query,
             last,
             self.prefix,
@@ -134,15 +124,15 @@ class Work:
             mask.HAS_PREFIX,
             mask.HAS_WINDOW,
         )
-        unseen = gl.maximum(gl.minimum(self.end - (high + BLOCK_N - 1) // BLOCK_N, self.end - self.split), 0)
+        unseen = gl.maximum(gl.minimum(tiles.end - (reach.high + BLOCK_N - 1) // BLOCK_N, tiles.end - tiles.split), 0)
         if mask.HAS_TARGETS:
             # Targets have themselves, in the tiles behind; rows without one have no tile there.
             unseen = gl.where(
-                last >= self.seen, 0, unseen + self.masked - (self.whole - self.begin + self.end - self.split)
+                last >= self.seen, 0, unseen + tiles.masked - (tiles.whole - tiles.begin + tiles.end - tiles.split)
             )
-        total = self.masked + self.split - self.whole
+        total = tiles.masked + tiles.split - tiles.whole
         unseen = gl.where(first < queries, unseen, total)
-        return total - unseen, unseen, self.split - self.whole
+        return total - unseen, unseen, tiles.split - tiles.whole
 
 
 @gluon.jit
@@ -153,19 +143,21 @@ def read_work(queue, turn):
     Read anew wherever it is needed: thirteen numbers are more than a thread of three warpgroups has registers for.
     """
     return Work(
-        queue.number(turn, 0),
-        queue.number(turn, 1),
-        queue.number(turn, 2),
-        queue.number(turn, 3),
-        queue.number(turn, 4),
-        queue.number(turn, 5),
-        queue.number(turn, 6),
-        queue.number(turn, 7),
-        queue.number(turn, 8),
-        queue.number(turn, 9),
-        queue.number(turn, 10),
-        queue.number(turn, 11),
-        queue.number(turn, 12),
+        query_start=queue.number(turn, 0),
+        head=queue.number(turn, 1),
+        keys=queue.number(turn, 2),
+        first_query=queue.number(turn, 3),
+        seen=queue.number(turn, 4),
+        prefix=queue.number(turn, 5),
+        start=queue.number(turn, 6),
+        tiles=KeyTiles(
+            begin=queue.number(turn, 7),
+            whole=queue.number(turn, 8),
+            split=queue.number(turn, 9),
+            end=queue.number(turn, 10),
+            own=queue.number(turn, 11),
+            masked=queue.number(turn, 12),
+        ),
     )
 
 
@@ -185,17 +177,17 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
     tile, pair = section_of(at, problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads
     head = pair - number * problem.heads
-    key_start, query_start, keys, first_query, prefix, seen = problem.sequence_of(number)
-    blocks = (keys - first_query + ROWS - 1) // ROWS
+    bounds = problem.sequence_of(number)
+    blocks = (bounds.keys - bounds.first_query + ROWS - 1) // ROWS
     after = (blocks + GROUPS - 1) // GROUPS - (problem.tiles - 1 - tile)
     start = (blocks - after * GROUPS) * ROWS
-    first = first_query + start
-    last = gl.maximum(gl.minimum(first + ROWS * GROUPS, keys) - 1, 0)  # of no keys nothing is looked at
-    begin, whole, split, end, own, masked = tiles_of_rows(
-        gl.maximum(first, first_query),
+    first = bounds.first_query + start
+    last = gl.maximum(gl.minimum(first + ROWS * GROUPS, bounds.keys) - 1, 0)  # of no keys nothing is looked at
+    key_tiles = tiles_of_rows(
+        gl.maximum(first, bounds.first_query),
         last,
-        prefix,
-        seen,
+        bounds.prefix,
+        bounds.seen,
         mask.window,
         mask.CAUSAL,
         mask.HAS_PREFIX,
@@ -204,8 +196,15 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
         BLOCK_N,
     )
     work = Work(
-        query_start.to(gl.int32), head, keys, first_query, seen, prefix, start, begin, whole, split, end, own, masked
+        query_start=bounds.query_start.to(gl.int32),
+        head=head,
+        keys=bounds.keys,
+        first_query=bounds.first_query,
+        seen=bounds.seen,
+        prefix=bounds.prefix,
+        start=start,
+        tiles=key_tiles,
     )
     if SPLIT:
         work = work.share(part, parts, problem.heads)
-    return work, number, head, key_start.to(gl.int32), after > 0
+    return work, number, head, bounds.key_start.to(gl.int32), after > 0

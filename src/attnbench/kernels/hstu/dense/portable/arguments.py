@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from attnbench.kernels.hstu.arguments import RowStrides
+
 
 class ForwardStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_dense_forward`."""
+    """Of the tensors of `hstu_dense_forward`."""
 
-    q: tuple[int, ...]
-    k: tuple[int, ...]
-    v: tuple[int, ...]
-    out: tuple[int, ...]
+    q: RowStrides
+    k: RowStrides
+    v: RowStrides
+    out: RowStrides
 
 
 class ForwardMeta(NamedTuple):
@@ -36,15 +38,15 @@ class ForwardMeta(NamedTuple):
 
 
 class ColumnsStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_dense_backward_columns`."""
+    """Of the tensors of `hstu_dense_backward_columns`."""
 
-    q: tuple[int, ...]
-    k: tuple[int, ...]
-    v: tuple[int, ...]
-    dout: tuple[int, ...]
-    dq: tuple[int, ...]
-    dk: tuple[int, ...]
-    dv: tuple[int, ...]
+    q: RowStrides
+    k: RowStrides
+    v: RowStrides
+    dout: RowStrides
+    dq: RowStrides
+    dk: RowStrides
+    dv: RowStrides
 
 
 class ColumnsMeta(NamedTuple):
@@ -70,13 +72,13 @@ class ColumnsMeta(NamedTuple):
 
 
 class RowsStrides(NamedTuple):
-    """Elements from one row and head to the next of each tensor of `hstu_dense_backward_rows`."""
+    """Of the tensors of `hstu_dense_backward_rows`."""
 
-    q: tuple[int, ...]
-    k: tuple[int, ...]
-    v: tuple[int, ...]
-    dout: tuple[int, ...]
-    dq: tuple[int, ...]
+    q: RowStrides
+    k: RowStrides
+    v: RowStrides
+    dout: RowStrides
+    dq: RowStrides
 
 
 class RowsMeta(NamedTuple):

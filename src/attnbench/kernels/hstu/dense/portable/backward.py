@@ -80,9 +80,7 @@ def hstu_dense_backward_columns(
     q_desc,
     dout_desc,
     dq_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     strides,
     half_alpha,
     dk_scale,
@@ -101,37 +99,37 @@ def hstu_dense_backward_columns(
     BLOCK_N: tl.constexpr = META.BLOCK_N
     PRECISION: tl.constexpr = META.PRECISION
     PART: tl.constexpr = META.PART
-    q_row, q_head = strides.q
-    k_row, k_head = strides.k
-    v_row, v_head = strides.v
-    dout_row, dout_head = strides.dout
-    dq_row, dq_head = strides.dq
-    dk_row, dk_head = strides.dk
-    dv_row, dv_head = strides.dv
     # Which tile of keys: the first keys are seen by most rows.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
-        number,
-        contextual_len,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-    )
-    queries = keys - first_query
+    bounds = sequence(sequences, number, contextual_len, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_CACHE)
+    queries = bounds.keys - bounds.first_query
     start = tile * BLOCK_N
-    if start >= keys:
+    if start >= bounds.keys:
         return
-    q_base = q_ptr + query_start * q_row + head * q_head
-    dout_base = dout_ptr + query_start * dout_row + head * dout_head
-    dq_base = dq_ptr + query_start * dq_row + head * dq_head
-    k = load_rows(k_ptr + key_start * k_row + head * k_head, start, keys, k_row, META.ATTN_DIM, BLOCK_N, BLOCK_D, False)
+    q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
+    dout_base = dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head
+    dq_base = dq_ptr + bounds.query_start * strides.dq.row + head * strides.dq.head
+    k = load_rows(
+        k_ptr + bounds.key_start * strides.k.row + head * strides.k.head,
+        start,
+        bounds.keys,
+        strides.k.row,
+        META.ATTN_DIM,
+        BLOCK_N,
+        BLOCK_D,
+        WHOLE=False,
+    )
     v = load_rows(
-        v_ptr + key_start * v_row + head * v_head, start, keys, v_row, META.LINEAR_DIM, BLOCK_N, BLOCK_V, False
+        v_ptr + bounds.key_start * strides.v.row + head * strides.v.head,
+        start,
+        bounds.keys,
+        strides.v.row,
+        META.LINEAR_DIM,
+        BLOCK_N,
+        BLOCK_V,
+        WHOLE=False,
     )
     keys_at = start + tl.arange(0, BLOCK_N)[:, None]
     # What is not a part of this launch is a tile of one element.
@@ -139,12 +137,12 @@ def hstu_dense_backward_columns(
     dv = tl.zeros([1, 1] if PART == "dk" else [BLOCK_N, BLOCK_V], tl.float32)
 
     # In whole tiles of queries: the prefix, then [begin, whole) masked, [whole, split) unmasked, [split, end) masked.
-    low, all_low, all_high, high = rows_of_keys(
+    reach = rows_of_keys(
         start,
-        tl.minimum(start + BLOCK_N, keys) - 1,
-        keys,
-        prefix,
-        seen,
+        tl.minimum(start + BLOCK_N, bounds.keys) - 1,
+        bounds.keys,
+        bounds.prefix,
+        bounds.seen,
         window,
         META.CAUSAL,
         META.HAS_PREFIX,
@@ -153,49 +151,89 @@ def hstu_dense_backward_columns(
     )
     front = 0
     if META.HAS_PREFIX:
-        front = tl.where(start < seen, (tl.maximum(prefix - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, 0)
-    begin = tl.maximum(tl.maximum(low - first_query, 0) // META.BLOCK_M, front)
-    end = tl.maximum((tl.maximum(high - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, begin)
-    whole = (tl.maximum(all_low - first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M
+        front = tl.where(
+            start < bounds.seen,
+            (tl.maximum(bounds.prefix - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M,
+            0,
+        )
+    begin = tl.maximum(tl.maximum(reach.low - bounds.first_query, 0) // META.BLOCK_M, front)
+    end = tl.maximum((tl.maximum(reach.high - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, begin)
+    whole = (tl.maximum(reach.all_low - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M
     whole = tl.minimum(tl.maximum(whole, begin), end)
     # A last tile that is not whole is masked: behind it lies another sequence.
-    split = tl.maximum(all_high - first_query, 0) // META.BLOCK_M
+    split = tl.maximum(reach.all_high - bounds.first_query, 0) // META.BLOCK_M
     split = tl.minimum(tl.maximum(split, whole), end)
     for at in tl.range(whole * META.BLOCK_M, split * META.BLOCK_M, META.BLOCK_M, disable_licm=True):
-        q = load_whole(q_base, q_desc, at, query_start, head, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA)
-        dout = load_whole(
-            dout_base, dout_desc, at, query_start, head, dout_row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, META.TMA
+        q = load_whole(
+            q_base, q_desc, at, bounds.query_start, head, strides.q.row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA
         )
-        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, None, half_alpha, META.APPROXIMATE, PRECISION, False, PART)
+        dout = load_whole(
+            dout_base,
+            dout_desc,
+            at,
+            bounds.query_start,
+            head,
+            strides.dout.row,
+            META.LINEAR_DIM,
+            META.BLOCK_M,
+            BLOCK_V,
+            META.TMA,
+        )
+        dk, dv, down = fold_rows(
+            dk,
+            dv,
+            q,
+            dout,
+            k,
+            v,
+            see=None,
+            half_alpha=half_alpha,
+            APPROXIMATE=META.APPROXIMATE,
+            PRECISION=PRECISION,
+            MASKED=False,
+            PART=PART,
+        )
         if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [META.BLOCK_M, BLOCK_D]
             if META.TMA:
                 dq_desc.atomic_add(
-                    [tl.cast(query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
+                    [tl.cast(bounds.query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
                     part.reshape(META.BLOCK_M, 1, BLOCK_D),
                 )
             else:
-                add_rows(dq_base, at, queries, dq_row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
+                add_rows(dq_base, at, queries, strides.dq.row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
     before = front + whole - begin
     for index in tl.range(0, before + end - split, num_stages=META.MASKED_STAGES, disable_licm=True):
         tile_m = tl.where(index < before, begin + index - front, split + index - before)
         if META.HAS_PREFIX:
             tile_m = tl.where(index < front, index, tile_m)
         at = tile_m * META.BLOCK_M
-        q = load_rows(q_base, at, queries, q_row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, False)
-        dout = load_rows(dout_base, at, queries, dout_row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, False)
-        rows = first_query + at + tl.arange(0, META.BLOCK_M)[None, :]
-        see = sees(rows, keys_at, prefix, seen, window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW)
-        dk, dv, down = fold_rows(dk, dv, q, dout, k, v, see, half_alpha, META.APPROXIMATE, PRECISION, True, PART)
+        q = load_rows(q_base, at, queries, strides.q.row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, WHOLE=False)
+        dout = load_rows(dout_base, at, queries, strides.dout.row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, WHOLE=False)
+        rows = bounds.first_query + at + tl.arange(0, META.BLOCK_M)[None, :]
+        see = sees(
+            rows,
+            keys_at,
+            bounds.prefix,
+            bounds.seen,
+            window,
+            META.CAUSAL,
+            META.HAS_PREFIX,
+            META.HAS_TARGETS,
+            META.HAS_WINDOW,
+        )
+        dk, dv, down = fold_rows(
+            dk, dv, q, dout, k, v, see, half_alpha, META.APPROXIMATE, PRECISION, MASKED=True, PART=PART
+        )
         if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-            add_rows(dq_base, at, queries, dq_row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
+            add_rows(dq_base, at, queries, strides.dq.row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
     if PART != "dv":
         store_rows(
-            dk_ptr + key_start * dk_row + head * dk_head,
+            dk_ptr + bounds.key_start * strides.dk.row + head * strides.dk.head,
             start,
-            keys,
-            dk_row,
+            bounds.keys,
+            strides.dk.row,
             dk * dk_scale,
             META.ATTN_DIM,
             BLOCK_N,
@@ -203,10 +241,10 @@ def hstu_dense_backward_columns(
         )
     if PART != "dk":
         store_rows(
-            dv_ptr + key_start * dv_row + head * dv_head,
+            dv_ptr + bounds.key_start * strides.dv.row + head * strides.dv.head,
             start,
-            keys,
-            dv_row,
+            bounds.keys,
+            strides.dv.row,
             dv * dv_scale,
             META.LINEAR_DIM,
             BLOCK_N,
@@ -239,9 +277,7 @@ def hstu_dense_backward_rows(
     dq_ptr,
     k_desc,
     v_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     strides,
     half_alpha,
     dq_scale,
@@ -257,50 +293,43 @@ def hstu_dense_backward_rows(
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_M: tl.constexpr = META.BLOCK_M
     PRECISION: tl.constexpr = META.PRECISION
-    q_row, q_head = strides.q
-    k_row, k_head = strides.k
-    v_row, v_head = strides.v
-    dout_row, dout_head = strides.dout
-    dq_row, dq_head = strides.dq
     # Which tile of rows: the last see most keys.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
-    key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
-        number,
-        contextual_len,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-    )
-    queries = keys - first_query
+    bounds = sequence(sequences, number, contextual_len, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_CACHE)
+    queries = bounds.keys - bounds.first_query
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
     q = load_rows(
-        q_ptr + query_start * q_row + head * q_head, start, queries, q_row, META.ATTN_DIM, BLOCK_M, BLOCK_D, False
-    )
-    dout = load_rows(
-        dout_ptr + query_start * dout_row + head * dout_head,
+        q_ptr + bounds.query_start * strides.q.row + head * strides.q.head,
         start,
         queries,
-        dout_row,
+        strides.q.row,
+        META.ATTN_DIM,
+        BLOCK_M,
+        BLOCK_D,
+        WHOLE=False,
+    )
+    dout = load_rows(
+        dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head,
+        start,
+        queries,
+        strides.dout.row,
         META.LINEAR_DIM,
         BLOCK_M,
         META.BLOCK_V,
-        False,
+        WHOLE=False,
     )
-    k_base = k_ptr + key_start * k_row + head * k_head
-    v_base = v_ptr + key_start * v_row + head * v_head
-    first = first_query + start
-    begin, whole, split, end, own, count = tiles_of_rows(
+    k_base = k_ptr + bounds.key_start * strides.k.row + head * strides.k.head
+    v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
+    first = bounds.first_query + start
+    key_tiles = tiles_of_rows(
         first,
-        tl.minimum(first + BLOCK_M, keys) - 1,
-        prefix,
-        seen,
+        tl.minimum(first + BLOCK_M, bounds.keys) - 1,
+        bounds.prefix,
+        bounds.seen,
         window,
         META.CAUSAL,
         META.HAS_PREFIX,
@@ -310,33 +339,55 @@ def hstu_dense_backward_rows(
     )
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
-        k = load_whole(k_base, k_desc, at, key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA)
-        v = load_whole(
-            v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, META.TMA
+    for at in tl.range(key_tiles.whole * META.BLOCK_N, key_tiles.split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+        k = load_whole(
+            k_base, k_desc, at, bounds.key_start, head, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA
         )
-        dq = fold_keys(dq, k, v, q, dout, None, half_alpha, META.APPROXIMATE, PRECISION, False)
-    for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
-        k = load_rows(k_base, at, keys, k_row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, False)
-        v = load_rows(v_base, at, keys, v_row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, False)
+        v = load_whole(
+            v_base,
+            v_desc,
+            at,
+            bounds.key_start,
+            head,
+            strides.v.row,
+            META.LINEAR_DIM,
+            META.BLOCK_N,
+            META.BLOCK_V,
+            META.TMA,
+        )
+        dq = fold_keys(
+            dq,
+            k,
+            v,
+            q,
+            dout,
+            see=None,
+            half_alpha=half_alpha,
+            APPROXIMATE=META.APPROXIMATE,
+            PRECISION=PRECISION,
+            MASKED=False,
+        )
+    for index in tl.range(0, key_tiles.masked, num_stages=META.MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, key_tiles, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
+        k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, WHOLE=False)
+        v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, WHOLE=False)
         see = sees(
             rows,
             at + tl.arange(0, META.BLOCK_N)[None, :],
-            prefix,
-            seen,
+            bounds.prefix,
+            bounds.seen,
             window,
             META.CAUSAL,
             META.HAS_PREFIX,
             META.HAS_TARGETS,
             META.HAS_WINDOW,
         )
-        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, META.APPROXIMATE, PRECISION, True)
+        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, META.APPROXIMATE, PRECISION, MASKED=True)
     store_rows(
-        dq_ptr + query_start * dq_row + head * dq_head,
+        dq_ptr + bounds.query_start * strides.dq.row + head * strides.dq.head,
         start,
         queries,
-        dq_row,
+        strides.dq.row,
         dq * dq_scale,
         META.ATTN_DIM,
         BLOCK_M,
@@ -349,8 +400,7 @@ def hstu_dense_backward_rows(
 def hstu_dense_backward_round(
     sum_ptr,
     dq_ptr,
-    dq_row,
-    dq_head,
+    dq_strides,
     rows,
     heads,
     dq_scale,
@@ -368,5 +418,5 @@ def hstu_dense_backward_round(
     if ATTN_DIM != BLOCK_D:
         mask = mask & (dims[None, :] < ATTN_DIM)
     total = tl.load(sum_ptr + first * ATTN_DIM + (tl.arange(0, ROWS)[:, None] * ATTN_DIM + dims[None, :]), mask=mask)
-    where = (query + behind // heads) * dq_row + (behind % heads).to(tl.int64) * dq_head
+    where = (query + behind // heads) * dq_strides.row + (behind % heads).to(tl.int64) * dq_strides.head
     tl.store(dq_ptr + where[:, None] + dims[None, :], (total * dq_scale).to(dq_ptr.dtype.element_ty), mask=mask)

@@ -31,9 +31,7 @@ def hstu_dense_forward(
     out_ptr,
     k_desc,
     v_desc,
-    offsets_ptr,
-    offsets_q_ptr,
-    num_targets_ptr,
+    sequences,
     strides,
     half_alpha,
     scale,
@@ -49,47 +47,44 @@ def hstu_dense_forward(
     BLOCK_V: tl.constexpr = META.BLOCK_V
     BLOCK_M: tl.constexpr = META.BLOCK_M
     PRECISION: tl.constexpr = META.PRECISION
-    q_row, q_head = strides.q
-    k_row, k_head = strides.k
-    v_row, v_head = strides.v
-    out_row, out_head = strides.out
     # Which tile: the longest rows of a section of pairs first.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
-    key_start, query_start, keys, first_query, prefix, seen = sequence(
-        offsets_ptr,
-        offsets_q_ptr,
-        num_targets_ptr,
-        number,
-        contextual_len,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_CACHE,
-    )
-    queries = keys - first_query
+    bounds = sequence(sequences, number, contextual_len, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_CACHE)
+    queries = bounds.keys - bounds.first_query
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
-    q_base = q_ptr + query_start * q_row + head.to(tl.int64) * q_head
-    k_base = k_ptr + key_start * k_row + head.to(tl.int64) * k_head
-    v_base = v_ptr + key_start * v_row + head.to(tl.int64) * v_head
-    q = load_rows(q_base, start, queries, q_row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, False)  # [BLOCK_M, META.BLOCK_D]
-    first = first_query + start
-    last = tl.minimum(first + BLOCK_M, keys) - 1
-    begin, whole, split, end, own, count = tiles_of_rows(
-        first, last, prefix, seen, window, META.CAUSAL, META.HAS_PREFIX, META.HAS_TARGETS, META.HAS_WINDOW, META.BLOCK_N
+    q_base = q_ptr + bounds.query_start * strides.q.row + head.to(tl.int64) * strides.q.head
+    k_base = k_ptr + bounds.key_start * strides.k.row + head.to(tl.int64) * strides.k.head
+    v_base = v_ptr + bounds.key_start * strides.v.row + head.to(tl.int64) * strides.v.head
+    # [BLOCK_M, META.BLOCK_D]
+    q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, WHOLE=False)
+    first = bounds.first_query + start
+    last = tl.minimum(first + BLOCK_M, bounds.keys) - 1
+    key_tiles = tiles_of_rows(
+        first,
+        last,
+        bounds.prefix,
+        bounds.seen,
+        window,
+        META.CAUSAL,
+        META.HAS_PREFIX,
+        META.HAS_TARGETS,
+        META.HAS_WINDOW,
+        META.BLOCK_N,
     )
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if META.AHEAD:
-        if whole < split:
+        if key_tiles.whole < key_tiles.split:
             k = load_whole(
                 k_base,
                 k_desc,
-                whole * META.BLOCK_N,
-                key_start,
+                key_tiles.whole * META.BLOCK_N,
+                bounds.key_start,
                 head,
-                k_row,
+                strides.k.row,
                 META.ATTN_DIM,
                 META.BLOCK_N,
                 META.BLOCK_D,
@@ -97,15 +92,17 @@ def hstu_dense_forward(
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(q.dtype)
-            for at in tl.range(whole * META.BLOCK_N, (split - 1) * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+            for at in tl.range(
+                key_tiles.whole * META.BLOCK_N, (key_tiles.split - 1) * META.BLOCK_N, META.BLOCK_N, disable_licm=True
+            ):
                 following = at + META.BLOCK_N
                 k = load_whole(
                     k_base,
                     k_desc,
                     following,
-                    key_start,
+                    bounds.key_start,
                     head,
-                    k_row,
+                    strides.k.row,
                     META.ATTN_DIM,
                     META.BLOCK_N,
                     META.BLOCK_D,
@@ -113,35 +110,77 @@ def hstu_dense_forward(
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 v = load_whole(
-                    v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA
+                    v_base,
+                    v_desc,
+                    at,
+                    bounds.key_start,
+                    head,
+                    strides.v.row,
+                    META.LINEAR_DIM,
+                    META.BLOCK_N,
+                    BLOCK_V,
+                    META.TMA,
                 )
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
-            at = (split - 1) * META.BLOCK_N
-            v = load_whole(v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
+            at = (key_tiles.split - 1) * META.BLOCK_N
+            v = load_whole(
+                v_base,
+                v_desc,
+                at,
+                bounds.key_start,
+                head,
+                strides.v.row,
+                META.LINEAR_DIM,
+                META.BLOCK_N,
+                BLOCK_V,
+                META.TMA,
+            )
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
-        for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
+        for at in tl.range(
+            key_tiles.whole * META.BLOCK_N, key_tiles.split * META.BLOCK_N, META.BLOCK_N, disable_licm=True
+        ):
             k = load_whole(
-                k_base, k_desc, at, key_start, head, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, META.TMA
+                k_base,
+                k_desc,
+                at,
+                bounds.key_start,
+                head,
+                strides.k.row,
+                META.ATTN_DIM,
+                META.BLOCK_N,
+                META.BLOCK_D,
+                META.TMA,
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, META.BLOCK_N]
-            v = load_whole(v_base, v_desc, at, key_start, head, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
+            v = load_whole(
+                v_base,
+                v_desc,
+                at,
+                bounds.key_start,
+                head,
+                strides.v.row,
+                META.LINEAR_DIM,
+                META.BLOCK_N,
+                BLOCK_V,
+                META.TMA,
+            )
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     rows = first + tl.arange(0, BLOCK_M)[:, None]
-    for index in tl.range(0, count, num_stages=META.MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split, end, own, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
-        k = load_rows(k_base, at, keys, k_row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, False)
+    for index in tl.range(0, key_tiles.masked, num_stages=META.MASKED_STAGES, disable_licm=True):
+        at = masked_tile(index, key_tiles, META.HAS_TARGETS, META.HAS_WINDOW) * META.BLOCK_N
+        k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, WHOLE=False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_rows(v_base, at, keys, v_row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, False)
+        v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, WHOLE=False)
         see = sees(
             rows,
             at + tl.arange(0, META.BLOCK_N)[None, :],
-            prefix,
-            seen,
+            bounds.prefix,
+            bounds.seen,
             window,
             META.CAUSAL,
             META.HAS_PREFIX,
@@ -151,5 +190,5 @@ def hstu_dense_forward(
         weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
-    out_base = out_ptr + query_start * out_row + head.to(tl.int64) * out_head
-    store_rows(out_base, start, queries, out_row, acc * scale, META.LINEAR_DIM, BLOCK_M, BLOCK_V)
+    out_base = out_ptr + bounds.query_start * strides.out.row + head.to(tl.int64) * strides.out.head
+    store_rows(out_base, start, queries, strides.out.row, acc * scale, META.LINEAR_DIM, BLOCK_M, BLOCK_V)

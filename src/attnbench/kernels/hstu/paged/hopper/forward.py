@@ -12,7 +12,7 @@ tile, a box for each lands in its rows of the tile.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,8 +20,25 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from attnbench.kernels.hstu.dense.hopper.forward import start_warps
 from attnbench.kernels.hstu.dense.hopper.tiles import Mask
-from attnbench.kernels.hstu.tiles import COUNTS
+from attnbench.kernels.hstu.tiles import COUNTS, Bounds
 from attnbench.kernels.shared.hopper import Argument, aggregate, coordinates, load_tile
+
+
+class ForwardMeta(NamedTuple):
+    """What `hstu_paged_hopper_forward` is compiled for; from APPROXIMATE on as the dense forward."""
+
+    PAGE: int
+    "keys of a page"
+    HAS_TARGETS: bool
+    APPROXIMATE: bool
+    BLOCK_N: int
+    BLOCK_V: int
+    STAGES: int
+    ROOM: int
+    GROUPS: int
+    DRAWS: bool
+    REGISTERS: int
+    SPLIT: bool
 
 
 @aggregate
@@ -44,16 +61,15 @@ class PagedProblem:
     @gluon.jit
     @no_type_check
     def sequence_of(self, number):
-        """The number-th sequence as of `hstu.tiles.sequence`, the gap behind its cached keys counted as keys."""
+        """The `Bounds` of the number-th sequence, the gap behind its cached keys counted as keys."""
         start = gl.load(self.offsets_ptr + number)
         new = gl.load(self.offsets_ptr + number + 1) - start
         first_query = (gl.load(self.cached_ptr + number) + self.BLOCK_N - 1) // self.BLOCK_N * self.BLOCK_N
         keys = first_query + new
-        prefix = 0
         seen = keys
         if self.mask.HAS_TARGETS:
             seen = keys - gl.load(self.num_targets_ptr + number)
-        return start, start, keys, first_query, prefix, seen
+        return Bounds(key_start=start, query_start=start, keys=keys, first_query=first_query, prefix=0, seen=seen)
 
 
 @aggregate
@@ -76,16 +92,16 @@ class Pages:
         """Those of the number-th sequence, whose new rows begin at row `start`."""
         table_ptr = self.indices_ptr + gl.load(self.indptr_ptr + number)
         return SequencePages(
-            self.pool_desc,
-            self.k_desc,
-            self.v_desc,
-            table_ptr,
-            gl.load(self.cached_ptr + number),
-            work.first_query,
-            start,
-            work.keys - work.first_query,
-            head,
-            self.PAGE,
+            pool_desc=self.pool_desc,
+            k_desc=self.k_desc,
+            v_desc=self.v_desc,
+            table_ptr=table_ptr,
+            cached=gl.load(self.cached_ptr + number),
+            first_new=work.first_query,
+            start=start,
+            new=work.keys - work.first_query,
+            head=head,
+            PAGE=self.PAGE,
         )
 
 
@@ -137,7 +153,7 @@ class SequencePages:
                 slot = (pages[box] * 2 + HALF) * self.PAGE + begin % self.PAGE
                 load_tile(
                     self.pool_desc,
-                    coordinates(slot, gl.maximum(gl.minimum(self.cached - begin, BOX), 0), 0, self.head),
+                    coordinates(slot, gl.maximum(gl.minimum(self.cached - begin, BOX), 0), first=0, head=self.head),
                     barrier,
                     stage.slice(box * BOX, BOX, dim=2),
                 )
@@ -167,41 +183,30 @@ def hstu_paged_hopper_forward(
     tiles,
     group,
     parts,
-    PAGE: gl.constexpr,
-    HAS_TARGETS: gl.constexpr,
-    APPROXIMATE: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_V: gl.constexpr,
-    STAGES: gl.constexpr,
-    ROOM: gl.constexpr,
-    GROUPS: gl.constexpr,
-    DRAWS: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    SPLIT: gl.constexpr,
+    META: gl.constexpr,
 ):
     """The output, or where keys are SPLIT its parts, of cached keys and values in pages and new ones in rows."""
-    mask = Mask(0, True, False, HAS_TARGETS, False)
-    problem = PagedProblem(offsets_ptr, cached_ptr, num_targets_ptr, mask, heads, pairs, tiles, group, BLOCK_N)
-    source = Pages(pool_desc, k_desc, v_desc, cached_ptr, indptr_ptr, indices_ptr, PAGE)
+    mask = Mask(window=0, CAUSAL=True, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_WINDOW=False)
+    problem = PagedProblem(
+        offsets_ptr=offsets_ptr,
+        cached_ptr=cached_ptr,
+        num_targets_ptr=num_targets_ptr,
+        mask=mask,
+        heads=heads,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        BLOCK_N=META.BLOCK_N,
+    )
+    source = Pages(
+        pool_desc=pool_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        cached_ptr=cached_ptr,
+        indptr_ptr=indptr_ptr,
+        indices_ptr=indices_ptr,
+        PAGE=META.PAGE,
+    )
     start_warps(
-        q_desc,
-        k_desc,
-        v_desc,
-        out_desc,
-        parts_ptr,
-        source,
-        problem,
-        counter_ptr,
-        parts,
-        half_alpha,
-        scale,
-        APPROXIMATE,
-        BLOCK_N,
-        BLOCK_V,
-        STAGES,
-        ROOM,
-        GROUPS,
-        DRAWS,
-        REGISTERS,
-        SPLIT,
+        q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, counter_ptr, parts, half_alpha, scale, META
     )

@@ -19,6 +19,11 @@ RUN_FILE = re.compile(r"\d{8}T\d{6}Z-.*\.json")
 """What `runfile.default_path` calls a file: when it was begun comes first."""
 
 
+def names_a_run(text: str) -> bool:
+    """Whether it is a name and not a path: latest, previous or an id, and no file is called so."""
+    return (text in NAMED or RUN_ID.fullmatch(text) is not None) and not is_file(Path(text))
+
+
 def find_run(text: str, folder: str, who: str) -> Path:
     """Find a run file.
 

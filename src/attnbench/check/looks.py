@@ -1,0 +1,175 @@
+"""What looks at the samples of a launch have in common: the limits that each is held to, and when one is broken.
+
+Limits are wide, and a loaded machine must convict nobody.  Each limit compares two series, taken in turn, by
+their smallest values (`stats.ranks`): pauses lengthen both and hide neither.  Few looks raise a suspicion;
+looks go on until a chance of one in a million is left that the limit is kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from attnbench.stats.ranks import chance_of_lead
+
+FEW = 12
+"""Looks before an order that could well be chance lets a launch off."""
+CHANCE = 1e-6
+"""Of calling a launch misleading by a limit that it keeps."""
+SLOWER = {"cpu": 1.5, "cuda": 1.25}
+"""Times an ordinary sample that a call on new data may take; honest kernels of an H200 took 0.93 to 1.03."""
+RECORDED = 2.0
+"""Times a recorded sample that it may take: between the two the machine may change, a GPU's clock by a third."""
+COPIES = 10.0
+"""Times a plain copy of the tensors concerned that `reload`, `reset` and `outputs` may take: layouts differ."""
+LEFT_SLACK_MS = 0.1
+"""Always allowed of what `reload` leaves to a GPU: two waits for a device that has nothing to do."""
+CACHES = 4.0
+"""Times such a copy that a call may take longer where its tensors have left the caches."""
+SHARE = 0.5
+"""Share of a sample on new data that they may take in any case, and that outputs may come late."""
+BACKWARD = 0.2
+"""Least time of a backward as a share of its forward: it has at least as many products."""
+SLACK_MS = {"cpu": 0.03, "cuda": 0.01}
+"""Always allowed of a call: a cold instruction cache, the tick of a timer."""
+HOST_SLACK_MS = {"cpu": 0.1, "cuda": 0.5}
+"""Always allowed of what is not timed: Python, and on a GPU the first launches after a synchronisation."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Look:
+    """Times of one look, ms."""
+
+    recorded: float | None
+    "mean of the last two samples before it; None where the timer of the group can take no look"
+    repeated: float
+    "a call, mean of the last two of a few in a row"
+    ordinary: float
+    "a call with caches as before the next"
+    new: float
+    "the sample on new data"
+    untimed: dict[str, float] = field(default_factory=dict)
+    "of reload, reset, outputs and a copy of these, and in mode bwd of the forward"
+    first: float = 0.0
+    "of outputs and a copy of these right after the call; `untimed` has that of a second time"
+    whole: float = 0.0
+    "from where the call could begin until its outputs were there, less what they take a second time"
+    copies: float = 0.0
+    "of all inputs and outputs"
+    output_copies: float = 0.0
+    left: tuple[float, float] | None = None
+    "on a GPU, what it had still to do once a reload, and copies of all inputs and outputs, had returned"
+    spent: tuple[float, float] | None = None
+    """CPU time of all threads, on a CPU: from loading new data until its outputs were there, and for a call on known
+    data and loading it, each until it returned"""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A limit that looks do not keep."""
+
+    words: str
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A limit: that `above` is not larger than `below`, look by look."""
+
+    above: list[float]
+    below: list[float]
+    words: str
+
+
+def suspicion(looks: Sequence[Look], kind: str) -> Suspicion | None:
+    """What looks agree on: a limit that is broken for certain, or else may be.
+
+    Args:
+        looks: all so far, at least one.
+        kind: of the device: cpu or cuda.
+    """
+    found = [suspected for rule in _rules(looks, kind) if (suspected := _judged(rule))]
+    return next((one for one in found if one.certain), found[0] if found else None)
+
+
+def _judged(rule: _Rule) -> Suspicion | None:
+    count, chance = len(rule.above), chance_of_lead(rule.above, rule.below)
+    if chance == 1.0 or (count > FEW and chance > 1 / count):
+        return None
+    return Suspicion(rule.words, chance < CHANCE)
+
+
+def _rules(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
+    cuda, slack = kind == "cuda", SLACK_MS[kind]
+    new = [look.new for look in looks]
+    call, first = min(new), statistics.median(look.first for look in looks)
+    late = f"unfinished work: a call returns after {_said(call)}, its outputs are there {_said(first)} later"
+    if cuda:
+        yield _Rule(
+            [look.first - SHARE * call - slack for look in looks], [look.untimed["outputs"] for look in looks], late
+        )
+        yield _Rule([(look.whole - slack) / SLOWER[kind] for look in looks], new, late)
+    yield from _untimed(looks, call, kind)
+    whole = [(look.new if cuda else look.whole) - slack for look in looks]
+    # A launch may also tell by a pause, or by who asks for its outputs, that it is looked at; between samples that
+    # follow one another as they are recorded nobody asks. Their caches are warm: less what copies take.
+    cold = CACHES * min(look.copies for look in looks)
+    beside = "on data it has"
+    series = [
+        (whole, [look.ordinary for look in looks], SLOWER[kind], beside),
+        ([one - cold for one in whole], [look.repeated for look in looks], SLOWER[kind], beside),
+    ]
+    # By its callers, or by how many came before, it may tell even those from samples that are recorded.
+    recorded = [(look, look.recorded) for look in looks if look.recorded is not None]
+    if recorded:
+        above = [(look.new if cuda else look.whole) - slack - cold for look, _ in recorded]
+        series.append((above, [ms for _, ms in recorded], RECORDED, "a recorded one"))
+    for above, below, times, other in series:
+        words = (
+            f"a call on data it has not seen takes {_said(call)}, {other} "
+            f"{_said(min(below))}: its samples are not the time of its work"
+        )
+        yield _Rule([one / times for one in above], below, late if first > call and not cuda else words)
+    if cpu_ms := [look.spent for look in looks if look.spent]:
+        unseen, seen = ([times[side] for times in cpu_ms] for side in (0, 1))
+        yield _Rule(
+            [(one - slack - cold) / SLOWER[kind] for one in unseen],
+            seen,
+            f"until a call on data it has not seen is done, all threads compute for {_said(min(unseen))}, for one "
+            f"on data it has {_said(min(seen))}: its samples are not the time of its work",
+        )
+
+
+def _untimed(looks: Sequence[Look], call: float, kind: str) -> Iterator[_Rule]:
+    """Limits of what is not timed: work may not be done there."""
+    host_slack = HOST_SLACK_MS[kind]
+    if "forward" in looks[0].untimed:
+        forward = [look.untimed["forward"] for look in looks]
+        yield _Rule(
+            [BACKWARD * spent - host_slack for spent in forward],
+            [look.new for look in looks],
+            f"a backward takes {_said(call)}, its forward {_said(min(forward))}: the work is done in the forward",
+        )
+    for name in looks[0].untimed.keys() - {"forward"}:
+        spent = [look.untimed[name] for look in looks]
+        copies = [look.output_copies if name == "outputs" else look.copies for look in looks]
+        what = "the outputs" if name == "outputs" else "all inputs and outputs"
+        yield _Rule(
+            [(one - SHARE * call - host_slack) / COPIES for one in spent],
+            copies,
+            f"{name} takes {_said(min(spent))}, a copy of {what} {_said(min(copies))}, a "
+            f"call {_said(call)}: work is done outside the sample",
+        )
+    if left := [look.left for look in looks if look.left]:
+        reloaded, copied = ([times[side] for times in left] for side in (0, 1))
+        yield _Rule(
+            [(one - SHARE * call - LEFT_SLACK_MS) / COPIES for one in reloaded],
+            copied,
+            f"what reload leaves to the device takes {_said(min(reloaded))}, copies of all inputs and outputs "
+            f"{_said(min(copied))}, a call {_said(call)}: work is done outside the sample",
+        )
+
+
+def _said(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms >= 1 else f"{1e3 * ms:.3g} µs"

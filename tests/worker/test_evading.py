@@ -1,0 +1,102 @@
+"""Who hides when it works, or tells whether it is looked at, has no time either."""
+
+from __future__ import annotations
+
+import re
+
+import evading
+import odd
+import pytest
+from cheating import HonestSteps
+from small_runs import FAKES
+from test_cheats import LARGE, LATE, NEW_DATA, THREADS, UNTIMED, carried_out, ended, verdict
+
+from attnbench.check.looks import Look, suspicion
+from attnbench.record import Status
+
+FILES = [str(FAKES / "evading.py"), str(FAKES / "cheating.py")]
+DECODING = {"batch": 2, "seqlen": 1, "seqlen_k": 4096, "nheads": 8, "headdim": 64, "causal": True, "dtype": "fp32"}
+
+RECORDED = r"a call on data it has not seen takes .*, a recorded one .*: its samples are not the time of its work"
+EXPECTED = {
+    evading.WhenTaken: f"{LATE}|{THREADS}",
+    evading.WhenAnOperatorReads: f"{LATE}|{NEW_DATA}|{THREADS}",
+    evading.LooksAtCallers: RECORDED,
+    evading.RoughForKnownData: "in a timed call on known data: out: wrong values: .*",
+    evading.DecodesInOutputs: UNTIMED.format("outputs").replace("copy of", "copy of the outputs"),
+    evading.WideBudget: r"budget: factor=1e\+09, relative=0 accepts zeros for out: it holds them to nothing",
+}
+
+
+@pytest.mark.parametrize("plan", [{}, {"warmup": 1, "iterations": 12}], ids=["until-known", "counted"])
+@pytest.mark.parametrize("kind", EXPECTED, ids=lambda kind: kind.name)
+def test_who_evades_is_told_so(kind, plan):
+    said = verdict(kind(), DECODING if kind is evading.DecodesInOutputs else LARGE, **plan)
+    assert re.fullmatch(EXPECTED[kind], said or "", re.DOTALL)
+
+
+def test_who_reads_keys_and_values_once_in_its_call_is_left_alone():
+    assert verdict(HonestSteps(), DECODING) is None
+
+
+def test_functions_of_the_harness_that_are_replaced_say_nothing_and_others_are_measured():
+    run = carried_out(LARGE, ("honest-steps", "replaces-the-comparison", "replaces-the-clock"), files=FILES)
+    found = ended(run)
+    assert found["honest-steps"] == ("passed", None)
+    assert found["replaces-the-comparison"] == (
+        "incorrect",
+        "replaces functions of the harness that examines it: attnbench.check.examine.compare",
+    )
+    assert found["replaces-the-clock"] == (
+        "failed",
+        "while it was sampled functions of the harness were replaced: time.perf_counter_ns",
+    )
+    [honest] = [record for record in run.records if record.status is Status.PASSED]
+    assert honest.time is not None
+
+
+# ── limits, by looks with known times ──────────────────────────────────────────────────────────────
+
+
+def looks(count: int, **times: float) -> list[Look]:
+    usual = {"recorded": 1.0, "repeated": 1.0, "ordinary": 1.0, "new": 1.0, "whole": 1.0, "copies": 0.01}
+    return [Look(**{"untimed": {"outputs": 0.0}} | usual | times) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_look_may_take_twice_a_recorded_sample_and_what_its_caches_cost(kind):
+    beside = {"repeated": 5.0, "ordinary": 5.0}
+    assert suspicion(looks(12, new=2.0, whole=2.0, **beside), kind) is None
+    assert suspicion(looks(12, new=2.0, whole=2.0, recorded=None, **beside), kind) is None
+    found = suspicion(looks(12, new=2.1, whole=2.1, **beside), kind)
+    assert found is not None
+    assert found.certain
+    assert re.fullmatch(RECORDED, found.words)
+    assert suspicion(looks(12, new=2.1, whole=2.1, **beside, copies=0.1), kind) is None
+
+
+def test_a_few_recorded_samples_that_are_short_are_no_proof():
+    found = looks(11, new=3.0, whole=3.0, recorded=3.0, repeated=3.0, ordinary=3.0) + looks(
+        1, new=3.0, whole=3.0, recorded=0.1, repeated=3.0, ordinary=3.0
+    )
+    said = suspicion(found, "cpu")
+    assert said is not None
+    assert not said.certain
+
+
+def test_outputs_are_held_to_copies_of_themselves():
+    taken = {"untimed": {"outputs": 0.5 + 0.1 + 10 * 0.02 + 0.01}, "output_copies": 0.02, "copies": 1.0}
+    found = suspicion(looks(12, **taken), "cpu")
+    assert found is not None
+    assert found.words.startswith("outputs takes 810 µs, a copy of the outputs 20 µs, a call 1 ms")
+    assert suspicion(looks(12, **{**taken, "output_copies": 0.03}), "cpu") is None
+
+
+# ── who is honest in an odd way ────────────────────────────────────────────────────────────────────
+
+ODD = [kind for kind in vars(odd).values() if isinstance(kind, type) and kind.__module__ == odd.__name__]
+
+
+@pytest.mark.parametrize("kind", ODD, ids=lambda kind: kind.name)
+def test_the_odd_are_left_alone(kind):
+    assert verdict(kind(), LARGE) is None
