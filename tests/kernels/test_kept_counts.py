@@ -26,6 +26,11 @@ def test_very_large_tensors_are_kept_by_their_rows(monkeypatch):
     assert kept.facts_of(x, jagged=(0,)) != kept.facts_of(y, jagged=(0,))
 
 
+def test_a_tensor_that_is_negated_when_it_is_read_is_no_key():
+    with pytest.raises(ValueError, match="a tensor is negated when it is read"):
+        kept.facts_of(rows(4, 8), torch._neg_view(rows(4, 8)))
+
+
 def test_which_arguments_have_equally_many_rows_is_told_apart():
     def facts(*counts: int) -> Any:
         return kept.facts_of(*(rows(count, 4) for count in counts), jagged=range(len(counts)))
@@ -45,11 +50,13 @@ def unspecialised(x_ptr, count):
     """Launched on no card."""
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["by place", "by name"])
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a tuple"])
-def test_a_count_that_a_kernel_is_compiled_for_is_repeated_where_it_is_alike(inside):
+def test_a_count_that_a_kernel_is_compiled_for_is_repeated_where_it_is_alike(inside, named):
     def run(kernel: Any, x: torch.Tensor) -> tuple[()]:
         count = kept.rows_in(x) * 3
-        kept.launch(kernel, (kept.rows_in(x).parts(16),), x, (5, (count, x)) if inside else count)
+        given = {"x_ptr": x, "count": (5, (count, x)) if inside else count}
+        kept.launch(kernel, (kept.rows_in(x).parts(16),), *() if named else given.values(), **given if named else {})
         return ()
 
     with on_no_card() as card:
