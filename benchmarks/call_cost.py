@@ -25,7 +25,14 @@ import torch
 from call_cost_rows import rows
 from torch import Tensor
 
-from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
+from attnbench.kernels import (
+    flash_attention,
+    flash_quant_attention,
+    flash_sparse_attention,
+    flash_sparse_quant_attention,
+    hstu_attention,
+    hstu_bsa_attention,
+)
 from attnbench.kernels.hstu.paged.api import Step, hstu_paged_append, hstu_paged_attention
 from attnbench.machine.devices import resolve
 from attnbench.machine.fingerprint import environment
@@ -54,6 +61,13 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield "sdpa", lambda: torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
     packed, offsets = [drawn(2048, 16, 128) for _ in range(3)], ints(0, 1000, 2048)
     yield "flash-packed", lambda: flash_attention(*packed, cu_seqlens_q=offsets, max_seqlen_q=1048, causal=True)
+    yield (
+        "flash-quant-packed",
+        lambda: flash_quant_attention(*packed, cu_seqlens_q=offsets, max_seqlen_q=1048, causal=True),
+    )
+    blocks = torch.rand(2, 16, 8, 8, device="cuda") < 0.5
+    yield "flash-sparse", lambda: flash_sparse_attention(q, k, v, blocks, block=(128, 128))
+    yield "flash-sparse-quant", lambda: flash_sparse_quant_attention(q, k, v, blocks, block=(128, 128))
     if importlib.util.find_spec("fa3_fwd_interface"):
         import fa3_fwd_interface as fa3
 
@@ -172,22 +186,37 @@ def new_shapes(count: int) -> dict[str, list[float]]:
     return {name: times[len(times) // 4 :] for name, times in found.items()}  # the first may compile
 
 
+def jagged_calls(length: int, pool: Tensor) -> Iterator[tuple[str, Call]]:
+    """Calls on two sequences of so many rows in all; packed softmax attention has their length as its bound."""
+    rows, drows, ends = [drawn(length, 4, 128) for _ in range(3)], drawn(length, 4, 128), ints(0, 800, length)
+    yield "hstu", lambda: hstu_attention(*rows, ends, 2048)
+    table = {"offsets": ends, "cached": ints(1024, 1000), "indptr": ints(0, 32, 64), "indices": ints(*range(64))}
+    step = Step(**table, num_targets=ints(512, 512), max_new=2048, max_cached=1024)
+    yield "hstu-paged", lambda: hstu_paged_attention(*rows, pool, step, scaling_seqlen=2048)
+    gates = drawn(length, 4, 2)
+    yield "hstu-bsa", lambda: hstu_bsa_attention(*rows, ends, 2048, gates=gates)
+    packed = {"cu_seqlens_q": ends, "max_seqlen_q": length - 800, "causal": True}
+    yield "flash-packed", lambda: flash_attention(*rows, **packed)
+    yield "flash-quant-packed", lambda: flash_quant_attention(*rows, **packed)
+    given = [x.clone().requires_grad_() for x in rows]
+    yield "hstu-fwd-bwd", lambda: torch.autograd.grad(hstu_attention(*given, ends, 2048), given, drows)
+    yield "flash-packed-fwd-bwd", lambda: torch.autograd.grad(flash_attention(*given, **packed)[0], given, drows)
+    yield (
+        "hstu-bsa-fwd-bwd",
+        lambda: torch.autograd.grad(hstu_bsa_attention(*given, ends, 2048, gates=gates)[0], given, drows),
+    )
+
+
 def new_rows(count: int) -> dict[str, list[float]]:
-    """Host time of calls whose sequences have another number of rows each time, their bounds the same."""
-    found: dict[str, list[float]] = {"hstu": [], "hstu-paged": []}
+    """Host time of calls whose sequences have another number of rows each time."""
+    found: dict[str, list[float]] = {}
     pool = drawn(64, 2, 64, 4, 128)
     for length in range(1600, 1600 + count):
-        rows, ends = [drawn(length, 4, 128) for _ in range(3)], ints(0, 800, length)
-        table = {"offsets": ends, "cached": ints(1024, 1000), "indptr": ints(0, 32, 64), "indices": ints(*range(64))}
-        step = Step(**table, num_targets=ints(512, 512), max_new=2048, max_cached=1024)
-        for name, call in (
-            ("hstu", lambda: hstu_attention(*rows, ends, 2048)),  # noqa: B023 (called here)
-            ("hstu-paged", lambda: hstu_paged_attention(*rows, pool, step, scaling_seqlen=2048)),  # noqa: B023
-        ):
+        for name, call in jagged_calls(length, pool):
             torch.cuda.synchronize()
             begun = time.perf_counter()
             call()
-            found[name].append((time.perf_counter() - begun) * 1e6)
+            found.setdefault(name, []).append((time.perf_counter() - begun) * 1e6)
     return {name: times[len(times) // 4 :] for name, times in found.items()}
 
 

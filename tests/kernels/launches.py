@@ -146,7 +146,17 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         patch.setattr("attnbench.kernels.hstu.paged.calls.check_device", lambda who, x: None)
         patch.setattr("attnbench.kernels.hstu.layer.api._check_device", lambda who, name, x: None)
         for name in (
+            "flash.quant.calls.check_device",
+            "flash.sparse.calls.check_device",
+            "flash.sparse_quant.calls.check_device",
+        ):
+            patch.setattr(f"attnbench.kernels.{name}", lambda q: None)
+        for name in (
             "flash.calls.CALLS",
+            "flash.quant.calls.CALLS",
+            "flash.sparse.calls.CALLS",
+            "flash.sparse.lists._calls",
+            "flash.sparse_quant.calls.CALLS",
             "hstu.dense.calls.CALLS",
             "hstu.bsa.calls.CALLS",
             "hstu.paged.calls._attentions",

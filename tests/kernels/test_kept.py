@@ -19,8 +19,19 @@ pytest.importorskip("triton")
 
 from triton import knobs
 
-from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
+from attnbench.kernels import (
+    flash_attention,
+    flash_quant_attention,
+    flash_sparse_attention,
+    flash_sparse_quant_attention,
+    hstu_attention,
+    hstu_bsa_attention,
+)
 from attnbench.kernels.flash import calls as flash
+from attnbench.kernels.flash.quant import calls as quant
+from attnbench.kernels.flash.sparse import calls as sparse
+from attnbench.kernels.flash.sparse import lists as sparse_lists
+from attnbench.kernels.flash.sparse_quant import calls as sparse_quant
 from attnbench.kernels.hstu.bsa import calls as bsa
 from attnbench.kernels.hstu.bsa.plan import BsaConfig
 from attnbench.kernels.hstu.dense import calls as dense
@@ -105,6 +116,17 @@ def append_given() -> dict[str, Any]:
     return {"k": rows(64, 4, 64), "v": rows(64, 4, 64), "pool": rows(8, 2, 32, 4, 64), "step": step()}
 
 
+def quant_given() -> dict[str, Any]:
+    given = packed_given() | {"config": "m192n128w12s4-ws"}
+    del given["forward"]
+    return given
+
+
+def sparse_given(config: str = "m128n64w8s2") -> dict[str, Any]:
+    given = {"q": rows(2, 200, 4, 64), "k": rows(2, 300, 2, 64), "v": rows(2, 300, 2, 64), "block": (128, 64)}
+    return given | {"block_map": torch.ones(2, 4, 2, 5, dtype=torch.bool), "config": config}
+
+
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "flash": (flash_attention, flash_given),
     "packed": (flash_attention, packed_given),
@@ -113,6 +135,9 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "bsa": (hstu_bsa_attention, bsa_given),
     "paged": (hstu_paged_attention, paged_given),
     "append": (hstu_paged_append, append_given),
+    "quant": (flash_quant_attention, quant_given),
+    "sparse": (flash_sparse_attention, sparse_given),
+    "sparse-quant": (flash_sparse_quant_attention, lambda: sparse_given("m64n64w4s2")),
 }
 HALF = ForwardConfig(block_m=128, block_n=64, warps=8, stages=2, order="ws", silu="tanh")
 CHANGES: dict[str, list[dict[str, Any]]] = {
@@ -193,6 +218,25 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"config": "m64n32w4s2"},
         {"pool": rows(9, 2, 32, 4, 64)},
     ],
+    "quant": [
+        {"max_seqlen_q": 200},
+        {"max_seqlen_k": 60},
+        {"cu_seqlens_q": ints(0, 20, 30, 64), "cu_seqlens_k": ints(0, 50, 60, 96)},
+        {"causal": True},
+        {"scale": 0.3},
+        {"q": rows(64, 4, 64, gap=64)},
+        {"config": "m64n64w4s2"},
+    ],
+    "sparse": [
+        {"causal": True},
+        {"scale": 0.3},
+        {"block": (64, 64), "block_map": torch.ones(2, 4, 4, 5, dtype=torch.bool), "config": "m64n64w4s2"},
+        {"k": rows(2, 300, 4, 64), "v": rows(2, 300, 4, 64)},
+        {"v": rows(2, 300, 2, 64, gap=64)},
+        {"config": "m64n64w4s2"},
+        {"block_map": torch.ones(2, 4, 5, 2, dtype=torch.bool).mT},
+    ],
+    "sparse-quant": [{"causal": True}, {"scale": 0.3}, {"config": "m128n64w8s3"}],
     "append": [{"step": step(max_new=64)}, {"step": step(num_targets=None)}, {"k": rows(64, 4, 64, offset=1)}],
 }
 
@@ -229,6 +273,10 @@ def launches_of(card: Card, function: Callable[..., Any], given: dict[str, Any])
 def forget() -> None:
     for module, names in (
         (flash, ["CALLS"]),
+        (quant, ["CALLS"]),
+        (sparse, ["CALLS"]),
+        (sparse_lists, ["_calls"]),
+        (sparse_quant, ["CALLS"]),
         (dense, ["CALLS"]),
         (bsa, ["CALLS"]),
         (paged, ["_attentions", "_appends"]),
@@ -502,7 +550,7 @@ def test_what_cannot_be_repeated_says_why(monkeypatch):
         for _ in range(3):
             flash_attention(**flash_given())
         (call,) = flash.CALLS._calls.values()
-        assert call.forward.plan is None
+        assert not call.forward.plans
         assert call.forward.fault == "the kernel needs memory of Triton's"
         assert card.through_triton == 3
 

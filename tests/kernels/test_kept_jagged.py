@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,15 +13,20 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton
 
-from attnbench.kernels import hstu_attention
+from attnbench.kernels import flash_attention, flash_quant_attention, hstu_attention, hstu_bsa_attention
+from attnbench.kernels.flash import calls as flash
+from attnbench.kernels.flash.portable.forward import flash_forward
+from attnbench.kernels.flash.quant import calls as quant
+from attnbench.kernels.hstu.bsa import calls as bsa
+from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig
+from attnbench.kernels.hstu.bsa.hopper.select_config import SelectConfig
+from attnbench.kernels.hstu.bsa.plan import BsaConfig
 from attnbench.kernels.hstu.dense import calls as dense
 from attnbench.kernels.hstu.dense.api import BackwardConfig, ColumnConfig, ForwardConfig, RowConfig
 from attnbench.kernels.hstu.layer import api as layer
 from attnbench.kernels.hstu.paged import calls as paged
 from attnbench.kernels.hstu.paged.api import PagedConfig, hstu_paged_append, hstu_paged_attention
-from attnbench.kernels.shared import kept
 
 from .launches import Card, on_no_card
 from .test_kept import ints, launches_of, rows, step
@@ -54,11 +61,39 @@ def append_given(count: int) -> Given:
     return {name: given[name] for name in ("k", "v", "pool", "step")}
 
 
-def gradients(**given: Any) -> None:
+def packed_given(count: int, **changes: Any) -> Given:
+    keys = 2 * count + 1
+    given = {"q": rows(count, 4, 64), "k": rows(keys, 2, 64), "v": rows(keys, 2, 64), "max_seqlen_q": 40}
+    offsets = {"cu_seqlens_q": ints(0, 30, count), "cu_seqlens_k": ints(0, 90, keys)}
+    return given | offsets | {"max_seqlen_k": 64} | changes
+
+
+def quant_given(count: int, **changes: Any) -> Given:
+    given = packed_given(count, causal=True)
+    return given | {"cu_seqlens_k": ints(0, 90, 2 * count + 1)} | changes
+
+
+def bsa_given(count: int, **changes: Any) -> Given:
+    given = {name: rows(count, 4, 64) for name in "qkv"} | {"gates": rows(count, 4, 2), "offsets": ints(0, 30, count)}
+    return given | {"max_seqlen": 48, "block_size": 16, "block_counts": 2, "config": BsaConfig()} | changes
+
+
+def bsa_cached_given(count: int) -> Given:
+    keys = {"k": rows(3 * count, 4, 64), "v": rows(3 * count, 4, 64), "offsets": ints(0, 90, 3 * count)}
+    return bsa_given(count, offsets_q=ints(0, 30, count), max_seqlen_q=40, num_targets=ints(1, 2), **keys)
+
+
+def gradients_of(function: Callable[..., Any], **given: Any) -> None:
     for name in "qkv":
         given[name] = given[name].detach().requires_grad_()
-    out = hstu_attention(**given)
+    out = function(**given)
+    out = out if isinstance(out, torch.Tensor) else out[0]
     torch.autograd.grad(out, [given[name] for name in "qkv"], rows(*out.shape))
+
+
+gradients, packed_gradients, bsa_gradients = (
+    partial(gradients_of, function) for function in (hstu_attention, flash_attention, hstu_bsa_attention)
+)
 
 
 def vector() -> torch.Tensor:
@@ -76,6 +111,7 @@ def embed_given(count: int) -> Given:
     return indices | {"table": rows(999, 64), "places": rows(999, 64), "scale": 8.0}
 
 
+BSA_HOPPER = BsaConfig(select=SelectConfig(), attend=AttendConfig())
 hopper_pages = PagedConfig(block_m=128, block_n=32, warps=8, stages=2, order="ws")
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "dense-hopper": (hstu_attention, lambda count: dense_given(count, forward=HOPPER)),
@@ -98,6 +134,41 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "paged-portable-split": (hstu_paged_attention, lambda count: paged_given(count, config="m64n32w4s2", splits=2)),
     "paged-portable-tma": (hstu_paged_attention, lambda count: paged_given(count, config="m64n32w4s2-tma", splits=1)),
     "append": (hstu_paged_append, append_given),
+    "bsa": (hstu_bsa_attention, bsa_given),
+    "bsa-shared": (hstu_bsa_attention, lambda count: bsa_given(count, selection="shared", pairs=True)),
+    "bsa-passes": (hstu_bsa_attention, lambda count: bsa_given(count, config=BsaConfig(schedule="passes"))),
+    "bsa-one-block": (hstu_bsa_attention, lambda count: bsa_given(count, block_counts=1)),
+    "bsa-cached": (hstu_bsa_attention, bsa_cached_given),
+    "bsa-hopper": (hstu_bsa_attention, lambda count: bsa_given(count, config=BSA_HOPPER)),
+    "bsa-backward": (bsa_gradients, bsa_given),
+    "bsa-backward-cached": (bsa_gradients, bsa_cached_given),
+    "packed": (flash_attention, lambda count: packed_given(count, forward="m64n64w4s2")),
+    "packed-tma": (flash_attention, lambda count: packed_given(count, forward="m64n64w4s2-tma", causal=True)),
+    "packed-persistent": (
+        flash_attention,
+        lambda count: packed_given(count, forward="m64n64w4s2-persistent", window=(999999, 3)),
+    ),
+    "packed-hopper": (flash_attention, lambda count: packed_given(count, forward="m128n128w8s2-tma-ws-ticket")),
+    "packed-decode": (flash_attention, lambda count: packed_given(count, forward="m16n16w4s3-decode-x3")),
+    "packed-decode-shares": (flash_attention, lambda count: packed_given(count, forward="m16n16w4s3-decode-x8")),
+    "quant": (flash_quant_attention, lambda count: quant_given(count, config="m64n64w4s2")),
+    "quant-hopper": (flash_quant_attention, lambda count: quant_given(count, config="m192n128w12s4-ws")),
+    "packed-backward": (
+        packed_gradients,
+        lambda count: packed_given(count, forward="m64n64w4s2", backward="b64x64w4s2-atomic"),
+    ),
+    "packed-backward-tma": (
+        packed_gradients,
+        lambda count: packed_given(count, forward="m64n64w4s2", backward="b64x64w4s2-atomic-tma"),
+    ),
+    "packed-backward-hopper": (
+        packed_gradients,
+        lambda count: packed_given(count, forward="m64n64w4s2", backward="b128x128w8s2-atomic-tma-ws"),
+    ),
+    "packed-backward-two": (
+        packed_gradients,
+        lambda count: packed_given(count, forward="m64n64w4s2", deterministic=True),
+    ),
     "embed": (layer.embed, embed_given),
     "norm": (layer.norm, lambda count: {"x": rows(count, 64), "weight": vector(), "bias": vector(), "eps": 1e-5}),
     "silu": (layer.silu, lambda count: {"x": rows(count, 192)[:, 64:]}),
@@ -106,8 +177,13 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
 }
 
 
+WARM = {"packed-backward": (64, 72, 71), "packed-decode-shares": (64, 977)}
+"""Of a backward: it is compiled for what divides the strides of its logarithms, three kinds of four heads; of shares:
+fewer than the card's, and these."""
+
+
 def forget() -> None:
-    for store in (dense.CALLS, paged._attentions, paged._appends, layer._calls):
+    for store in (flash.CALLS, quant.CALLS, bsa.CALLS, dense.CALLS, paged._attentions, paged._appends, layer._calls):
         store._calls.clear()
 
 
@@ -121,10 +197,11 @@ def seen(card: Card, function: Callable[..., Any], given: Given) -> tuple[list[A
 @pytest.mark.parametrize("name", CALLS)
 def test_other_rows_are_no_other_call(name):
     function, make = CALLS[name]
+    warm = next((counts for start, counts in WARM.items() if name.startswith(start)), (64, 64))
     with on_no_card() as card:
-        for count in (64, 64):
+        for count in warm:
             seen(card, function, make(count))
-        for count in (66, 200, 977, 65):
+        for count in (66, 200, 977, 65, 2048):
             before = card.through_triton
             found = seen(card, function, make(count))
             assert card.through_triton == before, f"{count} rows went through Triton"
@@ -133,11 +210,17 @@ def test_other_rows_are_no_other_call(name):
             assert seen(card, function, make(count)) == found
             assert found[0] == cold != []
             forget()
-            for _ in range(2):
-                seen(card, function, make(64))
+            for count in warm:
+                seen(card, function, make(count))
 
 
-@pytest.mark.parametrize("name", ["dense-hopper", "dense-split", "backward-atomic", "paged-split", "norm", "pick"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dense-hopper", "dense-split", "backward-atomic", "paged-split", "norm", "pick"),
+        *("packed", "packed-hopper", "packed-decode", "packed-backward-tma", "bsa", "bsa-hopper", "bsa-backward"),
+    ],
+)
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_none_and_one_are_calls_of_their_own(name, count):
     """Kernels are compiled for a count of 1, and nothing is launched for none; odd counts stand for any."""
@@ -149,7 +232,48 @@ def test_none_and_one_are_calls_of_their_own(name, count):
         forget()
         for _ in range(2):
             launches_of(card, function, make(64))
-        assert [launches_of(card, function, made) for _ in range(2)] == [truth] * 2
+        found = [launches_of(card, function, made) for _ in range(2)]
+        if name.startswith("bsa"):  # of a workspace of no bytes the address is anything
+            found, truth = [[launch[:2] for launch in one] for one in found], [launch[:2] for launch in truth]
+        assert found == [truth] * 2
+
+
+def test_bounds_of_packed_sequences_are_kept_by_whole_tiles():
+    """The bound that a caller gives may be the longest sequence, or far too large."""
+
+    def given(count: int, bound: int) -> Given:
+        offsets = {"cu_seqlens_q": ints(0, count), "max_seqlen_q": bound, "cu_seqlens_k": None, "max_seqlen_k": None}
+        return packed_given(count, k=rows(count, 4, 64), v=rows(count, 4, 64), **offsets, forward="m64n64w4s2")
+
+    with on_no_card() as card:
+        launches_of(card, flash_attention, given(1030, 1030))
+        for count, bound in ((1100, 1100), (1152, 99999), (1025, 1152), (1152, 1152)):
+            ((_, grid, _),) = launches_of(card, flash_attention, given(count, bound))
+            assert grid[0] == 4 * 1152 // 64
+        assert card.through_triton == 1
+        for count, bound in ((1153, 1153), (1030, 1024), (2000, 1030), (100, 100), (101, 101), (100, 9999)):
+            before = card.through_triton
+            ((_, grid, _),) = launches_of(card, flash_attention, given(count, bound))
+            least = -(-min(count, bound) // 64)
+            assert 4 * least <= grid[0] <= 4 * (least + 1)
+            assert (card.through_triton == before) == ((count, bound) in {(2000, 1030), (100, 9999)})
+
+
+def test_a_window_is_as_wide_as_the_longest_that_its_call_is_kept_for():
+    with on_no_card() as card:
+        for count in (1030, 1152):
+            given = packed_given(count, window=(2000, 1100), max_seqlen_q=9999, max_seqlen_k=9999)
+            ((_, _, values),) = launches_of(card, flash_attention, given | {"forward": "m64n64w4s2"})
+            assert [values[flash_forward.arg_names.index(name)] for name in ("left", "right")] == [2000, 1100]
+
+
+def test_a_bound_under_the_longest_sequence_is_refused_for_what_it_was_given_as():
+    given = packed_given(1030, max_seqlen_q=999, max_seqlen_k=3000, cu_seqlens_k=ints(0, 30, 2061), validate=True)
+    with (
+        on_no_card(),
+        pytest.raises(ValueError, match=r"max_seqlen_q=999 is under the rows of a sequence; at least 1000"),
+    ):
+        flash_attention(**given)
 
 
 def test_an_append_is_kept_by_its_tiles_and_wrong_bounds_stay_refused():
@@ -184,75 +308,38 @@ def test_rows_that_differ_where_they_may_not_stay_refused():
             hstu_paged_attention(**paged_given(70) | {"k": rows(71, 4, 64)})
 
 
-def test_very_large_tensors_are_kept_by_their_rows(monkeypatch):
-    x, y = rows(40, 8), rows(41, 8)
-    assert kept.facts_of(x, jagged=(0,)) == kept.facts_of(y, jagged=(0,))
-    assert kept.facts_of(x, jagged=(0,)) != kept.facts_of(rows(41, 9), jagged=(0,))
-    assert kept.facts_of(x) != kept.facts_of(y)
-    monkeypatch.setattr(kept, "MOST_ELEMENTS", 300)
-    assert kept.facts_of(x, jagged=(0,)) != kept.facts_of(y, jagged=(0,))
-
-
-def test_which_arguments_have_equally_many_rows_is_told_apart():
-    def facts(*counts: int) -> Any:
-        return kept.facts_of(*(rows(count, 4) for count in counts), jagged=range(len(counts)))
-
-    assert facts(5, 5, 7) == facts(6, 6, 9) != facts(5, 6, 7)
-    assert facts(5, 7, 7) == facts(9, 3, 3) != facts(5, 7, 5)
-    assert facts(5, 1) != facts(5, 2) == facts(6, 3)
-
-
-@triton.jit
-def specialised(x_ptr, count):
-    """Launched on no card."""
-
-
-@triton.jit(do_not_specialize=("count",))
-def unspecialised(x_ptr, count):
-    """Launched on no card."""
-
-
-@pytest.mark.parametrize("named", [False, True], ids=["by place", "by name"])
-def test_a_count_that_a_kernel_is_compiled_for_is_not_repeated(named):
-    def run(kernel: Any, x: torch.Tensor, *, named: bool) -> tuple[()]:
-        grid, count = (kept.rows_in(x).parts(16),), kept.rows_in(x) * 3
-        if named:
-            kept.launch(kernel, grid, x_ptr=x, count=count)
-        else:
-            kept.launch(kernel, grid, x, count)
-        return ()
-
+@pytest.mark.parametrize("name", ["packed", "bsa", "quant"])
+def test_threads_may_have_other_rows_of_one_kept_call(name):
+    """Two of them call at once, each with totals of its own, and each call is launched for its own."""
+    function, make = CALLS[name]
+    totals = {0: (64, 200, 66), 1: (977, 65, 300)}
     with on_no_card() as card:
-        launches = kept.Launches(lambda x: run(specialised, x, named=named))
-        for count in (5, 16):
-            launches(rows(count, 4))
-        assert launches.fault == "count counts rows, and a kernel is compiled for what it is"
-        launches = kept.Launches(lambda x: run(unspecialised, x, named=named))
-        for count in (5, 5, 16, 33):
-            launches(rows(count, 4))
-        assert launches.fault is None
-        found = [(grid, values[1]) for _, grid, values in card.launched[2:]]
-        assert found == [((1, 1, 1), 15), ((1, 1, 1), 15), ((1, 1, 1), 48), ((3, 1, 1), 99)]
-        assert {type(count) for _, count in found} == {int}
+        wanted, given = {}, {count: make(count) for many in totals.values() for count in many}
+        for one in given.values():
+            wanted[one["q"].data_ptr()] = [launch[1] for launch in launches_of(card, function, one)]
+        card.launched.clear()
+        failed: list[BaseException] = []
+        together = threading.Barrier(2)
 
+        def work(which: int) -> None:
+            try:
+                together.wait()
+                for _ in range(30):
+                    for count in totals[which]:
+                        function(**given[count])
+            except BaseException as why:
+                failed.append(why)
 
-def test_rows_of_what_is_no_argument_are_not_repeated():
-    def run(x: torch.Tensor) -> tuple[torch.Tensor]:
-        other = torch.zeros(7)
-        made = kept.empty((kept.rows_in(other),), x)
-        kept.launch(unspecialised, (1,), made, 1)
-        return (made,)
-
-    with on_no_card():
-        launches = kept.Launches(run)
-        launches(rows(5, 4))
-        assert launches.plan is None
-        assert "none of the arguments" in str(launches.fault)
-
-
-def test_a_number_of_rows_takes_part_in_nothing_that_would_be_forgotten():
-    count = kept.rows_in(rows(5, 4))
-    assert [int(count), int(count * 3), int((count * 3).parts(4)), int(count.parts(2).parts(2))] == [5, 15, 4, 2]
-    for wrong in (lambda: count + 1, lambda: count // 2, lambda: -count, lambda: count.parts(2) * 2, lambda: count < 3):
-        with pytest.raises(TypeError):
-            wrong()
+        threads = [threading.Thread(target=work, args=(which,)) for which in totals]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        seen: dict[int, set[tuple[int, ...]]] = {}
+        for _, grid, values in card.launched:
+            first = values[0][0] if isinstance(values[0], tuple) else values[0]
+            if first in wanted:
+                seen.setdefault(first, set()).add(grid)
+        assert seen.keys() == wanted.keys()
+        assert all(grids <= set(wanted[at]) for at, grids in seen.items())

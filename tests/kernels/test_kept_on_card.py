@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
+from attnbench.kernels import flash_attention, flash_quant_attention, hstu_attention, hstu_bsa_attention
 from attnbench.kernels.flash import calls as flash
+from attnbench.kernels.flash.quant import calls as quant
 from attnbench.kernels.hstu.bsa import calls as bsa
 from attnbench.kernels.hstu.dense import calls as dense
 from attnbench.kernels.hstu.paged import calls as paged
@@ -16,7 +17,7 @@ from attnbench.kernels.hstu.paged.api import Step, hstu_paged_attention
 from attnbench.kernels.shared.kept import Kept, Launches
 
 pytestmark = pytest.mark.gpu
-KEPT = {"flash": flash.CALLS, "dense": dense.CALLS, "bsa": bsa.CALLS, "paged": paged._attentions}
+KEPT = {"flash": flash.CALLS, "quant": quant.CALLS, "dense": dense.CALLS, "bsa": bsa.CALLS, "paged": paged._attentions}
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.bfloat16, offset: int = 0) -> torch.Tensor:
@@ -139,7 +140,7 @@ def test_a_kept_call_gives_the_same_bits_as_the_first(at):
     kept = launches_in(KEPT[name])
     assert kept
     assert [one.fault for one in kept] == [None] * len(kept)
-    assert all(one.plan for one in kept)
+    assert all(one.plans for one in kept)
 
 
 def with_rows(name: str, count: int) -> dict[str, Any]:
@@ -147,6 +148,11 @@ def with_rows(name: str, count: int) -> dict[str, Any]:
     given = {x: drawn(count, 4, 128, seed=count + at) for at, x in enumerate("qkv")}
     if name == "dense":
         return given | {"offsets": ints(0, 250, count), "max_seqlen": 900}
+    if name in ("packed", "quant"):
+        offsets = ints(*(count * part // 4 for part in range(5)))
+        return given | {"cu_seqlens_q": offsets, "max_seqlen_q": 300, "causal": True}
+    if name == "bsa":
+        return given | {"offsets": ints(0, 250, count), "max_seqlen": 900, "gates": drawn(count, 4, 2, seed=9)}
     if name == "cached":
         keys = {x: drawn(count + 2000, 4, 128, seed=count + at) for at, x in enumerate("kv")}
         bounds = {"max_seqlen": 3000, "max_seqlen_q": 900}
@@ -157,37 +163,56 @@ def with_rows(name: str, count: int) -> dict[str, Any]:
     return given | old | {"step": step}
 
 
-@pytest.mark.parametrize("name", ["dense", "cached", "paged"])
+JAGGED: dict[str, tuple[Kept[Any], Any]] = {
+    "dense": (dense.CALLS, hstu_attention),
+    "cached": (dense.CALLS, hstu_attention),
+    "paged": (paged._attentions, hstu_paged_attention),
+    "packed": (flash.CALLS, flash_attention),
+    "quant": (quant.CALLS, flash_quant_attention),
+    "bsa": (bsa.CALLS, hstu_bsa_attention),
+}
+
+
+@pytest.mark.parametrize("name", JAGGED)
 def test_a_kept_call_gives_the_same_bits_for_other_rows(name):
-    store, function = (paged._attentions, hstu_paged_attention) if name == "paged" else (dense.CALLS, hstu_attention)
-    for count in (600, 777, 1100, 301):
+    store, function = JAGGED[name]
+
+    def found(count: int) -> tuple[torch.Tensor, ...]:
+        results = function(**with_rows(name, count))
+        return results if isinstance(results, tuple) else (results,)
+
+    for count in (600, 777, 1100, 333):
         forget()
-        truth = function(**with_rows(name, count))
+        truth = found(count)
         forget()
         for before in (512, 640):
-            function(**with_rows(name, before))
+            found(before)
         assert len(store) == 1
-        assert all(torch.equal(function(**with_rows(name, count)), truth) for _ in range(2))
+        assert all(same(found(count), truth) for _ in range(2))
         assert len(store) == 1, "other rows were another call"
         (one,) = launches_in(store)
         assert one.fault is None
 
 
-def test_gradients_of_kept_calls_are_the_same_for_other_rows():
+@pytest.mark.parametrize("name", ["dense", "packed", "bsa"])
+def test_gradients_of_kept_calls_are_the_same_for_other_rows(name):
+    store, function = JAGGED[name]
+
     def gradients(count: int) -> list[torch.Tensor]:
-        given = with_rows("dense", count) | {"deterministic": True}
+        given = with_rows(name, count) | ({} if name == "bsa" else {"deterministic": True})
         inputs = [given[x].requires_grad_() for x in "qkv"]
-        hstu_attention(**given).backward(drawn(count, 4, 128, seed=7))
+        out = function(**given)
+        (out if isinstance(out, torch.Tensor) else out[0]).backward(drawn(count, 4, 128, seed=7))
         return [x.grad for x in inputs]
 
     forget()
     truth = gradients(777)
     forget()
-    for count in (600, 512, 777):
+    for count in (600, 512, 773, 777):
         found = gradients(count)
     assert all(map(torch.equal, found, truth))
-    (call,) = dense.CALLS._calls.values()
-    assert [launches.fault for _, launches in call.backward._calls.values()] == [None]
+    for call in store._calls.values():
+        assert [launches.fault for _, launches in call.backward._calls.values()] == [None]
 
 
 @pytest.mark.parametrize("name", ["flash", "dense", "bsa"])

@@ -12,6 +12,7 @@ of all sequences.  Takes bf16 and fp16 (fp32 for tests), dims 1 to 256, any stri
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
@@ -73,7 +74,8 @@ def flash_attention(
         cu_seqlens_k: the same of the keys; None: those of the queries.
         max_seqlen_q: at least the most queries of a sequence, needed where packed.
         max_seqlen_k: the same of the keys; None: max_seqlen_q.
-        deterministic: of the backward: the same bits each time; the forward always is.
+        deterministic: of the backward: the same bits each time, as with `torch.use_deterministic_algorithms`; the
+            forward always is.
         forward: launch configuration, or its name as on the command line (`flash.config.forward`), such as
             "m128n128w8s2-tma-pp" of the Hopper path; None: the tuned default.
         backward: launch configuration, or its name (`flash.config.backward`), such as "b64x128w8s2-atomic-tma-ws" of
@@ -90,6 +92,7 @@ def flash_attention(
             describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
             `ahead` is refused on sm_90, where it is wrong.
     """
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     numbers = max_seqlen_q, max_seqlen_k, causal, window, scale, deterministic
     if is_followed(q, k, v, cu_seqlens_q, cu_seqlens_k):
         refuse_followed(WHO, validate=validate)

@@ -29,9 +29,10 @@ from attnbench.kernels.flash.portable.backward_rows import (
     flash_backward_round,
     flash_backward_rows,
 )
-from attnbench.kernels.flash.problem import blocks_of, descriptor, strides_of, takes_tma
+from attnbench.kernels.flash.problem import blocks_of, descriptor, lse_strides, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of
-from attnbench.kernels.shared.kept import empty, launch
+from attnbench.kernels.shared.counts import RowCount
+from attnbench.kernels.shared.kept import describes, empty, launch, rows_in
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 if TYPE_CHECKING:
@@ -55,18 +56,18 @@ class Workspace:
     "fp32 [H, rows, D]: where atomics add up dQ; the order `ws` has tiles, `backward_rows.place_in_part` says where"
 
 
-def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
+def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int | RowCount:
     """Rows of the workspace: those of the queries, and what rounds each sequence up to whole tiles."""
     pad = config.pad
     if problem.packed:
-        return (q.shape[0] // pad + problem.batch) * pad
+        return (rows_in(q) // pad + problem.batch) * pad
     return problem.batch * (-(-problem.max_seqlen_q // pad)) * pad
 
 
 def workspace_bytes(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
     """Bytes of `workspace_of`: rows × H × (8 + 4 D), deterministic rows × H × 8."""
     each = 8 if config.deterministic else 8 + 4 * config.columns_of_sums(q.shape[-1])
-    return workspace_rows(q, problem, config) * q.shape[-2] * each
+    return int(workspace_rows(q, problem, config)) * q.shape[-2] * each
 
 
 def workspace_of(q: Tensor, problem: Problem, config: BackwardConfig) -> Workspace:
@@ -143,10 +144,9 @@ def _prepare(
         seqlen_q=problem.max_seqlen_q,
         out_strides=strides_of(out),
         dout_strides=strides_of(dout),
-        lse_batch=lse.stride(0),
-        lse_head=lse.stride(1),
+        **lse_strides(lse, problem),
         scale=problem.scale,
-        stats_rows=workspace.stats.shape[2],
+        stats_rows=rows_in(workspace.stats, 2),
         heads=heads,
         tiles=tiles,
         **blocks_of(columns, dim_v),
@@ -202,7 +202,7 @@ def _columns(
         scale=problem.scale,
         scale_log2=problem.scale / math.log(2),
         **problem.reach(),
-        stats_rows=workspace.stats.shape[2],
+        stats_rows=rows_in(workspace.stats, 2),
         members=members,
         heads_kv=heads_kv,
         pairs=pairs,
@@ -259,7 +259,7 @@ def _rows(
         scale=problem.scale,
         scale_log2=problem.scale / math.log(2),
         **problem.reach(),
-        stats_rows=workspace.stats.shape[2],
+        stats_rows=rows_in(workspace.stats, 2),
         members=heads // heads_kv,
         heads=heads,
         pairs=pairs,
@@ -286,7 +286,7 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
         seqlen_q=problem.max_seqlen_q,
         dq_strides=strides_of(dq),
         scale=problem.scale,
-        stats_rows=workspace.stats.shape[2],
+        stats_rows=rows_in(workspace.stats, 2),
         heads=heads,
         tiles=tiles,
         DIM=dim,
@@ -304,6 +304,7 @@ def _sums_descriptor(sums: Tensor, sizes: Tiles, columns: int) -> object:
     """Describe [H rows, D]: a tile is [block_m, columns], and what is past the dims is left out."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(
+    found = TensorDescriptor(
         sums, [sums.shape[0] * sums.shape[1], sums.shape[2]], [sums.shape[2], 1], [sizes.block_m, columns]
     )
+    return describes(found, shape={0: rows_in(sums, 1) * sums.shape[0]}, strides={})

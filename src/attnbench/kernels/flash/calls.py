@@ -19,7 +19,17 @@ from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import Shape, ahead_fault, decode_fault, hopper_fault, nearest
 from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
-from attnbench.kernels.flash.problem import Problem, check_device, check_values, lse_shape, problem_of, takes_tma
+from attnbench.kernels.flash.problem import (
+    Problem,
+    bounded,
+    bounds_of,
+    check_device,
+    check_values,
+    like,
+    problem_of,
+    results_of,
+    takes_tma,
+)
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
@@ -149,7 +159,9 @@ class Call:
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk and dv of the tensors of `_run_backward`."""
-        key = facts_of(dout, *tensors)
+        if dout.is_neg():
+            dout = dout.resolve_neg()
+        key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED if tensors[5] is not None else ())
         found = self.backward.get(key)
         if found is None:
             launches = Launches(partial(_run_backward, self.problem, self.config))
@@ -159,6 +171,9 @@ class Call:
 
 
 CALLS: Kept[Call] = Kept()
+JAGGED = range(3)
+BACKWARD_JAGGED = {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 2}
+"Of the output's gradient, q, k, v, out and lse, packed."
 
 
 def _run_forward(
@@ -170,9 +185,8 @@ def _run_forward(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> Results:
-    problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
-    out = empty((*q.shape[:-1], v.shape[-1]), q)
-    lse = empty(lse_shape(q, problem), q, torch.float32)
+    problem = problem.at(cu_seqlens_q, cu_seqlens_k)
+    out, lse = results_of(q, v.shape[-1], problem)
     launch_forward(q, k, v, out, lse, problem, config)
     return out, lse
 
@@ -189,16 +203,11 @@ def _run_backward(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> Results:
-    problem = _with_offsets(problem, cu_seqlens_q, cu_seqlens_k)
-    dq, dk, dv = (empty(x.shape, x) for x in (q, k, v))
+    problem = problem.at(cu_seqlens_q, cu_seqlens_k)
+    dq, dk, dv = (empty(like(x, problem), x) for x in (q, k, v))
     workspace = workspace_of(q, problem, config)
     launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config, workspace)
     return dq, dk, dv
-
-
-def _with_offsets(problem: Problem, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
-    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    return replace(problem, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
 
 class FlashAttention(Differentiable):
@@ -247,10 +256,13 @@ def call_of(
     Raises:
         ValueError: as `flash_attention` says.
     """
-    causal, deterministic, scale = bool(causal), bool(deterministic), as_float(scale)
+    causal, deterministic, scale = bool(causal), bool(deterministic), None if scale is None else as_float(scale)
+    bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
+    if cu_seqlens_q is not None:
+        bounds = bounds_of(q, k, *bounds)
     key = (
-        facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k),
-        exact(causal, scale, max_seqlen_q, max_seqlen_k, deterministic, forward, backward),
+        facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k, jagged=() if cu_seqlens_q is None else JAGGED),
+        exact(causal, scale, *bounds, deterministic, forward, backward),
         exact(*window) if isinstance(window, tuple | list) else exact(window),
     )
     call = CALLS.get(key)
@@ -269,6 +281,8 @@ def call_of(
         )
         if validate:
             check_values(problem, q, k)
+        if problem.packed:
+            problem = bounded(problem, bounds, causal=causal, window=window)
         configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
         check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
         call = CALLS.keep(key, Call(problem, *configs))

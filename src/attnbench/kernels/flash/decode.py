@@ -11,9 +11,9 @@ from attnbench.kernels.flash.config.space import decode_fault
 from attnbench.kernels.flash.portable.arguments import CombineMeta, DecodeMeta, ForwardOperands
 from attnbench.kernels.flash.portable.decode import decode_attend, decode_combine
 from attnbench.kernels.flash.portable.forward import LOG2_E
-from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
+from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, lse_strides, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of, processors
-from attnbench.kernels.shared.kept import empty, launch
+from attnbench.kernels.shared.kept import empty, launch, rows_in
 
 COLUMNS, MANY = (32, 128), 16
 "Of a program that combines, which is one warp: the first while an SM has no more than so many programs."
@@ -48,7 +48,7 @@ def launch_decode(
     row_tiles = -(-rows // config.block_m)
     jobs = problem.batch * heads_kv * row_tiles
     if problem.packed:  # whose lengths the host does not know: at most a tile more a sequence than all keys together
-        tiles = (k.shape[0] // config.block_n + problem.batch) * heads_kv * row_tiles
+        tiles = (rows_in(k) // config.block_n + problem.batch) * heads_kv * row_tiles
         programs = programs_of(config, tiles, processors(q))
         cut = programs > 1
     else:
@@ -88,8 +88,7 @@ def launch_decode(
         **described,
         **problem.lengths(),
         strides=ForwardOperands(*map(strides_of, operands)),
-        lse_batch=lse.stride(0),
-        lse_head=lse.stride(1),
+        **lse_strides(lse, problem),
         scale=problem.scale * LOG2_E,
         **reach,
         **counts,
@@ -109,8 +108,7 @@ def launch_decode(
         part_lse_ptr=logs,
         **problem.lengths(),
         out_strides=strides_of(out),
-        lse_batch=lse.stride(0),
-        lse_head=lse.stride(1),
+        **lse_strides(lse, problem),
         **reach,
         **counts,
         most=problem.max_seqlen_q,

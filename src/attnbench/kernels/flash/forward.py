@@ -9,7 +9,7 @@ from attnbench.kernels.flash.config.space import ahead_fault
 from attnbench.kernels.flash.decode import launch_decode
 from attnbench.kernels.flash.portable.arguments import ForwardMeta, ForwardOperands
 from attnbench.kernels.flash.portable.forward import LOG2_E, flash_forward
-from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, strides_of, takes_tma
+from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, lse_strides, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import group_of
@@ -66,8 +66,7 @@ def launch_forward(
         **described,
         **problem.lengths(),
         strides=ForwardOperands(*map(strides_of, operands)),
-        lse_batch=lse.stride(0),
-        lse_head=lse.stride(1),
+        **lse_strides(lse, problem),
         scale=problem.scale * LOG2_E,
         **problem.reach(),
         heads=heads,

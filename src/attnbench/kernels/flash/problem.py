@@ -11,21 +11,25 @@ out and dout [B, Sq, H, Dv], or packed, [Tq, H, D] and so on; lse is `lse_shape`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.shared.counts import RowCount
+from attnbench.kernels.shared.kept import describes, empty, rows_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "flash_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
+BOUND_ROWS = 128
+"A bound of the rows of a sequence is a multiple, from there on: those of a tile of every kernel's, or of two."
 LEAST_SCALE = 1e-30
 "The backward divides by it, in fp32."
 
@@ -69,6 +73,11 @@ class Problem:
             "seqlen_q": self.max_seqlen_q,
             "seqlen_k": self.max_seqlen_k,
         }
+
+    def at(self, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
+        """The same problem of other sequences; of the keys' None: those of the queries."""
+        cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        return replace(self, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
     def reach(self) -> dict[str, int]:
         """Arguments of kernels: bounds of the mask; 0 for one the flags leave out."""
@@ -121,7 +130,7 @@ def problem_of(
     _check_offsets(q, cu_seqlens_q, cu_seqlens_k)
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if packed and (not is_whole(value) or value < 0):
-            raise _wrong(name, value, "cannot be used", "a whole number from 0")
+            raise _wrong(name, repr(value), "cannot be used", "a whole number from 0, an int of Python's")
     scale = _scale(q, scale)
     assert not packed or (max_seqlen_q is not None and max_seqlen_k is not None)
     # A sequence has no more rows than all of them, whatever the caller says is enough.
@@ -144,11 +153,61 @@ def problem_of(
     )
 
 
+def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[Any, Any]:
+    """Bounds of the rows of sequences by which packed calls are kept: whole tiles, and no more than all rows take.
+
+    Any number from the longest sequence on is as good: kernels ask the offsets how long one is.  Those of what is
+    refused stay as they are.
+    """
+    max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
+    if type(max_seqlen_q) is not int or type(max_seqlen_k) is not int:
+        return max_seqlen_q, max_seqlen_k
+    try:
+        most_q, most_k = min(max_seqlen_q, q.shape[0]), min(max_seqlen_k, k.shape[0])
+    except (AttributeError, IndexError):
+        return max_seqlen_q, max_seqlen_k
+    return (
+        most_q if most_q <= BOUND_ROWS else -(-most_q // BOUND_ROWS) * BOUND_ROWS,
+        most_k if most_k <= BOUND_ROWS else -(-most_k // BOUND_ROWS) * BOUND_ROWS,
+    )
+
+
+def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: tuple[int, int] | None) -> Problem:
+    """The same packed problem by bounds of `bounds_of`, for whatever number of rows has these.
+
+    Args:
+        problem: checked.
+        bounds: of the rows of queries and of keys.
+        causal: as it was given.
+        window: the same.
+    """
+    left, right = _reach(causal, window, *bounds)
+    return replace(problem, max_seqlen_q=bounds[0], max_seqlen_k=bounds[1], left=left, right=right)
+
+
 def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
     """[B, H, Sq] of the logarithms of the sums, fp32 and contiguous; packed [1, H, Tq]."""
     if problem.packed:
         return 1, q.shape[1], q.shape[0]
     return q.shape[0], q.shape[2], q.shape[1]
+
+
+def like(x: Tensor, problem: Problem) -> tuple[SupportsIndex, ...]:
+    """Shape of a tensor, of which packed the rows are counted."""
+    return (rows_in(x), *x.shape[1:]) if problem.packed else tuple(x.shape)
+
+
+def results_of(q: Tensor, dim_v: int, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Room for the output and for lse."""
+    out = empty((*like(q, problem)[:-1], dim_v), q)
+    return out, empty((1, q.shape[1], rows_in(q)) if problem.packed else lse_shape(q, problem), q, torch.float32)
+
+
+def lse_strides(lse: Tensor, problem: Problem) -> dict[str, int | RowCount]:
+    """Arguments of kernels: elements from one sequence and head to the next; packed, these follow the rows."""
+    if problem.packed and lse.is_contiguous():
+        return {"lse_batch": rows_in(lse, 2) * lse.shape[1], "lse_head": rows_in(lse, 2)}
+    return {"lse_batch": lse.stride(0), "lse_head": lse.stride(1)}
 
 
 def strides_of(x: Tensor) -> Strides:
@@ -184,7 +243,8 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
     shape, strides = list(x.shape), list(x.stride())
     if x.dim() == 3:
         # Of x itself, no view of it: a kept call knows its tensors by identity.
-        shape, strides = [1, *shape], [shape[0] * strides[0], *strides]
+        found = TensorDescriptor(x, [1, *shape], [shape[0] * strides[0], *strides], [1, rows, 1, columns])
+        return describes(found, shape={1: rows_in(x)}, strides={0: rows_in(x) * strides[0]})
     return TensorDescriptor(x, shape, strides, [1, rows, 1, columns])
 
 

@@ -31,6 +31,8 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language import core
 
+from attnbench.kernels.shared.counts import describes, stride_in
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -381,6 +383,11 @@ def is_rows(x: Tensor) -> bool:
         and x.stride(-1) == 1
         and all(stride * item % 16 == 0 and stride for stride in strides)
     )
+
+
+def heads_apart(descriptor: Any, x: Tensor) -> Any:
+    """A descriptor of `rows_of` of [heads, rows, ...] that was turned round: as far apart as heads are, rows follow."""
+    return describes(descriptor, shape={}, strides={3: stride_in(x, 0)})
 
 
 def rows_of(x: Tensor, rows: int, columns: int) -> Any:

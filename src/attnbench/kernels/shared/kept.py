@@ -10,8 +10,9 @@ configurations, grids, specialisations and descriptors are those of the first ca
 kept: the stream, the current device, memory (only shapes of it), values inside tensors.
 
 Sequences one after another have another number of rows in almost every batch.  Of arguments that are `jagged` the key
-leaves it out, and what follows from it (allocations, grids, descriptors of a whole tensor, counts that kernels take
-unspecialised) is worked out in each call: the function has to take that number by `rows_in`, never from a shape.
+leaves it out, and what follows from it (allocations, grids, descriptors, counts that kernels take) is worked out in each
+call: the function has to take that number by `rows_in`, never from a shape.  Where a comparison of such numbers, or what
+a kernel is compiled for, would come out otherwise, the function runs again and what it does is kept beside.
 
 A call that cannot be repeated runs its function each time, as do the interpreter and the machine of the tests.
 """
@@ -20,18 +21,37 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from attnbench.kernels.shared import card
-from attnbench.kernels.shared.launch import Follows, Repeat, RowCount, is_observed, switches
+from attnbench.kernels.shared.counts import Rows, Source, describes, following, noting_guards, rows_in, stride_in
+from attnbench.kernels.shared.launch import Bound, Repeat, is_observed, switches
+from attnbench.kernels.shared.noting import Recorder, clear, contiguous_strides, empty, launch, notes, zeros
+
+__all__ = [
+    "Kept",
+    "Launches",
+    "Results",
+    "clear",
+    "describes",
+    "empty",
+    "exact",
+    "facts_of",
+    "launch",
+    "rows_in",
+    "stride_in",
+    "zeros",
+]
 
 MOST_KEPT = 1024
 "Calls of a function that are kept, some 5 KB each; the oldest goes first."
+MOST_PLANS = 8
+"Of a call: of how comparisons of its numbers of rows come out; the oldest goes first."
 MOST_ELEMENTS = 2**30
 "Of a jagged argument whose rows are left out of a key: what follows from them then has 32 bits, and no limit is near."
 
@@ -68,37 +88,48 @@ class Kept(Generic[_Call]):
             return self._calls.setdefault(key, call)
 
 
-def facts_of(*tensors: Tensor | None, jagged: Collection[int] = ()) -> Hashable:
+def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = ()) -> Hashable:
     """What a call on these tensors depends on, but values and addresses; of an address how it is aligned.
 
     Of something else than tensors, what is never met again: it has to be checked each time.
 
     Args:
         tensors: of the call.
-        jagged: numbers of those whose rows are counted in each call.  In place of how many stands which of them have
-            equally many; none, one, and those of very large tensors are said all the same.
+        jagged: numbers of those whose rows are counted in each call, and their axis if that is not the first; those
+            of another axis are contiguous, or counted here.  In place of how many stands which of them have equally
+            many; none, one, and those of very large tensors are said all the same.
 
     Raises:
-        ValueError: a tensor on a card has no memory there, as a fake one.
+        ValueError: a tensor has no memory as kernels read it: fake, sparse, wrapped, or negated when it is read.
     """
     facts: list[Any] = []
     counts: list[int] = []
+    axes = jagged if type(jagged) is dict else dict.fromkeys(jagged, 0)
     try:
         for number, x in enumerate(tensors):
             if x is None:
                 facts.append(None)
                 continue
             address = x.data_ptr()
+            if x.is_neg():
+                raise ValueError("a tensor is negated when it is read (Tensor.is_neg); its resolve_neg()")
             if not address and x.device.type == "cuda" and x.numel():
                 raise ValueError(f"a tensor of shape {tuple(x.shape)} has no memory on {x.device}; one with values")
-            if number in jagged and (rows := x.shape[0]) > 1 and x.numel() < MOST_ELEMENTS:
+            shape, strides, axis = x.shape, x.stride(), axes.get(number)
+            if axis is not None and (rows := shape[axis]) > 1 and x.numel() < MOST_ELEMENTS:
+                if axis:
+                    strides = None if x.is_contiguous() else (rows, *strides)
                 if rows not in counts:
                     counts.append(rows)
-                facts.append((counts.index(rows), x.shape[1:], x.stride(), x.dtype, x.device, address & 15))
+                others = shape[1:] if not axis else (shape[:axis], shape[axis + 1 :])
+                facts.append((counts.index(rows), others, strides, x.dtype, x.device, address & 15))
             else:
-                facts.append((x.shape, x.stride(), x.dtype, x.device, address & 15))
+                facts.append((shape, strides, x.dtype, x.device, address & 15))
     except (AttributeError, IndexError, TypeError):
         return object()
+    except RuntimeError:
+        layout = ", ".join(sorted({str(x.layout) for x in tensors if isinstance(x, Tensor)}))
+        raise ValueError(f"a tensor of these has no memory that a kernel reads ({layout}); dense ones") from None
     return (*facts, *switches(), card.stand_in)
 
 
@@ -107,212 +138,56 @@ def exact(*values: Any) -> tuple[Any, ...]:
     return values + tuple(map(type, values))
 
 
-def rows_in(x: Tensor) -> RowCount:
-    """How many rows a jagged argument has, or what was made by `empty` with as many."""
-    return RowCount(x)
-
-
-class _Notes(threading.local):
-    """What is being noted in this thread."""
-
-    recorder: _Recorder | None = None
-
-
-_notes = _Notes()
-
-
-class _Recorder:
-    """Notes what a function allocates, clears and launches, on tensors by number: its arguments', then its own."""
-
-    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
-        self.given = len(tensors)
-        self.tensors: list[Tensor | None] = []
-        self.rows = dict[int, Follows]()
-        "of own tensors, by number: the argument's that they follow"
-        for x in tensors:
-            # One tensor given twice is two arguments.
-            twice = any(x is other for other in self.tensors)
-            self.tensors.append(x.view_as(x) if x is not None and twice else x)
-        self.steps: list[Repeat | int] = []
-        self.fault: str | None = None
-
-    def number(self, x: Tensor) -> int:
-        """Number of a tensor, or of the one whose beginning it is another view of.
-
-        Raises:
-            LookupError: it is none of them, or may be of several.
-        """
-        for number, other in enumerate(self.tensors):
-            if x is other:
-                return number
-        found = [
-            number
-            for number, other in enumerate(self.tensors)
-            if other is not None and other.numel() and other.data_ptr() == x.data_ptr()
-        ]
-        if len(found) != 1:
-            raise LookupError("a tensor is none of the arguments, and was not made by `empty`")
-        return found[0]
-
-    def follows(self, count: RowCount) -> Follows | None:
-        """A count by the argument that it follows; None: of an own tensor that follows none.
-
-        Raises:
-            LookupError: it is of no known tensor, or of a part of one.
-        """
-        number = self.number(count.of)
-        found = Follows(number, 1, 1) if number < self.given else self.rows.get(number)
-        if found is None:
-            return None
-        if found.size != 1:
-            raise LookupError("rows of a tensor that has a row for several of an argument")
-        return Follows(found.number, found.factor * self.parted(number, count.of) * count.factor, count.size)
-
-    def parted(self, number: int, view: Tensor) -> int:
-        """How many rows of a view, as of pages the keys, are one of the tensor that it is of.
-
-        Raises:
-            LookupError: it is no view of all of it.
-        """
-        shape, _, _ = self.layout(number)
-        if tuple(view.shape) == shape:
-            return 1
-        times, rest = divmod(math.prod(shape[1:]), math.prod(view.shape[1:]) or 1)
-        if rest or view.shape[0] != shape[0] * times:
-            raise LookupError("rows of a part of a tensor")
-        return times
-
-    def made(self, shape: Sequence[SupportsIndex], x: Tensor) -> None:
-        """Note what was allocated, by the shape that was asked for."""
-        self.tensors.append(x)
-        for axis, extent in enumerate(shape):
-            if isinstance(extent, RowCount):
-                try:
-                    found = self.follows(extent)
-                    if axis and found is not None:
-                        raise LookupError("rows that are no first dim")
-                except LookupError as fault:
-                    self.fault = str(fault)
-                else:
-                    if found is not None:
-                        self.rows[len(self.tensors) - 1] = found
-
-    def layout(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-        """Shape, strides and precision of a tensor."""
-        x = self.tensors[number]
-        assert x is not None
-        return tuple(x.shape), x.stride(), x.dtype
-
-    def size(self, number: int) -> tuple[int, Follows | None]:
-        """Bytes of an own tensor, or of each of its rows, and what these follow."""
-        shape, _, dtype = self.layout(number)
-        follows = self.rows.get(number)
-        return math.prod(shape if follows is None else shape[1:]) * dtype.itemsize, follows
-
-    def note(self, step: Callable[[], Repeat | int]) -> None:
-        """Note a step, or why the call cannot be repeated."""
-        try:
-            self.steps.append(step())
-        except LookupError as fault:
-            self.fault = str(fault)
-        except (
-            Exception
-        ) as fault:  # another launcher than the known: this call has been launched, the next go by Triton
-            self.fault = f"{type(fault).__name__}: {fault}"
-
-
-def empty(shape: Sequence[SupportsIndex], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Allocate a contiguous tensor on the card of another, by default of its precision."""
-    made = like.new_empty([int(extent) for extent in shape], dtype=dtype)
-    recorder = _notes.recorder
-    if recorder is not None:
-        recorder.made(shape, made)
-    return made
-
-
-def zeros(shape: Sequence[SupportsIndex], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Allocate as `empty` does, and clear."""
-    made = empty(shape, like, dtype)
-    clear(made)
-    return made
-
-
-def clear(x: Tensor) -> None:
-    """Write zeros."""
-    recorder = _notes.recorder
-    if recorder is not None:
-        recorder.note(lambda: recorder.number(x))
-    x.zero_()
-
-
-def launch(kernel: Any, grid: tuple[SupportsIndex, ...], *values: Any, **named: Any) -> None:
-    """Launch a kernel of Triton's on the current device: ``kernel[grid](*values, **named)``."""
-    plain = [int(value) if isinstance(value, RowCount) else value for value in values]
-    by_name = {name: int(value) if isinstance(value, RowCount) else value for name, value in named.items()}
-    compiled = kernel[tuple(map(int, grid))](*plain, **by_name)
-    recorder = _notes.recorder
-    if recorder is not None:
-        recorder.note(lambda: _repeat(recorder, kernel, compiled, grid, values, named))
-
-
-def _repeat(
-    recorder: _Recorder,
-    kernel: Any,
-    compiled: Any,
-    grid: tuple[SupportsIndex, ...],
-    values: tuple[Any, ...],
-    named: dict[str, Any],
-) -> Repeat:
-    if compiled is None or kernel.pre_run_hooks:
-        raise LookupError("nothing was compiled, or the kernel has hooks")
-    given = dict(zip(kernel.arg_names, values, strict=False)) | named
-    ordered = [given.get(param.name, param.default) for param in kernel.params]
-    for param, value in zip(kernel.params, ordered, strict=True):
-        if isinstance(value, RowCount) and not param.do_not_specialize:
-            raise LookupError(f"{param.name} counts rows, and a kernel is compiled for what it is")
-    return Repeat(compiled, grid, ordered, recorder.number, recorder.follows)
-
-
 class Plan:
-    """Allocations, clearings and launches of one call, on tensors by number: given, own, workspaces.
+    """Allocations, clearings and launches of one call, on tensors by number: given, own, workspaces, inside of them.
 
     Nobody keeps a workspace, so all of them are parts of two allocations, one of which is cleared before the launches.
     """
 
-    __slots__ = ("counted", "device", "known", "own", "results", "steps", "workspaces")
+    __slots__ = ("counted", "device", "guard", "inside", "known", "own", "results", "steps", "workspaces")
 
-    def __init__(self, recorder: _Recorder, results: Results) -> None:
+    def __init__(self, recorder: Recorder, results: Results, guards: Sequence[tuple[Source, bool]]) -> None:
         returned = [-1 if x is None else recorder.number(x) for x in results]
         own, cleared, uncleared = list[int](), list[int](), list[int]()
+        mentioned = [(step, recorder.around(step)) for step in recorder.steps]
         for number in range(recorder.given, len(recorder.tensors)):
-            clearings = [isinstance(step, int) for step in recorder.steps if _mentions(step, number)]
+            clearings = [isinstance(step, int) for step, numbers in mentioned if number in numbers]
             once = clearings[:1] == [True] and not any(clearings[1:])
             kind = cleared if once else uncleared
             (own if number in returned or (any(clearings) and not once) else kind).append(number)
-        order = dict(zip([*own, *cleared, *uncleared], range(recorder.given, len(recorder.tensors)), strict=True))
+        numbers = [*own, *cleared, *uncleared, *(-2 - at for at in range(len(recorder.inside)))]
+        order = dict(zip(numbers, range(recorder.given, recorder.given + len(numbers)), strict=True))
         order |= {number: number for number in range(-1, recorder.given)}
-        self.own = tuple((*recorder.layout(number), recorder.rows.get(number)) for number in own)
-        self.workspaces = tuple([recorder.size(number) for number in numbers] for numbers in (cleared, uncleared))
+        self.own = tuple(recorder.layout(number) for number in own)
+        self.inside = tuple((order[number], offset) for number, offset in recorder.inside)
+        self.workspaces = tuple([recorder.layout(number) for number in numbers] for numbers in (cleared, uncleared))
         self.steps = tuple(_renumbered(step, order) for step in recorder.steps if step not in cleared)
-        self.counted = {found.number for found in recorder.rows.values()}.union(
-            *(step.counted for step in self.steps if isinstance(step, Repeat))
-        )
-        self.known = self._extents({number: recorder.layout(number)[0][0] for number in self.counted})
-        self.results = tuple(order[number] for number in returned)
         first = recorder.tensors[0]
         assert first is not None
         self.device = first.get_device()
+        self.results = tuple(order[number] for number in returned)
+        found = {f"({recorder.written(source)})=={outcome}" for source, outcome in (*guards, *recorder.kinds)}
+        self.guard = following(" and ".join(sorted(one for one in found if "r[" in one)) or "True")
+        rows = _Asked(recorder.tensors)
+        self.known = self._extents(rows)
+        if not self.guard.at(rows):
+            raise LookupError("what was compared follows no argument")
+        self.counted = tuple(rows)
+        self.known = self.known._replace(rows=dict(rows))
 
-    def __call__(self, tensors: tuple[Tensor | None, ...]) -> Results:
-        """Run it on other tensors, on the current stream of their card."""
-        like: Any = tensors[0]
-        make, known = like.new_empty_strided, [*tensors]
-        rows = {}
-        for number in self.counted:
-            rows[number] = tensors[number].shape[0]  # type: ignore[union-attr]
+    def __call__(self, tensors: Sequence[Tensor | None]) -> Results | None:
+        """Run it on other tensors, on the current stream of their card; None: they have rows that it is not for."""
         extents = self.known
-        if extents.rows != rows:
-            extents = self.known = self._extents(rows)
+        if self.counted:
+            rows = {}
+            for at in self.counted:
+                rows[at] = tensors[at[0]].shape[at[1]]  # type: ignore[union-attr]
+            if extents.rows != rows:
+                if not self.guard.at(rows):
+                    return None
+                self.known = extents = self._extents(rows)
+        like: Any = tensors[0]
+        make, known = like.new_empty_strided, [*tensors]  # quicker than `new_empty`
         for shape, strides, dtype in extents.own:
             known.append(make(shape, strides, dtype=dtype))
         if current_device() == self.device:
@@ -322,17 +197,16 @@ class Plan:
                 self._run(known, like, extents)
         return tuple([None if number < 0 else known[number] for number in self.results])
 
-    def _extents(self, rows: Mapping[int, int]) -> _Extents:
-        """What is allocated where the arguments have so many rows."""
-        own = [
-            (shape if follows is None else (follows.at(rows), *shape[1:]), strides, dtype)
-            for shape, strides, dtype, follows in self.own
-        ]
-        parts = (
-            _Parts([size if follows is None else size * follows.at(rows) for size, follows in sizes])
-            for sizes in self.workspaces
+    def _extents(self, rows: Rows) -> _Extents:
+        """What is allocated and launched where the arguments have so many rows."""
+        shapes = [layout.at(rows) for layout in self.own]
+        own = [(shape, contiguous_strides(shape), layout.dtype) for shape, layout in zip(shapes, self.own, strict=True)]
+        cleared, uncleared = (
+            _Parts([math.prod(layout.at(rows)) * layout.dtype.itemsize for layout in layouts])
+            for layouts in self.workspaces
         )
-        return _Extents(rows, own, *parts)
+        bounds = [None if isinstance(step, int) else step.bound(rows) for step in self.steps]
+        return _Extents(rows, own, cleared, uncleared, bounds)
 
     def _run(self, tensors: list[Tensor | None], like: Tensor, extents: _Extents) -> None:
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
@@ -346,25 +220,42 @@ class Plan:
             begin = workspaces[-1].data_ptr() if parts.words else 0
             for offset in parts.offsets:
                 addresses.append(begin + offset)
+        for number, offset in self.inside:
+            addresses.append(addresses[number] + offset)
         stream = current_stream(self.device)
-        for step in self.steps:
-            if type(step) is int:
-                tensors[step].zero_()  # type: ignore[union-attr]
+        for step, bound in zip(self.steps, extents.bounds, strict=True):
+            if bound is None:
+                tensors[step].zero_()  # type: ignore[union-attr, index]
             else:
-                step(stream, addresses, extents.rows)  # type: ignore[operator]
+                step(stream, addresses, bound)  # type: ignore[operator]
 
 
 PART_BYTES = 512
 "What a part of a workspace begins at a multiple of, as PyTorch's allocations do."
 
 
-class _Extents(NamedTuple):
-    """What a plan allocates for arguments with so many rows, each by its number."""
+class _Asked(dict[tuple[int, int], int]):
+    """Extents of tensors by number and axis: those that were asked for."""
 
-    rows: Mapping[int, int]
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def __missing__(self, at: tuple[int, int]) -> int:
+        x = self.tensors[at[0]]
+        assert x is not None
+        found = self[at] = x.shape[at[1]]
+        return found
+
+
+class _Extents(NamedTuple):
+    """What a plan allocates and launches for arguments with so many rows, each by its number and axis."""
+
+    rows: Rows
     own: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     cleared: _Parts
     uncleared: _Parts
+    bounds: Sequence[Bound | None]
 
 
 class _Parts:
@@ -375,10 +266,6 @@ class _Parts:
     def __init__(self, sizes: Sequence[int]) -> None:
         ends = list(accumulate((-(-size // PART_BYTES) * PART_BYTES for size in sizes), initial=0))
         self.offsets, self.words = tuple(ends[:-1]), ends[-1] // 4
-
-
-def _mentions(step: Repeat | int, number: int) -> bool:
-    return step == number if isinstance(step, int) else number in step.numbers
 
 
 def _renumbered(step: Repeat | int, order: Mapping[int, int]) -> Repeat | int:
@@ -406,30 +293,33 @@ class Launches:
     The function returns tensors that it made by `empty`, and keeps none.  `fault` says why it is not repeated.
     """
 
-    __slots__ = ("fault", "function", "plan")
+    __slots__ = ("fault", "function", "plans")
 
     def __init__(self, function: Callable[..., Results]) -> None:
         self.function = function
-        self.plan: Plan | None = None
+        self.plans: tuple[Plan, ...] = ()
         self.fault: str | None = None
 
     def __call__(self, *tensors: Tensor | None) -> Results:
         """Run the function, or repeat what it did; the first tensor is there, and says on which card."""
         if is_observed():
             return self._whole(*tensors)
-        if self.plan is not None:
-            return self.plan(tensors)
-        if self.fault is not None or _notes.recorder is not None or not is_on_card(tensors[0]):
+        for plan in self.plans:
+            results = plan(tensors)
+            if results is not None:
+                return results
+        if self.fault is not None or notes.recorder is not None or not is_on_card(tensors[0]):
             return self._whole(*tensors)
-        recorder = _notes.recorder = _Recorder(tensors)
+        recorder = notes.recorder = Recorder(tensors)
         try:
-            results = self._whole(*recorder.tensors)
+            with noting_guards() as guards:
+                results = self._whole(*recorder.tensors)
         finally:
-            _notes.recorder = None
+            notes.recorder = None
         self.fault = recorder.fault
         if self.fault is None:
             try:
-                self.plan = Plan(recorder, results)
+                self.plans = (*self.plans, Plan(recorder, results, guards))[-MOST_PLANS:]
             except LookupError as fault:
                 self.fault = str(fault)
         return results

@@ -10,7 +10,7 @@ What is not as expected there gives no `Repeat`, and the kernel is launched thro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from inspect import getclosurevars, signature
 from operator import itemgetter
@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from torch import Tensor
 from triton import knobs
+
+from attnbench.kernels.shared.counts import Follows, RowCount, Rows, counts_of, now
 
 MOST_MAPS = 64
 "Tensor maps that are kept of an argument, one an address: allocators give few addresses again and again."
@@ -36,48 +38,6 @@ def switches() -> tuple[Any, ...]:
     return knobs.runtime.debug, knobs.compilation.instrumentation_mode, casts
 
 
-class RowCount:
-    """A whole number that follows from how many rows a tensor has: rows · factor / size, rounded up.
-
-    It can be multiplied and parted, nothing else: what else is made of it would be that of one tensor for ever.
-    """
-
-    __slots__ = ("factor", "of", "size")
-
-    def __init__(self, of: Tensor, factor: int = 1, size: int = 1) -> None:
-        """Of a tensor [rows, ...]."""
-        self.of, self.factor, self.size = of, factor, size
-
-    def __mul__(self, times: int) -> RowCount:
-        """Of parts, that many times as large."""
-        if self.size != 1:
-            return NotImplemented
-        return RowCount(self.of, self.factor * times)
-
-    def parts(self, size: int) -> RowCount:
-        """How many parts of a size it has."""
-        return RowCount(self.of, self.factor, self.size * size)
-
-    def __index__(self) -> int:
-        return -(-self.of.shape[0] * self.factor // self.size)
-
-
-class Follows(NamedTuple):
-    """A `RowCount` without its tensor."""
-
-    number: int
-    "of the tensor"
-    factor: int
-    size: int
-
-    def at(self, rows: Mapping[int, int]) -> int:
-        """The number, where the tensors have so many rows, each by its number."""
-        return -(-rows[self.number] * self.factor // self.size)
-
-
-NO_ROWS: Mapping[int, int] = {}
-
-
 class _Address(NamedTuple):
     """Stands for a tensor in a descriptor."""
 
@@ -89,42 +49,59 @@ class _Address(NamedTuple):
 
 
 class _TensorMap:
-    """The tensor map of a descriptor, made anew for other addresses, and for other rows of all that it describes."""
+    """The tensor map of a descriptor, made anew for other addresses, extents and strides."""
 
-    __slots__ = ("descriptor", "known", "make")
+    __slots__ = ("descriptor", "extents", "known", "make", "strides")
 
-    def __init__(self, descriptor: Any, make: Callable[[Any], Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        descriptor: Any,
+        make: Callable[[Any], Sequence[Any]],
+        extents: Sequence[tuple[int, Follows]],
+        strides: Sequence[tuple[int, Follows]],
+    ) -> None:
         self.descriptor = copy(descriptor)
-        self.descriptor.base = None  # nothing here keeps a tensor alive
-        self.make, self.known = make, dict[tuple[int, int | None], Any]()
+        self.descriptor.base = self.descriptor.counts = None  # nothing here keeps a tensor alive
+        self.make, self.extents, self.strides = make, extents, strides
+        self.known = dict[tuple[int, Sequence[int], Sequence[int]], Any]()
 
-    def at(self, address: int, rows: int | None) -> Any:
-        """The map of a tensor at this address, which is made and `known` then; rows None: as many as it had."""
+    def numbers(self, rows: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Extents and strides, for arguments of these extents."""
+        shape, strides = [*self.descriptor.shape], [*self.descriptor.strides]
+        for axis, found in self.extents:
+            shape[axis] = found.at(rows)
+        for axis, found in self.strides:
+            strides[axis] = found.at(rows)
+        return tuple(shape), tuple(strides)
+
+    def at(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
+        """The map of a tensor at this address, which is made, and `known` then by all three."""
         described = copy(self.descriptor)
-        described.base = _Address(address)
-        if rows is not None:
-            described.shape = [rows, *described.shape[1:]]
+        described.base, described.shape, described.strides = _Address(address), [*shape], [*strides]
         found = self.make(described)[0]
         if len(self.known) >= MOST_MAPS:
             self.known.clear()
-        self.known[address, rows] = found
+        self.known[address, shape, strides] = found
         return found
 
 
 class _Filled:
-    """A tuple of arguments with tensors in it, made anew for other addresses."""
+    """A tuple of arguments with tensors or counts in it, made anew for other addresses and extents."""
 
-    __slots__ = ("at", "pointers", "tuples", "values")
+    __slots__ = ("at", "counts", "pointers", "tuples", "values")
 
-    def __init__(self, values: Sequence[Any], number: Callable[[Tensor], int]) -> None:
-        self.values = list(values)
+    def __init__(
+        self, values: Sequence[Any], number: Callable[[Tensor], int], follows: Callable[[RowCount], Follows | None]
+    ) -> None:
+        self.values = [None if isinstance(value, Tensor) else now(value) for value in values]  # keeps no tensor alive
         self.pointers = [(at, number(value)) for at, value in enumerate(values) if isinstance(value, Tensor)]
+        counts = ((at, follows(value)) for at, value in enumerate(values) if isinstance(value, RowCount))
+        self.counts = [(at, found) for at, found in counts if found is not None]
         self.tuples: list[tuple[int, _Filled]] = []
         for at, value in enumerate(values):
-            if isinstance(value, Tensor):
-                self.values[at] = None  # nothing here keeps a tensor alive
-            elif not _is_constant(value):
-                self.tuples.append((at, _filled(value, number)))
+            if not (isinstance(value, Tensor | RowCount) or _is_constant(value)):
+                self.values[at] = None
+                self.tuples.append((at, _filled(value, number, follows)))
         self.at = self._at()
 
     @property
@@ -132,12 +109,29 @@ class _Filled:
         """Of the tensors in it."""
         return {number for _, number in self.pointers}.union(*(inner.numbers for _, inner in self.tuples))
 
+    @property
+    def moves(self) -> bool:
+        """Whether a number in it follows the rows."""
+        return bool(self.counts) or any(inner.moves for _, inner in self.tuples)
+
     def renumber(self, order: Mapping[int, int]) -> None:
         """Have the same tensors by other numbers."""
         self.pointers = [(at, order[number]) for at, number in self.pointers]
         for _, inner in self.tuples:
             inner.renumber(order)
         self.at = self._at()
+
+    def bound(self, rows: Rows) -> _Filled:
+        """The same for arguments of these extents."""
+        if not self.moves:
+            return self
+        found = copy(self)
+        found.values, found.counts = [*self.values], []
+        for at, count in self.counts:
+            found.values[at] = count.at(rows)
+        found.tuples = [(at, inner.bound(rows)) for at, inner in self.tuples]
+        found.at = found._at()
+        return found
 
     def _at(self) -> Callable[[Sequence[int]], tuple[Any, ...]]:
         """What makes the tuple of tensors at given addresses: where there are only tensors, no loop does."""
@@ -153,10 +147,22 @@ class _Filled:
         return tuple(values)
 
 
-def _filled(value: Any, number: Callable[[Tensor], int]) -> _Filled:
+def _filled(value: Any, number: Callable[[Tensor], int], follows: Callable[[RowCount], Follows | None]) -> _Filled:
     if not isinstance(value, tuple):
         raise LookupError(f"an argument is of type {type(value).__name__}")
-    return _Filled(value, number)
+    return _Filled(value, number, follows)
+
+
+class Bound(NamedTuple):
+    """A launch for arguments of some extents: everything but addresses."""
+
+    before: Sequence[int]
+    "the grid"
+    arguments: Sequence[Any]
+    tuples: Sequence[tuple[int, _Filled]]
+    "those with tensors or counts in them"
+    maps: Sequence[tuple[int, int, _TensorMap, tuple[int, ...], tuple[int, ...]]]
+    "where a tensor map stands, the tensor's number, the map, extents and strides"
 
 
 class Repeat:
@@ -165,9 +171,9 @@ class Repeat:
     __slots__ = (
         "after",
         "arguments",
-        "before",
         "compiled",
         "counts",
+        "fixed",
         "grid",
         "launch",
         "maps",
@@ -191,7 +197,7 @@ class Repeat:
             grid: programs along each axis.
             values: all arguments in the kernel's order.
             number: of a tensor.
-            follows: a count without its tensor; None: it is always the same.
+            follows: a count without its tensors; None: it is always the same.
 
         Raises:
             LookupError: the launcher, an argument or a tensor is none that can be repeated.
@@ -202,7 +208,6 @@ class Repeat:
         if any(getattr(launcher, name) for name in scratch) or getattr(launcher, "gsan_enabled", False):
             raise LookupError("the kernel needs memory of Triton's")
         self.compiled = compiled  # its code stays loaded
-        self.before = [int(extent) for extent in (*grid, 1, 1)[:3]]
         self.grid = [(axis, found) for axis, n in enumerate(grid) if isinstance(n, RowCount) and (found := follows(n))]
         "extents of the grid that follow a count"
         self.counts: list[tuple[int, Follows]] = []
@@ -212,8 +217,7 @@ class Repeat:
         self.arguments: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
         self.tuples: list[tuple[int, _Filled]] = []
-        "those with tensors in them"
-        self.maps: list[tuple[int, int, _TensorMap, Follows | None]] = []
+        self.maps: list[tuple[int, int, _TensorMap]] = []
         makers = iter(_makers(compiled))
         for value in values:
             at = len(self.arguments)
@@ -221,10 +225,7 @@ class Repeat:
                 self.pointers.append((at, number(value)))
                 self.arguments.append(None)
             elif hasattr(value, "block_shape"):
-                base = value.base
-                # Of all of a tensor as it lies: where that has more rows, so has what is described.
-                whole = follows(RowCount(base)) if tuple(value.shape) == tuple(base.shape) else None
-                self.maps.append((at, number(base), _TensorMap(value, next(makers)), whole))
+                self.maps.append((at, number(value.base), _TensorMap(value, next(makers), *_following(value, follows))))
                 self.arguments += (None, *value.shape, *value.strides)
             elif isinstance(value, RowCount):
                 if (found := follows(value)) is not None:
@@ -233,8 +234,10 @@ class Repeat:
             elif _is_constant(value):
                 self.arguments.append(value)
             else:
-                self.tuples.append((at, _filled(value, number)))
+                self.tuples.append((at, _filled(value, number, follows)))
                 self.arguments.append(None)
+        before, maps = [int(extent) for extent in (*grid, 1, 1)[:3]], [one for one in self.maps if not _moves(one)]
+        self.fixed = Bound(before, self.arguments, self.tuples, [(*one, *one[2].numbers({})) for one in maps])
 
     @property
     def numbers(self) -> set[int]:
@@ -243,41 +246,61 @@ class Repeat:
         return alone.union(*(filled.numbers for _, filled in self.tuples))
 
     @property
-    def counted(self) -> set[int]:
-        """Numbers of the tensors whose rows are counted."""
-        found = [count for _, count in (*self.grid, *self.counts)]
-        return {count.number for count in (*found, *(whole for *_, whole in self.maps if whole is not None))}
+    def follows(self) -> bool:
+        """Whether anything but addresses differs from call to call."""
+        moving = any(map(_moves, self.maps)) or any(filled.moves for _, filled in self.tuples)
+        return bool(self.grid or self.counts or moving)
 
     def renumbered(self, order: Mapping[int, int]) -> Repeat:
-        """The same launch, of tensors that have other numbers; those whose rows are counted keep theirs."""
+        """The same launch, of tensors that have other numbers."""
         self.pointers = [(at, order[number]) for at, number in self.pointers]
-        self.maps = [(at, order[number], tensor_map, whole) for at, number, tensor_map, whole in self.maps]
+        self.maps = [(at, order[number], tensor_map) for at, number, tensor_map in self.maps]
         for _, filled in self.tuples:
             filled.renumber(order)
+        maps = [(at, order[number], one, shape, strides) for at, number, one, shape, strides in self.fixed.maps]
+        self.fixed = self.fixed._replace(maps=maps)
         return self
 
-    def __call__(self, stream: int, addresses: Sequence[int], rows: Mapping[int, int] = NO_ROWS) -> None:
-        """Launch on a stream of the current device, on tensors at these addresses, the `counted` with so many rows."""
-        before, arguments = self.before, self.arguments.copy()
+    def bound(self, rows: Rows) -> Bound:
+        """The launch for arguments of these extents."""
+        if not self.follows:
+            return self.fixed
+        before, arguments, maps = [*self.fixed.before], [*self.arguments], []
+        for axis, found in self.grid:
+            before[axis] = found.at(rows)
+        for at, found in self.counts:
+            arguments[at] = found.at(rows)
+        for at, number, tensor_map in self.maps:
+            shape, strides = tensor_map.numbers(rows)
+            arguments[at + 1 : at + 1 + len(shape) + len(strides)] = *shape, *strides
+            maps.append((at, number, tensor_map, shape, strides))
+        return Bound(before, arguments, [(at, filled.bound(rows)) for at, filled in self.tuples], maps)
+
+    def __call__(self, stream: int, addresses: Sequence[int], bound: Bound | None = None) -> None:
+        """Launch on a stream of the current device, on tensors at these addresses; `bound`: of `bound`."""
+        before, given, tuples, maps = bound or self.fixed
+        arguments = [*given]
         for at, number in self.pointers:
             arguments[at] = addresses[number]
-        for at, filled in self.tuples:
+        for at, filled in tuples:
             arguments[at] = filled.at(addresses)
-        for at, number, tensor_map, whole in self.maps:
-            key = addresses[number], None if whole is None else rows[whole.number] * whole.factor
+        for at, number, tensor_map, shape, strides in maps:
+            key = addresses[number], shape, strides
             arguments[at] = tensor_map.known.get(key) or tensor_map.at(*key)
-            if whole is not None:
-                arguments[at + 1] = key[1]
-        for at, (number, factor, size) in self.counts:
-            arguments[at] = -(-rows[number] * factor // size)
-        if self.grid:
-            before = before.copy()
-            for axis, (number, factor, size) in self.grid:
-                before[axis] = -(-rows[number] * factor // size)
         if self.nested:
             self.launch(*before, stream, *self.after, arguments)
         else:
             self.launch(*before, stream, *self.after, *arguments)
+
+
+def _moves(one: tuple[int, int, _TensorMap]) -> bool:
+    return bool(one[2].extents or one[2].strides)
+
+
+def _following(descriptor: Any, follows: Callable[[RowCount], Follows | None]) -> Iterator[list[tuple[int, Follows]]]:
+    """Of a descriptor the extents, then the strides, that follow a count."""
+    for counts in counts_of(descriptor):
+        yield [(axis, found) for axis, count in counts.items() if (found := follows(count)) is not None]
 
 
 def _is_constant(value: Any) -> bool:

@@ -24,7 +24,10 @@ def is_followed(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling():
         return True
     for x in tensors:
-        if type(x) not in _PLAIN and isinstance(x, Tensor):
+        if type(x) in _PLAIN:
+            if x.is_neg():  # type: ignore[union-attr]  # memory has it with another sign; the dispatcher makes it plain
+                return True
+        elif isinstance(x, Tensor):
             return True
     return bool(torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
 
@@ -117,6 +120,8 @@ class Operator:
         torch.library.register_fake(whole, _now(fake), lib=library)
         if backward is not None and setup is not None:
             torch.library.register_autograd(whole, _now(backward), setup_context=_now(setup), lib=library)
+        if not schema.endswith("()"):  # one that changes its arguments PyTorch takes apart by itself
+            torch.library.register_vmap(whole, self._one_by_one, lib=library)
         if casts:
             for key in ("AutocastCPU", "AutocastCUDA"):
                 library.impl(self.name, self._casting(casts, key), key)
@@ -130,6 +135,18 @@ class Operator:
                 return self(*given, *arguments[count:])
 
         return autocast
+
+    def _one_by_one(self, info: Any, dims: tuple[object, ...], *arguments: Any) -> tuple[Any, Any]:
+        """Of a batch of `torch.vmap` each by itself: kernels know the batches that they know."""
+
+        def of(index: int) -> Any:
+            pairs = zip(arguments, dims, strict=True)  # of a list there is a list of dims: of none
+            return self(*(x.select(dim, index) if isinstance(dim, int) else x for x, dim in pairs))
+
+        found = [of(index) for index in range(info.batch_size)]
+        if not isinstance(found[0], tuple):
+            return torch.stack(found), 0
+        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it through PyTorch."""

@@ -41,8 +41,8 @@ START_BYTES = 96 * 1024
 "What an SM would read between a program's last tile of one job and its first of the next: some 3 us of an H200."
 LARGEST_LIST = 2**31 - 1
 "Kernels number its entries in 32 bits."
-FEWER = 1 / 16
-"Of the programs, which may stay away for even shares: so many fewer read memory as fast, or nearly."
+FEWER = 16
+"Of so many programs one may stay away for even shares: those that are left read memory as fast, or nearly."
 
 
 def is_decode(seqlen_q: int, seqlen_k: int, repeats: int) -> bool:
@@ -92,7 +92,7 @@ def tiles_of_job(queries: int, keys: int, left: int | None, right: int | None, b
 def programs_of(config: ForwardConfig, tiles: int, processors: int, jobs: int = 1) -> int:
     """Programs among which a list of tiles is shared out.
 
-    Where FEWER of them let no share end one job and begin the next, they do: such a program starts twice, and what it
+    Where a few less (FEWER) let no share end one job and begin the next, they do: such a program starts twice, and what it
     combines is two partial results.
 
     Args:
@@ -103,7 +103,7 @@ def programs_of(config: ForwardConfig, tiles: int, processors: int, jobs: int = 
     """
     most = max(1, min(processors * config.sharers, tiles // LEAST_TILES))
     even = most // jobs * jobs or next(programs for programs in range(most, 0, -1) if jobs % programs == 0)
-    return even if most - even <= most * FEWER else most
+    return even if (most - even) * FEWER <= most else most
 
 
 def lead_of(config: ForwardConfig, row_bytes: int, jobs: int = 0, tiles: int = 0) -> int:

@@ -51,7 +51,7 @@ from attnbench.kernels.shared.hopper import (
     load_tile,
     rows_of,
 )
-from attnbench.kernels.shared.kept import clear, launch
+from attnbench.kernels.shared.kept import clear, describes, launch, rows_in, stride_in
 from attnbench.kernels.shared.tiling import group_of
 
 if TYPE_CHECKING:
@@ -273,8 +273,14 @@ def launch_hopper_columns(
         flash_hopper_backward_wide if wide else flash_hopper_backward,
         (tiles * pairs,),
         **{f"{name}_desc": rows_of(x, ROWS.value, loaded) for name, x in tensors.items()},
-        stats_desc=_plain(stats.flatten(0, 1), 1),
-        sums_desc=_plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
+        stats_desc=describes(
+            _plain(stats.flatten(0, 1), 1), shape={1: rows_in(stats, 2)}, strides={0: rows_in(stats, 2)}
+        ),
+        sums_desc=describes(
+            _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
+            shape={1: rows_in(sums, 1) * (columns // ROWS.value)},
+            strides={0: stride_in(sums, 0)},
+        ),
         **problem.lengths(),
         scale_log2=problem.scale / math.log(2),
         **problem.reach(),

@@ -43,6 +43,7 @@ from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
 from attnbench.kernels.flash.hopper.producer import Producer, produce
 from attnbench.kernels.flash.hopper.tiles import GridProblem, Mask
+from attnbench.kernels.flash.problem import lse_strides
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import (
     ROWS,
@@ -270,8 +271,7 @@ def launch_hopper_forward(
         lse_ptr=lse,
         counter_ptr=counter,
         **problem.lengths(),
-        lse_batch=lse.stride(0),
-        lse_head=lse.stride(1),
+        **lse_strides(lse, problem),
         scale=problem.scale * LOG2_E,
         **problem.reach(),
         heads=heads,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+from typing import Any
+
 import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.problem import Problem, lse_shape
+from attnbench.kernels.flash.problem import Problem, bounded, bounds_of, results_of
 from attnbench.kernels.flash.quant.config import FORWARD, QuantConfig, Shape, default_config
 from attnbench.kernels.flash.quant.forward import launch_quant
 from attnbench.kernels.flash.quant.portable.forward import flash_quant_forward
 from attnbench.kernels.flash.quant.prepare import allocate, launch_prepare
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.shared.kept import Kept, Launches, Results, exact, facts_of
+from attnbench.kernels.shared.limits import as_float
 
 
 def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
@@ -41,14 +45,23 @@ def check_device(q: Tensor) -> None:
         raise wrong("q.device", f"sm_{capability[0]}{capability[1]}", "does not multiply e4m3", "sm_89 or later")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, problem: Problem, config: QuantConfig) -> tuple[Tensor, Tensor]:
-    """Quantise and attend, of a problem that is checked."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(lse_shape(q, problem), dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        made = allocate(q, k, problem)
-        launch_prepare(q, k, v, made, problem)
-        launch_quant(made, out, lse, problem, config)
+CALLS: Kept[Launches] = Kept()
+
+
+def _run(
+    problem: Problem,
+    config: QuantConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> Results:
+    problem = problem.at(cu_seqlens_q, cu_seqlens_k)
+    out, lse = results_of(q, q.shape[-1], problem)
+    made = allocate(q, k, problem)
+    launch_prepare(q, k, v, made, problem)
+    launch_quant(made, out, lse, problem, config)
     return out, lse
 
 
@@ -71,19 +84,33 @@ def call(
     Raises:
         ValueError: as `flash_quant_attention` says.
     """
-    problem = quant_problem_of(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=scale,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-    )
-    if validate:
-        check_offsets(problem, q, k)
-    chosen = config_for(config, q)
-    check_device(q)
-    return attend(q, k, v, problem, chosen)
+    tensors, scale = (q, k, v, cu_seqlens_q, cu_seqlens_k), None if scale is None else as_float(scale)
+    packed = cu_seqlens_q is not None
+    bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
+    if packed:
+        bounds = bounds_of(q, k, *bounds)
+    key = facts_of(*tensors, jagged=range(3) if packed else ()), exact(bool(causal), scale, *bounds, config)
+    launches = CALLS.get(key)
+    if launches is None or validate:
+        problem = quant_problem_of(
+            q,
+            k,
+            v,
+            causal=causal,
+            scale=scale,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+        )
+        if validate:
+            check_offsets(problem, q, k)
+        if packed:
+            problem = bounded(problem, bounds, causal=causal, window=None)
+        chosen = config_for(config, q)
+        check_device(q)
+        launches = CALLS.keep(key, Launches(partial(_run, problem.at(None, None), chosen)))
+    out, lse = launches(*tensors)
+    assert out is not None
+    assert lse is not None
+    return out, lse

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attnbench.kernels.flash.problem import Problem, strides_of
+from attnbench.kernels.flash.problem import Problem, lse_strides, strides_of
 from attnbench.kernels.flash.quant.config import QuantConfig
 from attnbench.kernels.flash.quant.portable.forward import ForwardMeta, flash_quant_forward
 from attnbench.kernels.flash.quant.prepare import Quantised
+from attnbench.kernels.shared.kept import launch, rows_in
 from attnbench.kernels.shared.tiling import group_of
 
 SECTION_MIB = 16
@@ -35,21 +36,22 @@ def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, co
 
         launch_hopper_forward(made, out, lse, problem, config, section)
         return
-    flash_quant_forward[(tiles * pairs,)](
+    launch(
+        flash_quant_forward,
+        (tiles * pairs,),
         made=made.operands,
         out_ptr=out,
         lse_ptr=lse,
         **problem.lengths(),
         out_strides=strides_of(out),
-        lse_batch=lse.stride(0),
-        lse_head=lse.stride(1),
+        **lse_strides(lse, problem),
         heads=heads,
         repeats=heads // heads_kv,
         pairs=pairs,
         tiles=tiles,
         group=section,
-        rows_q=made.q.shape[1],
-        rows_k=made.k.shape[1],
+        rows_q=rows_in(made.q, 1),
+        rows_k=rows_in(made.k, 1),
         META=ForwardMeta(
             DIM=dim,
             COLUMNS=columns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from attnbench.kernels.flash.quant.portable.prepare import (
     Statistics,
     quantise,
 )
+from attnbench.kernels.shared import kept
+from attnbench.kernels.shared.counts import RowCount
+from attnbench.kernels.shared.kept import clear, launch, rows_in
 from attnbench.kernels.shared.tiling import group_of
 
 LOG2_E = 1.4426950408889634
@@ -81,11 +85,11 @@ def columns_of(dim: int) -> int:
     return 64 if dim <= 64 else 128
 
 
-def padded_rows(x: Tensor, batch: int, pad: int) -> int:
+def padded_rows(x: Tensor, batch: int, pad: int) -> int | RowCount:
     """Rows of a head when each sequence begins at a multiple of `pad`; packed, as many as can be needed."""
     if x.dim() == 4:
         return batch * (-(-x.shape[1] // pad) * pad)
-    return (x.shape[0] + batch * pad) // pad * pad
+    return (rows_in(x) + batch * pad) // pad * pad
 
 
 def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
@@ -95,8 +99,8 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
     rows_q, rows_k = padded_rows(q, batch, Q_PAD.value), padded_rows(k, batch, TILE.value)
     chunks = chunks_of(problem.max_seqlen_k)[0]
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=q.device)
+    def empty(*shape: SupportsIndex, dtype: torch.dtype = torch.float32) -> Tensor:
+        return kept.empty(shape, q, dtype)
 
     return Quantised(
         q=empty(heads, rows_q, columns, dtype=torch.int8),
@@ -153,11 +157,13 @@ def _launch(
     first = 0 if smooths else ahead * statistics
     programs = (ahead * statistics if smooths else 0) + (groups * (later + share) if quantises else 0)
     if smooths:
-        made.counters.zero_()
+        clear(made.counters)
     if programs == 0:
         return
     inputs = Inputs(q, k, v)
-    quantise[(programs,)](
+    launch(
+        quantise,
+        (programs,),
         inputs=inputs,
         statistics=Statistics(made.parts, made.found, made.arrived),
         made=made.operands,
@@ -170,8 +176,8 @@ def _launch(
         heads=heads,
         heads_kv=heads_kv,
         pairs=pairs,
-        rows_q=made.q.shape[1],
-        rows_k=made.k.shape[1],
+        rows_q=rows_in(made.q, 1),
+        rows_k=rows_in(made.k, 1),
         chunk=chunk,
         group=group,
         ahead=ahead,

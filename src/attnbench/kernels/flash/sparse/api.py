@@ -13,7 +13,7 @@ from torch import Tensor
 from attnbench.kernels.flash.sparse.calls import call, check_device, config_for, listed
 from attnbench.kernels.flash.sparse.config import SparseConfig
 from attnbench.kernels.flash.sparse.forward import launch_sparse
-from attnbench.kernels.flash.sparse.lists import BlockLists
+from attnbench.kernels.flash.sparse.lists import BlockLists, of_lists
 from attnbench.kernels.flash.sparse.operators import FORWARD, LISTED
 from attnbench.kernels.flash.sparse.problem import WHO, sparse_problem_of
 from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
@@ -102,9 +102,7 @@ def flash_sparse_attention(
         name = config if config is None or isinstance(config, str) else config.short
         found: tuple[Tensor, Tensor]
         if isinstance(block_map, BlockLists):
-            lists = block_map
-            tensors = lists.counts, lists.indices, lists.places, lists.items
-            made_for = lists.share, lists.unit, lists.block, lists.seqlen_q, lists.seqlen_k, lists.causal
+            tensors, made_for = of_lists(block_map)
             found = LISTED(q, k, v, *tensors, *made_for, block, causal, scale, name)
         else:
             found = FORWARD(q, k, v, block_map, block, causal, scale, name)

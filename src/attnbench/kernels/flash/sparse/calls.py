@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -10,10 +12,12 @@ from torch import Tensor
 
 from attnbench.kernels.flash.sparse.config import FORWARD, Shape, SparseConfig, default_config
 from attnbench.kernels.flash.sparse.forward import launch_sparse
-from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
+from attnbench.kernels.flash.sparse.lists import BlockLists, lists_from, lists_of, of_lists
 from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.limits import as_float
 
 
 def listed(
@@ -79,6 +83,43 @@ def check_device(q: Tensor) -> None:
         raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
 
 
+class Call:
+    """A call without its tensors: the problem, checked, the configuration, and the launches by what the lists are."""
+
+    __slots__ = ("config", "launches", "problem")
+
+    def __init__(self, problem: SparseProblem, config: SparseConfig) -> None:
+        self.problem, self.config = problem, config
+        self.launches: Kept[Launches] = Kept()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, lists: BlockLists) -> Results:
+        """Out and lse."""
+        tensors, made_for = of_lists(lists)
+        key = facts_of(*tensors), made_for
+        launches = self.launches.get(key)
+        if launches is None:
+            run = partial(_run, self.problem, self.config, made_for)
+            launches = self.launches.keep(key, Launches(run))
+        return launches(q, k, v, *tensors)
+
+
+CALLS: Kept[Call] = Kept()
+
+
+def _run(
+    problem: SparseProblem,
+    config: SparseConfig,
+    made_for: tuple[Any, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *tensors: Tensor | None,
+) -> Results:
+    out, lse = empty(q.shape, q), empty((problem.batch, problem.heads, problem.seqlen_q), q, torch.float32)
+    launch_sparse(q, k, v, out, lse, lists_from(tensors, made_for), problem, config)
+    return out, lse
+
+
 def call(
     q: Tensor,
     k: Tensor,
@@ -96,12 +137,17 @@ def call(
     Raises:
         ValueError: as `flash_sparse_attention` says.
     """
-    problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
-    chosen = config_for(config, q, k, v, problem)
-    check_device(q)
-    lists = listed(block_map, q, k, problem, chosen, validate)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(problem.batch, problem.heads, problem.seqlen_q, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        launch_sparse(q, k, v, out, lse, lists, problem, chosen)
+    scale = None if scale is None else as_float(scale)
+    sizes = exact(*block) if isinstance(block, tuple | list) else object()
+    key = facts_of(q, k, v), sizes, exact(bool(causal), scale, config)
+    found = CALLS.get(key)
+    if found is None or validate:
+        problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
+        chosen = config_for(config, q, k, v, problem)
+        check_device(q)
+        found = CALLS.keep(key, Call(problem, chosen))
+    lists = listed(block_map, q, k, found.problem, found.config, validate)
+    out, lse = found(q, k, v, lists)
+    assert out is not None
+    assert lse is not None
     return out, lse

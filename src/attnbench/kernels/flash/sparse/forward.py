@@ -10,6 +10,7 @@ from attnbench.kernels.flash.sparse.config import SparseConfig
 from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists
 from attnbench.kernels.flash.sparse.portable.forward import ForwardMeta, flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import SparseProblem
+from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import block_of
 
 LOG2_E = 1.4426950408889634
@@ -53,7 +54,9 @@ def launch_sparse(
         launch_hopper_forward(q, k, v, out, lse, lists, problem, config)
         return
     operands = ForwardOperands(q, k, v, out)
-    flash_sparse_forward[(all_lists * (problem.block[0] // config.block_m),)](
+    launch(
+        flash_sparse_forward,
+        (all_lists * (problem.block[0] // config.block_m),),
         tensors=operands,
         lse_ptr=lse,
         items_ptr=lists.items,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -45,6 +46,31 @@ class BlockLists:
     seqlen_q: int
     seqlen_k: int
     causal: bool
+
+
+def of_lists(lists: BlockLists) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
+    """The tensors of lists, and what they were made for."""
+    tensors = lists.counts, lists.indices, lists.places, lists.items
+    return tensors, (lists.share, lists.unit, lists.block, lists.seqlen_q, lists.seqlen_k, lists.causal)
+
+
+def lists_from(tensors: tuple[Tensor | None, ...], made_for: tuple[Any, ...]) -> BlockLists:
+    """The lists of `of_lists`."""
+    counts, indices, places, items = tensors
+    assert counts is not None and indices is not None and items is not None  # noqa: PT018 (no test)
+    share, unit, block, seqlen_q, seqlen_k, causal = made_for
+    return BlockLists(
+        counts=counts,
+        indices=indices,
+        places=places,
+        items=items,
+        share=share,
+        unit=unit,
+        block=block,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=causal,
+    )
 
 
 def lists_of(

@@ -11,18 +11,16 @@ move roundings, and one that is not finite makes NaN as in `flash.quant.api`.
 
 from __future__ import annotations
 
-import torch
-import triton
 from torch import Tensor
 
 from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_prepare, launch_quantise, launch_smooth
-from attnbench.kernels.flash.sparse.lists import BlockLists, lists_of
-from attnbench.kernels.flash.sparse.problem import SparseProblem
-from attnbench.kernels.flash.sparse_quant.config import FORWARD, Shape, SparseQuantConfig, default_config
+from attnbench.kernels.flash.sparse.lists import BlockLists, of_lists
+from attnbench.kernels.flash.sparse_quant.calls import call, config_for, listed
+from attnbench.kernels.flash.sparse_quant.config import SparseQuantConfig
 from attnbench.kernels.flash.sparse_quant.forward import launch_sparse_quant
-from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_quant_forward
-from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of, said_here, wrong
-from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.flash.sparse_quant.operators import FORWARD, LISTED
+from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of
+from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
 
 __all__ = [
     "BlockLists",
@@ -38,47 +36,6 @@ __all__ = [
     "listed",
     "problems_of",
 ]
-
-
-def config_for(given: SparseQuantConfig | str | None, q: Tensor, problem: SparseProblem) -> SparseQuantConfig:
-    """The configuration of a call: the one given, if it is valid for the shape, or the default.
-
-    Raises:
-        ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
-    """
-    capability = capability_of(q)
-    dim, (block_q, block_k) = q.shape[-1], problem.block
-    if given is None:
-        return default_config(Shape(dim=dim, block_q=block_q, block_k=block_k, capability=capability or (0, 0)))
-    # A name is judged as for an H200 where there is no card.
-    return FORWARD.given(WHO, given, Shape(dim=dim, block_q=block_q, block_k=block_k, capability=capability or (9, 0)))
-
-
-def listed(
-    given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, *, validate: bool = False
-) -> BlockLists:
-    """The lists of a map, or those that are given; the launch checks whose these are.
-
-    Raises:
-        ValueError: the map does not fit, or has values but 0 and 1; the one line says which.
-    """
-    if isinstance(given, BlockLists):
-        return given
-    with said_here():
-        lists = lists_of(given, q, k, problem)
-    if validate:
-        values = given.contiguous().view(torch.uint8)
-        if values.numel() and (largest := int(values.max())) > 1:
-            raise wrong("block_map", largest, "is no truth value", "0 and 1")
-    return lists
-
-
-def _check_device(q: Tensor) -> None:
-    if isinstance(flash_sparse_quant_forward, triton.JITFunction) and not takes_compiled(q):
-        raise wrong("q.device", q.device, "has no compiled kernels", "a CUDA device")
-    capability = capability_of(q)
-    if capability and capability < (8, 9):
-        raise wrong("q.device", f"sm_{capability[0]}{capability[1]}", "does not multiply e4m3", "sm_89 or later")
 
 
 def flash_sparse_quant_attention(
@@ -117,14 +74,15 @@ def flash_sparse_quant_attention(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
             of the Hopper path is refused on other cards and dims; no other runs in its place.
     """
-    problem, dense = problems_of(q, k, v, block=block, causal=causal, scale=scale)
-    chosen = config_for(config, q, problem)
-    _check_device(q)
-    lists = listed(block_map, q, k, problem, validate=validate)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(problem.batch, problem.heads, problem.seqlen_q, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
-        made = allocate(q, k, dense)
-        launch_prepare(q, k, v, made, dense)
-        launch_sparse_quant(made, out, lse, lists, problem, chosen)
-    return out, lse
+    if is_followed(q, k, v):
+        refuse_followed(WHO, validate=validate)
+        name = config if config is None or isinstance(config, str) else config.short
+        found: tuple[Tensor, Tensor]
+        if isinstance(block_map, BlockLists):
+            tensors, made_for = of_lists(block_map)
+            found = LISTED(q, k, v, *tensors, *made_for, block, causal, scale, name)
+        else:
+            found = FORWARD(q, k, v, block_map, block, causal, scale, name)
+        return found
+    q, k, v = cast(q, k, v)
+    return call(q, k, v, block_map, block, causal, scale, config, validate=validate)

@@ -11,6 +11,7 @@ from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.flash.sparse_quant.config import SparseQuantConfig
 from attnbench.kernels.flash.sparse_quant.portable.forward import ForwardMeta, flash_sparse_quant_forward
 from attnbench.kernels.flash.sparse_quant.problem import said_here
+from attnbench.kernels.shared.kept import launch
 
 
 def launch_sparse_quant(
@@ -40,7 +41,9 @@ def launch_sparse_quant(
         return
     _, heads, rows, columns = problem.map_shape
     strides = strides_of(out)
-    flash_sparse_quant_forward[(lists.items.shape[0] * (problem.block[0] // config.block_m),)](
+    launch(
+        flash_sparse_quant_forward,
+        (lists.items.shape[0] * (problem.block[0] // config.block_m),),
         made=made.operands,
         out_ptr=out,
         lse_ptr=lse,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from attnbench.kernels.hstu.bsa.plan import (
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.kernels.hstu.dense.problem import alpha_of
 from attnbench.kernels.shared.gradients import Differentiable, once
-from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
+from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import lies_in_rows
 
 
@@ -39,7 +40,9 @@ class Call:
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk, dv and dgates of the tensors of `_run_backward`."""
-        key = facts_of(dout, *tensors)
+        if dout.is_neg():
+            dout = dout.resolve_neg()
+        key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED)
         found = self.backward.get(key)
         if found is None:
             launches = Launches(partial(_run_backward, self.problem, self.config))
@@ -49,6 +52,15 @@ class Call:
 
 
 CALLS: Kept[Call] = Kept()
+JAGGED = range(4)
+BACKWARD_JAGGED = dict.fromkeys(range(6), 0) | dict.fromkeys(range(9, 13), 1)
+"Of the output's gradient, the blocks, q, k, v and gates; and, past three tables, of what `saved_shapes` says."
+
+
+def _counted(problem: BsaProblem, tensors: BsaTensors) -> BsaProblem:
+    """The problem, of which rows are counted in each call."""
+    rows: dict[str, Any] = {"queries": rows_in(tensors.q), "keys": rows_in(tensors.k)}
+    return replace(problem, **rows)
 
 
 def _room_for(shapes: Shapes, like: Tensor) -> dict[str, Tensor]:
@@ -57,7 +69,7 @@ def _room_for(shapes: Shapes, like: Tensor) -> dict[str, Tensor]:
 
 def _run_forward(problem: BsaProblem, config: BsaConfig, *given: Tensor | None) -> Results:
     tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
-    p, q = problem, tensors.q
+    p, q = _counted(problem, tensors), tensors.q
     out = empty((p.queries, p.heads, p.linear_dim), q)
     blocks = empty((p.queries, p.list_heads, p.block_counts), q, torch.int32)
     saved = _room_for(saved_shapes(p, config), q)
@@ -69,10 +81,10 @@ def _run_backward(
     problem: BsaProblem, config: BsaConfig, dout: Tensor, blocks: Tensor, *given: Tensor | None
 ) -> Results:
     tensors = BsaTensors(**dict(zip(INPUTS, given, strict=False)))
-    p, q = problem, tensors.q
+    p, q = _counted(problem, tensors), tensors.q
     saved = dict(zip(saved_shapes(p, config), given[len(INPUTS) :], strict=True))
-    dq, dk, dv = (empty(x.shape, x) for x in (q, tensors.k, tensors.v))
-    dgates = None if tensors.gates is None else empty(tensors.gates.shape, tensors.gates)
+    dq, dk, dv = (empty((rows_in(x), *x.shape[1:]), x) for x in (q, tensors.k, tensors.v))
+    dgates = None if tensors.gates is None else empty((p.queries, *tensors.gates.shape[1:]), tensors.gates)
     backward(
         BsaGradients(
             # The backward reads no output; `blocks` stands where it would.
@@ -166,7 +178,7 @@ def call_of(
     Raises:
         ValueError: as `hstu_bsa_attention` says.
     """
-    key = facts_of(*given), exact(*numbers, config)
+    key = facts_of(*given, jagged=JAGGED), exact(*numbers, config)
     call = CALLS.get(key)
     if call is None or validate:
         tensors, problem = checked(given, *(*numbers, config), validate=validate)

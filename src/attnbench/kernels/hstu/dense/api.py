@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attnbench.kernels.hstu.dense.backward import launch_backward, workspace_shape
@@ -92,8 +93,8 @@ def hstu_attention(
         causal: a row of the history sees no later key.
         contextual_len: rows at the front of each sequence that see all of its history.
         max_attn_len: a row sees at most so many rows back; None: all.
-        deterministic: of the backward: the same bits each time, at seven products instead of five; the forward
-            always is.
+        deterministic: of the backward: the same bits each time, at seven products instead of five, as with
+            `torch.use_deterministic_algorithms`; the forward always is.
         forward: launch configuration; None: the tuned default, which is of the kernel for Hopper where that takes the
             tensors (sm_90, 16 bits, rows and strides of whole 16 bytes) and else the portable one; `default_forward`
             says which.  `ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws")` is one for Hopper.
@@ -118,7 +119,7 @@ def hstu_attention(
         causal,
         contextual_len,
         max_attn_len,
-        bool(deterministic),
+        bool(deterministic) or torch.are_deterministic_algorithms_enabled(),
     )
     if is_followed(q, k, v, *table):
         refuse_followed(WHO, validate=validate, forward=forward, backward=backward)

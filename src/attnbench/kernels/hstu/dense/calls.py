@@ -142,6 +142,8 @@ class Call:
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk and dv of the tensors of `_run_backward`."""
+        if dout.is_neg():
+            dout = dout.resolve_neg()
         key = facts_of(dout, *tensors, jagged=range(4))
         found = self.backward.get(key)
         if found is None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.arguments import Sequences
 from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.shared.counts import describes, rows_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
@@ -93,7 +94,8 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
     """Describe [rows, heads, dims] to the tensor memory accelerator: tiles of one head, zeros outside."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 1, columns])
+    found = TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 1, columns])
+    return describes(found, shape={0: rows_in(x)}, strides={})
 
 
 def default_alpha(q: Tensor) -> float:

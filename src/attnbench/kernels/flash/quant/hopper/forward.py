@@ -16,12 +16,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from attnbench.kernels.flash.hopper.tiles import GridProblem, Mask
+from attnbench.kernels.flash.problem import lse_strides
 from attnbench.kernels.flash.quant.config import QUERY_TILES
 from attnbench.kernels.flash.quant.hopper.attend import Consumer, consume
 from attnbench.kernels.flash.quant.hopper.producer import Producer, produce
 from attnbench.kernels.flash.quant.hopper.tiles import NUMBERS, EveryTile, Rooms
 from attnbench.kernels.shared.card import processors
-from attnbench.kernels.shared.hopper import ROWS, Rings, allocate_ring, allocate_work_queue, rows_of
+from attnbench.kernels.shared.hopper import ROWS, Rings, allocate_ring, allocate_work_queue, heads_apart, rows_of
+from attnbench.kernels.shared.kept import launch, rows_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,12 +182,13 @@ def launch_hopper_forward(
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     # Of no keys nothing is read, but a descriptor is of something.
     k, v = (made.k, made.v) if rows_k else (made.q, made.q)
-    flash_quant_hopper_forward[(min(tiles * pairs, config.programs * processors(out)),)](
-        q_desc=rows_of(made.q.transpose(0, 1), ROWS.value, columns),
-        k_desc=rows_of(k.transpose(0, 1), config.block_n, columns),
-        v_desc=rows_of(
-            v.view(heads_kv if rows_k else heads, -1, config.block_n).transpose(0, 1), columns, config.block_n
-        ),
+    tiles_v = v.view(heads_kv if rows_k else heads, -1, config.block_n).transpose(0, 1)
+    launch(
+        flash_quant_hopper_forward,
+        (min(tiles * pairs, config.programs * processors(out)),),
+        q_desc=heads_apart(rows_of(made.q.transpose(0, 1), ROWS.value, columns), made.q),
+        k_desc=heads_apart(rows_of(k.transpose(0, 1), config.block_n, columns), k),
+        v_desc=heads_apart(rows_of(tiles_v, columns, config.block_n), v),
         out_desc=rows_of(out, ROWS.value, columns),
         lse_ptr=lse,
         q_scale_ptr=made.q_scale,
@@ -194,16 +197,15 @@ def launch_hopper_forward(
         v_scale_ptr=made.v_scale,
         counter_ptr=made.counter,
         **problem.lengths(),
-        lse_batch=lse.stride(0),
-        lse_head=lse.stride(1),
+        **lse_strides(lse, problem),
         heads=heads,
         heads_kv=heads_kv,
         repeats=heads // heads_kv,
         pairs=pairs,
         tiles=tiles,
         group=section,
-        rows_q=made.q.shape[1],
-        rows_k=rows_k,
+        rows_q=rows_in(made.q, 1),
+        rows_k=rows_in(made.k, 1),
         META=ForwardMeta(
             HAS_RIGHT=problem.right is not None,
             PACKED=problem.packed,

@@ -35,6 +35,7 @@ from attnbench.kernels.shared.hopper import (
     is_rows,
     rows_of,
 )
+from attnbench.kernels.shared.kept import launch, zeros
 from attnbench.kernels.shared.tiling import block_of
 
 if TYPE_CHECKING:
@@ -247,8 +248,10 @@ def launch_hopper_forward(
     dims = block_of(q.shape[-1])
     described = {f"{name}_desc": rows_of(x, tile[name], dims) for name, x in tensors.items()}
     items = all_lists * max(1, problem.block[0] // config.block_m)
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
-    flash_sparse_hopper_forward[(min(items, config.programs * processors(q)),)](
+    counter = zeros((1,), q, torch.int32)
+    launch(
+        flash_sparse_hopper_forward,
+        (min(items, config.programs * processors(q)),),
         **described,
         lse_ptr=lse,
         counter_ptr=counter,

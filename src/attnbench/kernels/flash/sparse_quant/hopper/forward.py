@@ -24,6 +24,7 @@ from attnbench.kernels.flash.sparse_quant.hopper.producer import Producer, produ
 from attnbench.kernels.flash.sparse_quant.hopper.tiles import ListedTiles
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, Rings, allocate_ring, allocate_work_queue, rows_of
+from attnbench.kernels.shared.kept import launch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +180,9 @@ def launch_hopper_forward(
     k, v = (made.k, made.v) if rows_k else (made.q, made.q)
     block_q, block_k = problem.block
     items = all_lists * (block_q // config.block_m)
-    flash_sparse_quant_hopper_forward[(min(items, config.programs * processors(out)),)](
+    launch(
+        flash_sparse_quant_hopper_forward,
+        (min(items, config.programs * processors(out)),),
         q_desc=rows_of(made.q.transpose(0, 1), ROWS.value, columns),
         k_desc=rows_of(k.transpose(0, 1), block_k, columns),
         v_desc=rows_of(v.view(heads_kv if rows_k else heads, -1, TILE.value).transpose(0, 1), columns, block_k),

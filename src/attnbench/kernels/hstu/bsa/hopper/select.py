@@ -47,7 +47,16 @@ from attnbench.kernels.hstu.bsa.hopper.topk import empty_lists
 from attnbench.kernels.hstu.bsa.tiles import COMPRESSED, SELECTED, SLIDING, complete_seen, gate_of, standing
 from attnbench.kernels.hstu.tiles import sequence
 from attnbench.kernels.shared.card import processors
-from attnbench.kernels.shared.hopper import ROWS, aggregate, allocate_ring, coordinates, flat, load_tile, rows_of
+from attnbench.kernels.shared.hopper import (
+    ROWS,
+    aggregate,
+    allocate_ring,
+    coordinates,
+    flat,
+    heads_apart,
+    load_tile,
+    rows_of,
+)
 from attnbench.kernels.shared.kept import launch
 
 if TYPE_CHECKING:
@@ -384,17 +393,16 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
     if not jobs or not call.out.numel():
         return
     block_d, block_v = p.block_d, p.block_v
-    # Without a whole block no mean is loaded, and keys stand in.
-    means_k, means_v = (
-        call.workspace[name].transpose(0, 1) if p.mean_rows else x
-        for name, x in (("means_k", call.k), ("means_v", call.v))
-    )
+    means = [rows_of(call.k, config.blocks, block_d), rows_of(call.v, config.blocks, block_v)]
+    if p.mean_rows:  # else no mean is loaded, and keys stand in
+        made = (call.workspace["means_k"], block_d), (call.workspace["means_v"], block_v)
+        means = [heads_apart(rows_of(x.transpose(0, 1), config.blocks, block), x) for x, block in made]
     launch(
         hstu_bsa_hopper_select,
         (config.programs(jobs, processors(call.q)),),
         q_desc=rows_of(call.q, ROWS.value, block_d),
-        means_k_desc=rows_of(means_k, config.blocks, block_d),
-        means_v_desc=rows_of(means_v, config.blocks, block_v),
+        means_k_desc=means[0],
+        means_v_desc=means[1],
         k_desc=rows_of(call.k, config.blocks, block_d),
         v_desc=rows_of(call.v, config.blocks, block_v),
         out_desc=rows_of(call.out, ROWS.value, block_v),

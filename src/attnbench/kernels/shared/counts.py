@@ -1,0 +1,201 @@
+"""Whole numbers that follow from how long tensors are: what a kept call works out anew where it has other rows.
+
+    rows = rows_in(q)                       a `RowCount`: the whole number it is, and how it came about
+    empty((rows * heads,), q)               allocated for as many rows as the next call has
+    programs = min(132, rows // 128)        a comparison too is noted: where it comes out otherwise, another plan is made
+
+A `RowCount` is made of others by sums, products and quotients.  Its source is an expression of Python over `r`, the
+extents of a call's arguments by number and axis.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+Rows = Mapping[tuple[int, int], int]
+"Extents of the arguments, by number and axis."
+
+
+class Extent(NamedTuple):
+    """How long a tensor is along an axis, or how many elements are from one place to the next there."""
+
+    of: Tensor
+    axis: int
+    is_stride: bool
+
+
+Source = tuple["str | Extent", ...]
+"An expression in pieces."
+
+
+class _Guards(threading.local):
+    noted: list[tuple[Source, bool]] | None = None
+
+
+_guards = _Guards()
+
+
+@contextmanager
+def noting_guards() -> Iterator[list[tuple[Source, bool]]]:
+    """Note in this thread how comparisons of counts come out."""
+    before, _guards.noted = _guards.noted, []
+    try:
+        yield _guards.noted
+    finally:
+        _guards.noted = before
+
+
+class RowCount:
+    """A whole number that follows from how long tensors are."""
+
+    __slots__ = ("source", "value")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: int, *source: str | Extent) -> None:
+        """A number, and the pieces of the expression that it is."""
+        self.value, self.source = value, source
+
+    def __index__(self) -> int:
+        return self.value
+
+    __int__ = __index__
+
+    def __repr__(self) -> str:
+        return f"RowCount({self.value})"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def _with(self, other: object, operator: str, *, turned: bool = False) -> Any:
+        if not isinstance(other, int | RowCount):
+            return NotImplemented
+        of_other = other.source if isinstance(other, RowCount) else (repr(int(other)),)
+        left, right = (of_other, self.source) if turned else (self.source, of_other)
+        before, behind = (int(other), self.value) if turned else (self.value, int(other))
+        return RowCount(_OPERATORS[operator](before, behind), "(", *left, operator, *right, ")")
+
+    def _is(self, other: object, operator: str) -> bool:
+        found = self._with(other, operator)
+        if found is NotImplemented:
+            return found
+        outcome = bool(found.value)
+        if _guards.noted is not None:
+            _guards.noted.append((found.source, outcome))
+        return outcome
+
+    def __add__(self, other: object) -> RowCount:
+        return self._with(other, "+")
+
+    def __sub__(self, other: object) -> RowCount:
+        return self._with(other, "-")
+
+    def __mul__(self, other: object) -> RowCount:
+        return self._with(other, "*")
+
+    def __floordiv__(self, other: object) -> RowCount:
+        return self._with(other, "//")
+
+    def __radd__(self, other: object) -> RowCount:
+        return self._with(other, "+", turned=True)
+
+    def __rmul__(self, other: object) -> RowCount:
+        return self._with(other, "*", turned=True)
+
+    def __rsub__(self, other: object) -> RowCount:
+        return self._with(other, "-", turned=True)
+
+    def __neg__(self) -> RowCount:
+        return self * -1
+
+    def __bool__(self) -> bool:
+        return self._is(0, "!=")
+
+    def __eq__(self, other: object) -> bool:
+        return self._is(other, "==")
+
+    def __ne__(self, other: object) -> bool:
+        return self._is(other, "!=")
+
+    def __lt__(self, other: object) -> bool:
+        return self._is(other, "<")
+
+    def __le__(self, other: object) -> bool:
+        return self._is(other, "<=")
+
+    def __gt__(self, other: object) -> bool:
+        return self._is(other, ">")
+
+    def __ge__(self, other: object) -> bool:
+        return self._is(other, ">=")
+
+    def parts(self, size: int) -> RowCount:
+        """How many parts of a size it has, the last one maybe smaller."""
+        return (self + (size - 1)) // size
+
+
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": int.__add__,
+    "-": int.__sub__,
+    "*": int.__mul__,
+    "//": int.__floordiv__,
+    "==": int.__eq__,
+    "!=": int.__ne__,
+    "<": int.__lt__,
+    "<=": int.__le__,
+    ">": int.__gt__,
+    ">=": int.__ge__,
+}
+
+
+def rows_in(x: Tensor, axis: int = 0) -> RowCount:
+    """How long an argument, or what was made by `empty`, is along an axis."""
+    return RowCount(x.shape[axis], Extent(x, axis, is_stride=False))
+
+
+def stride_in(x: Tensor, axis: int) -> RowCount:
+    """How many elements are from one place to the next along an axis of the same, which is contiguous."""
+    return RowCount(x.stride(axis), Extent(x, axis, is_stride=True))
+
+
+def now(value: Any) -> Any:
+    """A value with the numbers that its counts are, in tuples too."""
+    if isinstance(value, RowCount):
+        return value.value
+    if isinstance(value, tuple) and any(isinstance(one, RowCount | tuple) for one in value):
+        return _like(value, map(now, value))
+    return value
+
+
+def _like(value: tuple[Any, ...], parts: Any) -> Any:
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+class Follows(NamedTuple):
+    """A count without its tensors."""
+
+    source: str
+    at: Callable[[Rows], int]
+    "the number, for arguments of these extents"
+
+
+@lru_cache(4096)  # to compile an expression takes longer than all it is for
+def following(source: str) -> Follows:
+    """What follows from a source in one piece."""
+    return Follows(source, eval(f"lambda r: {source}", {"__builtins__": {"max": max}}))
+
+
+def describes(descriptor: Any, *, shape: Mapping[int, RowCount], strides: Mapping[int, RowCount]) -> Any:
+    """A descriptor of which some extents and strides, by axis, are counts."""
+    descriptor.counts = shape, strides
+    return descriptor
+
+
+def counts_of(descriptor: Any) -> Sequence[Mapping[int, RowCount]]:
+    """Extents and strides of a descriptor that are counts, by axis."""
+    return getattr(descriptor, "counts", ({}, {}))
