@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attnbench.kernels.hstu.arguments import Parts
+
 
 class Operations(Protocol):
     """All take and give tensors of the model's precision, [rows, columns]."""
 
     name: str
+    joins: bool
+    "whether `gate` takes attention in parts too, and SiLU may be left to the append (`attention.Paged`)"
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
         """Rows of tokens with their positions: x √d + P."""
@@ -26,7 +30,7 @@ class Operations(Protocol):
     def silu(self, x: Tensor) -> Tensor:
         """SiLU; x may be overwritten."""
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+    def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """LN(a) s with s = SiLU(u), or Meta's [s, a, LN(a) s].
 
         Rows of a from `count` [1] on hold nothing; what is returned for them is nobody's, but a number on a card, where
@@ -44,6 +48,7 @@ class Plain:
     """Each step of a formula by itself."""
 
     name = "torch"
+    joins = False
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
         """As of `Operations`."""
@@ -59,8 +64,9 @@ class Plain:
         """As of `Operations`."""
         return functional.silu(x)
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+    def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """As of `Operations`."""
+        assert isinstance(a, Tensor)
         s = functional.silu(u)
         gated: Tensor = norm(a) * s
         return gated if whole else torch.cat([s, a, gated], dim=1)
@@ -78,6 +84,7 @@ class Fused:
     """A launch each, computed in fp32 and rounded once."""
 
     name = "triton"
+    joins = True
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
         """As of `Operations`."""
@@ -97,7 +104,7 @@ class Fused:
 
         return silu(x)
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+    def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """As of `Operations`."""
         from attnbench.kernels.hstu.layer.api import gate
 

@@ -1,6 +1,8 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Kernels that work row by row: a program reads a row, computes in fp32, and rounds once.
 
+On sm_90 and later each is set up while the kernel before it ends (`shared.dependent`).
+
 hstu_embed    x[i] = table[ids[i]] · scale + places[positions[i]]
 hstu_norm     y[i] = LN(x[i])
 hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
@@ -15,11 +17,25 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from attnbench.kernels.hstu.dense.parts import add_parts, unshuffled
+from attnbench.kernels.shared.dependent import wait_for_kernels_before
+
 
 @triton.jit
 @no_type_check
-def hstu_embed(ids_ptr, positions_ptr, table_ptr, places_ptr, out_ptr, scale, DIM: tl.constexpr, BLOCK: tl.constexpr):
+def hstu_embed(
+    ids_ptr,
+    positions_ptr,
+    table_ptr,
+    places_ptr,
+    out_ptr,
+    scale,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """A row of tokens with its position."""
+    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
@@ -43,8 +59,11 @@ def normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
+def hstu_norm(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
     """A row, normalised."""
+    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
@@ -54,8 +73,9 @@ def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOC
 
 @triton.jit
 @no_type_check
-def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
+def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """A part of a row."""
+    wait_for_kernels_before(DEPENDENT)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < columns
     place = x_ptr + tl.program_id(0).to(tl.int64) * row_stride + at
@@ -63,7 +83,7 @@ def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
     tl.store(place, (x / (1.0 + tl.exp(-x))).to(x_ptr.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("parts",))
 @no_type_check
 def hstu_gate(
     a_ptr,
@@ -74,18 +94,34 @@ def hstu_gate(
     count_ptr,
     u_row,
     eps,
+    parts,
+    scale,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
     COUNTED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SHUFFLED: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's."""
+    """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's.
+
+    Where keys are SPLIT the row is the scaled sum of its parts, rounded as `hstu_sum_parts` rounds it.
+    """
+    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
-    a = tl.load(a_ptr + row * DIM + dims, mask=there, other=0.0).to(tl.float32)
-    u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
     kind = out_ptr.dtype.element_ty
+    if SPLIT:
+        a = add_parts(a_ptr + row * parts * DIM, dims, there, parts, DIM, AT_ONCE)
+        if SHUFFLED:
+            a = unshuffled(a, BLOCK)
+        a = (a * scale).to(kind).to(tl.float32)
+    else:
+        a = tl.load(a_ptr + row * DIM + dims, mask=there, other=0.0).to(tl.float32)
+    u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
     s = u / (1.0 + tl.exp(-u))
     gated = normed_row(a, dims, weight_ptr, bias_ptr, eps, DIM) * s
     if COUNTED:
@@ -104,8 +140,9 @@ def hstu_gate(
 
 @triton.jit
 @no_type_check
-def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
+def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """A picked row, of length one."""
+    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
