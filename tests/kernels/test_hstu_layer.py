@@ -75,6 +75,40 @@ def test_rows_that_attention_has_not_written_stay_numbers(api, count, whole):
     assert found.isfinite().all()
 
 
+def shuffled(sums):
+    """Parts as the kernels for Hopper write them: of sixteen columns 8 k + 2 i + j is column 4 i + 2 k + j."""
+    return sums.unflatten(3, (-1, 2, 4, 2)).transpose(4, 5).flatten(3).contiguous()
+
+
+@pytest.mark.parametrize("hopper", [True, False])
+@pytest.mark.parametrize(("parts", "heads", "dim"), [(2, 4, 16), (11, 3, 32), (17, 1, 64), (33, 2, 16)])
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+def test_parts_are_added_up_to_the_bits_of_their_sum(dtype, parts, heads, dim, hopper):
+    """As by the sum's kernel and the gate of what it rounds; what nobody wrote reaches no other row."""
+    with interpreted(API, "attnbench.kernels.hstu.dense.parts", "attnbench.kernels.hstu.arguments") as found:
+        api, dense, arguments = found
+        sums = drawn(5, parts, heads, dim, dtype=torch.float32)
+        u, weight, bias = (
+            drawn(*shape, dtype=dtype, seed=2) for shape in ((5, heads * dim), (heads * dim,), (heads * dim,))
+        )
+        a = torch.empty(5, heads, dim, dtype=dtype)
+        dense.launch_sum(sums, a, 0.37, hopper=False)
+        given = arguments.Parts(shuffled(sums) if hopper else sums, 0.37, hopper)
+        given.sums[4] = torch.nan
+        for whole in (True, False):
+            named = {"eps": 1e-5, "whole": whole, "count": torch.tensor([4], dtype=torch.int32)}
+            wanted = api.gate(a.flatten(1), u, weight, bias, **named)
+            assert torch.equal(api.gate(given, u, weight, bias, **named), wanted)
+            assert wanted[:4].abs().sum() > 0
+        for wrong, said in (
+            (given._replace(sums=sums.half()), r"hstu_gate: a.sums=torch.float16\[5.*\] are no parts; float32 \[rows"),
+            (given._replace(sums=sums[:, :, :, : dim // 2].contiguous()), "hstu_gate: u.shape=.* does not fit"),
+            (given._replace(sums=sums[:4]), "hstu_gate: u.shape=5 does not fit; 4"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                api.gate(wrong, u, weight, bias, **named)
+
+
 @pytest.mark.parametrize("dtype", EPS, ids=str)
 @pytest.mark.parametrize("dim", [1, 63, 129, 1024])
 def test_rows_are_normalised(api, dim, dtype):

@@ -71,13 +71,15 @@ def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns
 
 @triton.jit
 @no_type_check
-def add_parts(from_ptr, at, known, parts, step, AT_ONCE: tl.constexpr):
-    """What stands at `at`, where `known`, of all parts, which are `step` apart, added in their order."""
-    total = tl.zeros(at.shape, tl.float32)
+def add_parts(from_ptr, at, column, parts, step, DIM: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    """What stands at `at` [BLOCK], for columns before DIM, of all parts, which are `step` apart, added in their order."""
+    total = tl.zeros([BLOCK], tl.float32)
     for first in tl.range(0, parts, AT_ONCE):
         for part in tl.static_range(AT_ONCE):
             # The same of all columns, which so are loaded by four.
-            there = known & (first + part < parts)
+            there = tl.zeros([BLOCK], tl.int32) + (first + part) < parts
+            if DIM != BLOCK:
+                there = there & (column < DIM)
             total += tl.load(from_ptr + part * step + at, mask=there, other=0.0)
         from_ptr += AT_ONCE * step
     return total
@@ -119,10 +121,7 @@ def hstu_sum_parts(
         gdc_wait()
     step = heads * BLOCK_DIM
     from_ptr = parts_ptr + row * parts * step + head * BLOCK_DIM
-    known = tl.full([BLOCK_DIM], True, tl.int1)
-    if DIM != BLOCK_DIM:
-        known = column < DIM
-    total = add_parts(from_ptr, at, known, parts, step, AT_ONCE)
+    total = add_parts(from_ptr, at, column, parts, step, DIM, BLOCK_DIM, AT_ONCE)
     to = (row * heads + head) * DIM + column
     tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=column < DIM)
 

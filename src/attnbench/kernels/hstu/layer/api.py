@@ -173,16 +173,16 @@ def gate(
     key = "gate", facts_of(*tensors, jagged=(0, 1)), exact(eps, whole, parts is None, scale, shuffled)
     launches = _calls.get(key)
     if launches is None:
-        rows = {"weight": _row(weight), "bias": _row(bias)}
-        values = {"u": u, **({"a": given} if parts is None else {}), **rows}
+        rows = {"u": u, "weight": _row(weight), "bias": _row(bias)}
+        values = rows if parts is not None else {"a": given, **rows}
         _check("hstu_gate", values, {} if count is None else {"count": count}, strided="u", eps=eps, scale=scale)
         if parts is not None:
-            _check_parts(parts.sums, u)
+            _check_parts(given, u)
         if count is not None:
             _same("hstu_gate", "count", len(count), 1)
-        for name, x in values.items():
-            _same("hstu_gate", name, x.shape[1], u.shape[1])
-        _same("hstu_gate", "a", len(given), len(u))
+        for name, x in rows.items():
+            _same("hstu_gate", name, x.shape[1], math.prod(given.shape[1 if parts is None else 2 :]))
+        _same("hstu_gate", "u", len(u), len(given))
         launches = _calls.keep(key, Launches(partial(_run_gate, eps, whole, scale, shuffled)))
     return _only(launches(*tensors))
 
@@ -191,7 +191,6 @@ def _check_parts(sums: Tensor, u: Tensor) -> None:
     if sums.dtype != torch.float32 or sums.dim() != 4 or not sums.is_contiguous() or sums.device != u.device:
         said = f"{sums.dtype}{list(sums.shape)}"
         raise _wrong("hstu_gate", "a.sums", said, "are no parts", "float32 [rows, parts, heads, dim], contiguous")
-    _same("hstu_gate", "a.sums", sums.shape[2] * sums.shape[3], u.shape[1])
 
 
 def _run_gate(

@@ -115,7 +115,7 @@ def hstu_gate(
     there = dims < DIM
     kind = out_ptr.dtype.element_ty
     if SPLIT:
-        a = add_parts(a_ptr + row * parts * DIM, dims, there, parts, DIM, AT_ONCE)
+        a = add_parts(a_ptr + row * parts * DIM, dims, dims, parts, DIM, DIM, BLOCK, AT_ONCE)
         if SHUFFLED:
             a = unshuffled(a, BLOCK)
         a = (a * scale).to(kind).to(tl.float32)
