@@ -187,6 +187,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
         lambda count: gate_given(count) | {"a": Parts(rows(count, 3, 2, 32, dtype=torch.float32), 0.5, True)},
     ),
     "pick": (layer.pick, lambda count: {"x": rows(count, 64), "rows": ints(*range(count // 3)), "eps": 1e-6}),
+    "tower": (layer.tower, lambda count: {"x": rows(count, 64), "weight": rows(2, 10, 32), "bias": rows(2, 10)}),
 }
 
 

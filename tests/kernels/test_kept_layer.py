@@ -46,6 +46,10 @@ def pick_given() -> dict[str, Any]:
     return {"x": rows(9, 64), "rows": ints(4, 4, 1), "eps": 1e-6}
 
 
+def tower_given() -> dict[str, Any]:
+    return {"x": rows(70, 64), "weight": rows(2, 10, 32), "bias": rows(2, 10)}
+
+
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "embed": (layer.embed, embed_given),
     "norm": (layer.norm, norm_given),
@@ -53,6 +57,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "gate": (layer.gate, gate_given),
     "gate-parts": (layer.gate, lambda: gate_given() | {"a": parts_of()}),
     "pick": (layer.pick, pick_given),
+    "tower": (layer.tower, tower_given),
 }
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "embed": [{"scale": 1.0}, {"ids": ints(1, 2), "positions": ints(3, 4)}, {"table": rows(9, 64, offset=1)}],
@@ -61,6 +66,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "gate": [{"count": None}, {"whole": False}, {"u": rows(5, 64)}, {"eps": 1e-6}],
     "gate-parts": [{"a": rows(5, 64)}]
     + [{"a": parts_of(**one)} for one in ({"count": 4}, {"scale": 1.0}, {"shuffled": False})],
+    "tower": [{"x": rows(80, 64) + 1}, {"weight": rows(2, 3, 32), "bias": rows(2, 3)}, {"bias": rows(2, 10, offset=1)}],
     "pick": [{"rows": ints(4)}, {"x": rows(9, 64, dtype=torch.float16)}, {"eps": 1e-5}],
 }
 

@@ -134,11 +134,10 @@ class Towers(nn.Module):
     def forward(self, x: Tensor, candidates: Tensor, operations: Operations = PLAIN) -> Tensor:
         """[rows, hidden], of which [candidates] are to be scored, to [candidates, tasks]."""
         x = operations.unit(x, candidates) if self.norm is None else self.norm(x.index_select(0, candidates))
-        first = functional.linear(x, self.weights[0].flatten(0, 1), self.biases[0].flatten())
-        y = first.view(len(x), *self.biases[0].shape).transpose(0, 1)
+        y = functional.linear(x, self.weights[0].flatten(0, 1), self.biases[0].flatten())
         for number in range(1, len(self.weights)):
-            y = torch.baddbmm(self.biases[number][:, None], functional.relu(y), self.weights[number].mT)
-        return y.transpose(0, 1).flatten(1)
+            y = operations.tower(y, self.weights[number], self.biases[number])
+        return y
 
 
 def _mlp(sizes: tuple[int, ...]) -> nn.Sequential:

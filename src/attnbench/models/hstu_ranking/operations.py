@@ -43,6 +43,9 @@ class Operations(Protocol):
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
         """Some rows, each divided by its length."""
 
+    def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """ReLU(x) Wᵀ + b of x [rows, towers · before], with weights [towers, after, before], a bias of each."""
+
 
 class Plain:
     """Each step of a formula by itself."""
@@ -78,6 +81,11 @@ class Plain:
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
         """As of `Operations`."""
         return functional.normalize(x.index_select(0, rows), dim=1, eps=1e-6)
+
+    def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """As of `Operations`."""
+        y = functional.relu(x).unflatten(1, (weight.shape[0], weight.shape[2])).transpose(0, 1)
+        return torch.baddbmm(bias[:, None], y, weight.mT).transpose(0, 1).flatten(1)
 
 
 class Fused:
@@ -119,6 +127,12 @@ class Fused:
         from attnbench.kernels.hstu.layer.api import pick
 
         return pick(x, rows, eps=1e-6)
+
+    def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import tower
+
+        return tower(x, weight, bias)
 
 
 PLAIN, FUSED = Plain(), Fused()

@@ -16,19 +16,22 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.dense.parts import AT_ONCE
-from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu
+from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu, hstu_tower
 from attnbench.kernels.shared.card import takes_compiled
 from attnbench.kernels.shared.dependent import dependent
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
 from attnbench.kernels.shared.limits import as_float
+from attnbench.kernels.shared.tiling import block_of
 
-__all__ = ["embed", "gate", "norm", "pick", "silu"]
+__all__ = ["embed", "gate", "norm", "pick", "silu", "tower"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 16384
 "Columns of a row: one program holds it in registers."
 LARGEST_GRID = 2**31
 SILU_BLOCK = 1024
+TOWER_ROWS, TOWER_IN, TOWER_OUT = 32, 128, 32
+"Of a program at most."
 
 
 def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scale: float) -> Tensor:
@@ -168,7 +171,8 @@ def gate(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     parts = a if isinstance(a, Parts) else None
-    given, scale, shuffled = (a, 1.0, False) if parts is None else (parts.sums, parts.scale, parts.shuffled)
+    given: Any = a if parts is None else parts.sums
+    scale, shuffled = (1.0, False) if parts is None else (parts.scale, parts.shuffled)
     eps, whole, tensors = as_float(eps), bool(whole), (u, given, weight, bias, count)
     key = "gate", facts_of(*tensors, jagged=(0, 1)), exact(eps, whole, parts is None, scale, shuffled)
     launches = _calls.get(key)
@@ -257,6 +261,58 @@ def _run_pick(eps: float, x: Tensor, rows: Tensor) -> Results:
     out = empty((rows_in(rows), x.shape[1]), x)
     if out.numel():
         launch(hstu_pick, (rows_in(rows),), x_ptr=x, rows_ptr=rows, out_ptr=out, eps=eps, **_block(x))
+    return (out,)
+
+
+def tower(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """ReLU(x) Wᵀ + b of all towers, each with columns and weights of its own: a layer of few outputs.
+
+    Args:
+        x: [rows, towers · inputs], contiguous.
+        weight: [towers, outputs, inputs], contiguous.
+        bias: [towers, outputs], contiguous.
+
+    Returns:
+        [rows, towers · outputs].
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    key = "tower", facts_of(x, weight, bias, jagged=(0,))
+    launches = _calls.get(key)
+    if launches is None:
+        if isinstance(weight, Tensor) and weight.dim() != 3:
+            raise _wrong("hstu_tower", "weight.shape", tuple(weight.shape), "does not fit", "[towers, outputs, inputs]")
+        flat = weight.flatten(0, 1) if isinstance(weight, Tensor) and weight.is_contiguous() else weight
+        _check("hstu_tower", {"x": x, "weight": flat, "bias": bias}, {})
+        _same("hstu_tower", "x", x.shape[1], weight.shape[0] * weight.shape[2])
+        if bias.shape != weight.shape[:2]:
+            raise _wrong("hstu_tower", "bias.shape", tuple(bias.shape), "does not fit", str(tuple(weight.shape[:2])))
+        launches = _calls.keep(key, Launches(_run_tower))
+    return _only(launches(x, weight, bias))
+
+
+def _run_tower(x: Tensor, weight: Tensor, bias: Tensor) -> Results:
+    towers, outputs, inputs = weight.shape
+    out = empty((rows_in(x), towers * outputs), x)
+    block_in, block_out = (min(most, block_of(n)) for most, n in ((TOWER_IN, inputs), (TOWER_OUT, outputs)))
+    if out.numel():
+        launch(
+            hstu_tower,
+            ((rows_in(x) + (TOWER_ROWS - 1)) // TOWER_ROWS, towers, -(-outputs // block_out)),
+            x_ptr=x,
+            weight_ptr=weight,
+            bias_ptr=bias,
+            out_ptr=out,
+            rows=rows_in(x),
+            IN=inputs,
+            OUT=outputs,
+            BLOCK=TOWER_ROWS,
+            BLOCK_IN=block_in,
+            BLOCK_OUT=block_out,
+            num_warps=4,
+            **dependent(x),
+        )
     return (out,)
 
 

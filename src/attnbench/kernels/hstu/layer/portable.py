@@ -8,6 +8,7 @@ hstu_norm     y[i] = LN(x[i])
 hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
 hstu_gate     y[i] = LN(a[i]) · s with s = SiLU(u[i]), or Meta's [s, a[i], LN(a[i]) · s]
 hstu_pick     y[i] = x[rows[i]] / max(|x[rows[i]]|, eps)
+hstu_tower    y[i] = ReLU(x[i]) Wᵀ + b, tower by tower: small products, of some rows at a time
 """
 
 from __future__ import annotations
@@ -150,3 +151,38 @@ def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.conste
     x = tl.load(x_ptr + source * DIM + dims, mask=there, other=0.0).to(tl.float32)
     length = tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), eps)
     tl.store(out_ptr + row * DIM + dims, (x / length).to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=("rows",))
+@no_type_check
+def hstu_tower(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    rows,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Some rows and columns of one tower."""
+    wait_for_kernels_before(DEPENDENT)
+    tower = tl.program_id(1)
+    towers = tl.num_programs(1)
+    at = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    column = (tl.program_id(2) * BLOCK_OUT + tl.arange(0, BLOCK_OUT))[None, :]
+    acc = tl.zeros([BLOCK, BLOCK_OUT], tl.float32)
+    for first in tl.static_range(0, IN, BLOCK_IN):
+        known = first + tl.arange(0, BLOCK_IN)
+        from_ptr = x_ptr + at * (towers * IN) + tower * IN + known[None, :]
+        x = tl.load(from_ptr, mask=(at < rows) & (known < IN)[None, :], other=0.0).to(tl.float32)
+        x = tl.where(x < 0, 0.0, x).to(x_ptr.dtype.element_ty)  # no number stays none
+        w_ptr = weight_ptr + (tower * OUT + column) * IN + known[:, None]
+        w = tl.load(w_ptr, mask=(column < OUT) & (known < IN)[:, None], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    acc += tl.load(bias_ptr + tower * OUT + column, mask=column < OUT, other=0.0).to(tl.float32)
+    to = out_ptr + at * (towers * OUT) + tower * OUT + column
+    tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=(at < rows) & (column < OUT))
