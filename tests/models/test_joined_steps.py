@@ -10,10 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from attnbench.backends.serving_session import ServingSession
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.graphs import StepGraphs
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.operations import FUSED, PLAIN
+from attnbench.workloads.base import load_workload
 from kernels.interpreter import interpreted
 
 from .test_hstu_ranking import held, request
@@ -54,3 +56,34 @@ def test_joined_kernels_give_the_scores_of_each_request(variant, cached):
     assert joined.count("silu") == (launches if cached and variant == "hstu" else 0)
     assert joined.count("") == (launches if cached and variant == "stu" else 0)
     assert joined.count(4) == launches
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("cached", [True, False])
+def test_phases_of_joined_kernels_may_be_called_again(cached, monkeypatch):
+    """The append changes queries, keys and values each time: those that attention is timed with stay as they were."""
+    workload = load_workload("hstu-serving")
+    numbers = {"model": "tiny", "batch": 1, "num_candidates": 2, "cached": 16, "new_tokens": 4, "page_size": 32}
+    case = workload.case(numbers | {"dtype": "fp32"})
+    inputs = workload.inputs(case, seed=1, kind="normal", device="cpu")
+    inputs.model.operations = FUSED
+    with interpreted(*APIS):
+        monkeypatch.setattr(sys.modules["attnbench.kernels.hstu.paged.calls"], "splits_of", lambda q, step, config: 2)
+        session = ServingSession(case, inputs, "paged", cached=cached)
+        session.forward()
+        before = session.outputs()["out"].clone()
+        phases = session.phases()
+        phases["projection"]()
+        found = [phases["attention"]().sums.clone()]
+        for name in ("append", "projection", "append") if cached else ("projection",):
+            phases[name]()
+        found.append(phases["attention"]().sums)
+        rows = int(session.part.prepared.count)
+        assert torch.equal(found[0][:rows], found[1][:rows])
+        assert ("append" in phases) == cached
+        for name in ("output", "head"):
+            phases[name]()
+        if cached:
+            session.reset()
+        session.forward()
+        assert torch.equal(session.outputs()["out"], before)
