@@ -199,6 +199,8 @@ def test_silu_and_append_in_one_launch_are_the_bits_of_both(targets, dtype):
         assert torch.equal(step.pool.nan_to_num(9.0), wanted.nan_to_num(9.0))
         with pytest.raises(ValueError, match=r"hstu_paged_silu_append: q\.shape=.* does not fit"):
             paged.hstu_paged_silu_append(q[:, :1], k, v, step.pool, table)
+        with pytest.raises(ValueError, match=r"hstu_paged_silu_append: v\.stride=\(0, 24, 1\) has rows in one another"):
+            paged.hstu_paged_silu_append(q, k, v[:1].expand(v.shape), step.pool, table)
 
 
 @pytest.mark.parametrize(("dim", "splits"), [(16, 3), (32, 1), (24, 3)])

@@ -138,6 +138,10 @@ def append(
     if launches is None or validate:
         given = {"k": k, "v": v} if silu_with is None else {"q": silu_with, "k": k, "v": v}
         check_step(APPEND if silu_with is None else SILU_APPEND, given, pool, step)
+        for name, x in given.items() if silu_with is not None else ():
+            if any(extent > 1 and not apart for extent, apart in zip(x.shape, x.stride(), strict=True)):
+                said = "has rows in one another", "rows apart, as they are changed"
+                raise wrong(SILU_APPEND, f"{name}.stride", x.stride(), *said)
         if validate:
             check_values(APPEND, k.shape[0], pool, step, appends=True)
         check_device(APPEND, k)
