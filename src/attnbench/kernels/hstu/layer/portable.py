@@ -49,12 +49,9 @@ def hstu_embed(
 
 @triton.jit
 @no_type_check
-def normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM: tl.constexpr):
+def normed_row(x, dims, weight, bias, eps, DIM: tl.constexpr):
     """LN of a row in fp32."""
-    there = dims < DIM
-    weight = tl.load(weight_ptr + dims, mask=there, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + dims, mask=there, other=0.0).to(tl.float32)
-    off = tl.where(there, x - tl.sum(x, axis=0) / DIM, 0.0)
+    off = tl.where(dims < DIM, x - tl.sum(x, axis=0) / DIM, 0.0)
     return off * tl.rsqrt(tl.sum(off * off, axis=0) / DIM + eps) * weight + bias
 
 
@@ -68,7 +65,9 @@ def hstu_norm(
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
-    normed = normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM)
+    weight = tl.load(weight_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    normed = normed_row(x, dims, weight, bias, eps, DIM)
     tl.store(out_ptr + row * DIM + dims, normed.to(out_ptr.dtype.element_ty), mask=dims < DIM)
 
 
@@ -115,6 +114,12 @@ def hstu_gate(
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
     kind = out_ptr.dtype.element_ty
+    # Before the parts, so that nothing is waited for behind them.
+    u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    if COUNTED:
+        known = row < tl.load(count_ptr)
     if SPLIT:
         a = add_parts(a_ptr + row * parts * DIM, dims, dims, parts, DIM, DIM, BLOCK, AT_ONCE)
         if SHUFFLED:
@@ -122,12 +127,10 @@ def hstu_gate(
         a = (a * scale).to(kind).to(tl.float32)
     else:
         a = tl.load(a_ptr + row * DIM + dims, mask=there, other=0.0).to(tl.float32)
-    u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
     s = u / (1.0 + tl.exp(-u))
-    gated = normed_row(a, dims, weight_ptr, bias_ptr, eps, DIM) * s
+    gated = normed_row(a, dims, weight, bias, eps, DIM) * s
     if COUNTED:
         # Nobody has written what attention gives for these rows: it may be no number.
-        known = row < tl.load(count_ptr)
         gated = tl.where(known, gated, 0.0)
         a = tl.where(known, a, 0.0)
     if WHOLE:
