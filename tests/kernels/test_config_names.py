@@ -20,7 +20,7 @@ from attnbench.kernels.hstu.paged import configs as paged
 from attnbench.workloads.base import load_workload
 
 KEPT = json.loads(Path(__file__).with_name("config_names.json").read_text(encoding="utf-8"))
-ADDED = {"sharers": 2}
+ADDED = {"sharers": 2, "dims": "padded", "weights": "held"}
 NEWER = ("b64x64w8s1-atomic-tma-ws", "b64x64w8s2-atomic-tma-ws")
 "How configurations of flash begin that there were not then."
 CARDS, DIMS, SEQLENS = ((0, 0), (8, 0), (9, 0), (10, 0)), (64, 128, 256), (512, 2048, 4096, 8192)
