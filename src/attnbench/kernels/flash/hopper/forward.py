@@ -19,6 +19,9 @@ and over 128 dims shared memory has room for the other half of two tiles.
 
 The accumulated output takes the factor of a softmax when that is known, and then the tensor cores have nothing of the
 warpgroup; LAZY, it does so beside the next scores.
+
+Dims between two powers of two may be two tiles (`hopper.pieces`).  Weights that are STORED lie in shared memory for the
+product with values: they leave a thread the registers that a third warpgroup costs.
 """
 
 from __future__ import annotations

@@ -37,6 +37,14 @@ class Producer:
 
 @gluon.jit
 @no_type_check
+def fill_keys(producer, work, key_start, at, count):
+    """Load the count-th tile of keys, those from `at` of a work item's sequence."""
+    head = work.head // producer.repeats
+    fill_pieces(producer.rings.k, producer.rests.k, count, producer.k_desc, key_start, work.keys, at, head)
+
+
+@gluon.jit
+@no_type_check
 def load_work(producer, work, key_start, count, done):
     """Load a work item's tiles; how many tiles of keys there have been then, and the next item if fetched, else -1."""
     rings = producer.rings
@@ -53,16 +61,7 @@ def load_work(producer, work, key_start, count, done):
             )
     # Without room for two the queries come after the first keys: the last output may have to leave before.
     if not Q_AHEAD and begin < end:
-        fill_pieces(
-            rings.k,
-            rests.k,
-            count,
-            producer.k_desc,
-            key_start,
-            work.keys,
-            (end - 1) * BLOCK_N,
-            work.head // producer.repeats,
-        )
+        fill_keys(producer, work, key_start, (end - 1) * BLOCK_N, count)
     for which in gl.static_range(producer.GROUPS):
         first = work.first + which * ROWS
         fill_pieces(
@@ -77,30 +76,12 @@ def load_work(producer, work, key_start, count, done):
             HALF,
         )
     if Q_AHEAD and begin < end:
-        fill_pieces(
-            rings.k,
-            rests.k,
-            count,
-            producer.k_desc,
-            key_start,
-            work.keys,
-            (end - 1) * BLOCK_N,
-            work.head // producer.repeats,
-        )
+        fill_keys(producer, work, key_start, (end - 1) * BLOCK_N, count)
     # Keys a tile before values, as they are read: their stage is free before that of the values.
     for index in range(end - begin):
         at = (end - 1 - index) * BLOCK_N
         if at > begin * BLOCK_N:
-            fill_pieces(
-                rings.k,
-                rests.k,
-                count + 1,
-                producer.k_desc,
-                key_start,
-                work.keys,
-                at - BLOCK_N,
-                work.head // producer.repeats,
-            )
+            fill_keys(producer, work, key_start, at - BLOCK_N, count + 1)
         elif producer.problem.GRID == "ticket":
             # Here, for the answer comes while the last values wait for a stage; earlier, and a long item would hold the
             # next one back from programs that are done before.
