@@ -317,6 +317,21 @@ def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(attnbench, sweep, 
     assert sweep.runs[1].id == sweep.runs[0].id
 
 
+@pytest.mark.parametrize("flags", ["", " --no-save"])
+def test_ctrl_c_leaves_the_finished_groups_in_the_files_that_were_asked_for(attnbench, sweep, saved, tmp_path, flags):
+    sweep.stop_after = 1
+    target = tmp_path / "asked.json"
+    answer = attnbench(f"run quick --device cpu --seqlen 1,7 --headdim 32 --no-causal --quiet --json {target}{flags}")
+    assert answer.code == 130
+    assert {record.case["seqlen"] for record in read(target).records} == {1}
+    if flags:
+        kept = f"--no-save was given, so what is finished is in {target}\n"
+        assert answer.err == f"attnbench run: stopped; {kept}"
+        assert saved() == []
+    else:
+        assert f"1 of 2 groups are kept, also in {target}; to finish: " in answer.err
+
+
 def test_a_resumed_run_needs_its_files_and_is_found_by_id(attnbench, sweep, saved):
     sweep.stop_after = 1
     attnbench("run quick --device cpu --seqlen 1,7 --headdim 32 --no-causal --backends ./mine.py --quiet")

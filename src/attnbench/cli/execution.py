@@ -81,7 +81,10 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
             run = _execute(run, kept, files, growing, executors, jobs)
         except KeyboardInterrupt:
             _show_finished(growing, bar)
-            output.note(_stopped(run, kept, args, verb))
+            written, failed = _written(growing.run, asked) if growing.run.records else ([], None)
+            output.note(_stopped(run, kept, args, verb, written))
+            if failed is not None:
+                raise failed from None
             return INTERRUPTED
     _finish(run, kept, asked, output, shown, layout)
     return run
@@ -173,11 +176,8 @@ def _finish(
         if layout is not None:
             _print_layout(run, layout)
     finally:  # and whoever reads the table may leave in the middle of it
-        for name, target in asked.items():
-            try:
-                written += [target] if target != "-" and write_format(run, name, target) else []
-            except AttnbenchError as error:  # a disk that filled up meanwhile takes no other files along
-                failed = failed or error
+        files, failed = _written(run, asked)
+        written += files
         missed = None if path is None else _keep(path)
     for name, target in asked.items():
         if target == "-":
@@ -191,6 +191,20 @@ def _finish(
         output.note(missed)
     if failed is not None:
         raise failed
+
+
+def _written(run: Run, asked: Mapping[str, str]) -> tuple[list[str], AttnbenchError | None]:
+    """Write the files that were asked for, but what goes to stdout: their names, and what went wrong first."""
+    from attnbench.cli.formats import write_format
+
+    written: list[str] = []
+    failed: AttnbenchError | None = None
+    for name, target in asked.items():
+        try:
+            written += [target] if target != "-" and write_format(run, name, target) else []
+        except AttnbenchError as error:  # a disk that filled up meanwhile takes no other files along
+            failed = failed or error
+    return written, failed
 
 
 def _keep(path: Path) -> str | None:
@@ -242,14 +256,15 @@ def _check_writable(path: Path) -> None:
     check_writable(path)
 
 
-def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str) -> str:
-    """What Ctrl-C left, and the line that goes on."""
+def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str, written: Sequence[str]) -> str:
+    """What Ctrl-C left, and the line that goes on; `written`: what has the groups that are finished, beside `path`."""
     import shlex
 
     from attnbench.store.runfile import read
 
     if path is None:
-        return f"attnbench {verb}: stopped; --no-save was given, so nothing is kept"
+        kept_in = f"what is finished is in {', '.join(written)}" if written else "nothing is kept"
+        return f"attnbench {verb}: stopped; --no-save was given, so {kept_in}"
     if not path.is_file():
         return f"attnbench {verb}: stopped before the first group was measured; nothing is kept"
     kept = read(path)
@@ -259,7 +274,8 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str) -
     if getattr(args, "engine", None) == "ray":
         gpus = ["--engine", "ray", "--address", args.address]
     line = shlex.join(["attnbench", verb, "--resume", str(path), *gpus, *files])
-    return f"attnbench {verb}: stopped; {groups} of {len(run.plan)} groups are kept; to finish: {line}"
+    also = f", also in {', '.join(written)}" if written else ""
+    return f"attnbench {verb}: stopped; {groups} of {len(run.plan)} groups are kept{also}; to finish: {line}"
 
 
 def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: Output) -> None:
