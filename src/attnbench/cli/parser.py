@@ -132,6 +132,17 @@ class Parser(argparse.ArgumentParser):
             self._check_value(action, getattr(args, action.dest, None))
         return args
 
+    def refuse_stdout(self, args: argparse.Namespace) -> None:
+        """Refuse ``--json -`` where stdout is closed: the data would be lost without a word.
+
+        Raises:
+            UsageError: naming the flag.
+        """
+        for action in self._actions:
+            if action.option_strings and getattr(args, action.dest, None) == "-":
+                flag = _long("/".join(action.option_strings))
+                raise UsageError(refusal(self.prog, flag, "-", "is lost: stdout is closed", "a path, or an open stdout"))
+
     def flags(self) -> list[str]:
         """Every flag this verb knows."""
         return [flag for action in self._actions for flag in action.option_strings]
