@@ -141,7 +141,9 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if action.option_strings and getattr(args, action.dest, None) == "-":
                 flag = _long("/".join(action.option_strings))
-                raise UsageError(refusal(self.prog, flag, "-", "is lost: stdout is closed", "a path, or an open stdout"))
+                raise UsageError(
+                    refusal(self.prog, flag, "-", "is lost: stdout is closed", "a path, or an open stdout")
+                )
 
     def flags(self) -> list[str]:
         """Every flag this verb knows."""
