@@ -175,7 +175,7 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
         ([*LOAD, "--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
         ([*LOAD, "--num-candidates", "21"], "--num-candidates=21 is over the most of tiny; 0 to 20"),
         ([*LOAD, "--attention", "flash"], "--attention=flash is not known; one of gathered, paged, reference"),
-        ([*LOAD, "--attention", "gathered", "--graph"], "--attention=gathered does not go with --graph"),
+        ([*LOAD, "--graph"], "--graph=true captures nothing on a CPU; a GPU"),
         ([*LOAD, "--attention", "paged"], "--attention=paged has no kernels for a CPU; reference"),
         ([*LOAD, "--on-host-hit", "never"], "--on-host-hit=never is not known; one of auto, recompute, reload"),
         ([*LOAD, "--long-history", "drop"], "--long-history=drop is not known; one of refuse, truncate"),
@@ -185,7 +185,8 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
         (["load", "hstu-serving", "--config", "huge"], "--config=huge is not known; one of bench, dlrm-v3"),
         ([*LOAD, "--json", "-", "--md", "-"], "--md=- wants stdout, as --json does; one of the two"),
         ([*LOAD, "--json", "/nowhere/at/all/\0"], "cannot be written"),
-        ([*LOAD, "--checkpoint", "not-there.safetensors"], "file=not-there.safetensors cannot be read"),
+        ([*LOAD, "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there; a safetensors file"),
+        ([*LOAD, "--dry-run", "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there"),
         ([*LOAD, "--only-user", "7"], "--only-user=7 does not go with --scenario server; --scenario replay"),
         (
             [*LOAD, "--pool-pages", "9", "--pool-share", "1"],
@@ -247,12 +248,13 @@ def test_a_dry_run_says_what_would_be_served_and_makes_no_model(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("attention", ["reference", "gathered"])
 def test_a_graph_of_one_steps_lengths_is_refused_on_a_gpu(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, attention: str
 ) -> None:
     monkeypatch.setattr(devices, "resolve", lambda _: Device("cuda"))
-    assert main([*LOAD, "--graph", "--attention", "reference"]) == 2
-    assert "--attention=reference does not go with --graph, it is of one step's lengths; paged\n" in (
+    assert main([*LOAD, "--graph", "--attention", attention]) == 2
+    assert f"--attention={attention} does not go with --graph, it is of one step's lengths; paged\n" in (
         capsys.readouterr().err
     )
 
