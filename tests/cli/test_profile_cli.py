@@ -134,7 +134,7 @@ def test_seed_003s_table_of_several_captures(attnbench):
     said = attnbench("profile --from profile_fa.sqlite --from profile_sage2.sqlite --table seed-003")
     assert said.code == 0
     rows = [line.split() for line in said.out.splitlines() if line]
-    assert ["Metrics", "fa", "sage2"] in rows
+    assert ["Metrics", "FA2", "(baseline)", "Sage2"] in rows
     assert ["Attn", "(%)", "60.0%", "60.0%"] in rows
     assert ["direct_copy_kernel_cuda", "(times)", "2", "2"] in rows
 
