@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from attnbench.loadtest.setup import a_core_for_the_generator
 from attnbench.machine import devices
 from attnbench.machine.device import Device
 from attnbench.presentation.load import markdown, notes, tables
+from attnbench.report.load import render_load
 from attnbench.store import load_file
 from attnbench.store.load_file import Highest, LoadRun, Point, derived
 from attnbench.store.schema import load_schema
@@ -307,6 +310,22 @@ def example() -> LoadRun:
         points=(point,),
         highest=(Highest(slo_ms=50.0, rate=80.0),),
     )
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_tables_too_wide_for_a_terminal_come_in_parts_whose_words_are_whole(width: int) -> None:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    render_load(example(), Console(file=stream, width=width))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    for table in tables(example()):
+        for word in table.heading[2:]:
+            [place] = [
+                n for n, line in enumerate(lines) if line.startswith("load ") and word in re.split(" {2,}", line)
+            ]
+            assert lines[place + 1].split()[:2] == ["server", "100.0"]
 
 
 def test_statistics_are_those_of_the_series_whatever_the_file_says(tmp_path: Path) -> None:
