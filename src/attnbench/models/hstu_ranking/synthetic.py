@@ -125,7 +125,7 @@ def requests_of(log: Log, config: ModelConfig, num_candidates: int) -> Iterator[
     Yields:
         Milliseconds, and the request.
     """
-    seconds = log.times // 1000  # once: the histories of all visits are parts of it
+    seconds: np.ndarray = log.times // 1000  # once: the histories of all visits are parts of it
     for begin in log.visits.tolist():
         seen = min(begin, config.max_history)
         now = int(log.times[begin])
