@@ -80,6 +80,7 @@ class Seed003(Layout):
     """Pictures of both sweeps."""
 
     name = NAME
+    workloads = WORKLOADS
     title = "a folder: seq_len_plots/, seq_len_plots_30/, sparge_sparsity_plots/ with PNG of time and TFLOP/s"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:
