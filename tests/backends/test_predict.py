@@ -180,6 +180,7 @@ def test_configurations_of_a_library_and_of_a_predictor_go_together():
     for name, words in [
         ("fastvideo-vsa[tc+cdf0.98]", "config=tc is not known"),
         ("fastvideo-vsa[cdf2]", "predictor=cdf2 cannot be read"),
+        ("sparse-flex[bogus0.5]", "sparse-flex: predictor=bogus0.5 cannot be read; topkX, cdfX, subX or antiX"),
         ("sparse-flashinfer[cdf0.5]", "config=cdf0.5 is not known"),
     ]:
         with pytest.raises(UsageError, match=words):

@@ -112,8 +112,22 @@ def test_the_dense_reference_ignores_the_map():
 def test_a_workloads_backends_are_meant_without_its_name():
     assert select(["flex", "eager", "flex[x]"], workload="sparse") == ["sparse-flex", "sparse-eager", "sparse-flex[x]"]
     assert select(["flex", "eager"], workload="attention") == ["flex", "eager"]
-    with pytest.raises(UsageError, match="name=sage1 computes attention; a backend of sparse"):
-        select(["sage1"], workload="sparse")
+    with pytest.raises(UsageError, match="name=hstu-eager computes hstu; a backend of sparse"):
+        select(["hstu-eager"], workload="sparse")
+
+
+def test_a_dense_backend_asked_for_by_name_is_a_row_beside_the_sparse_ones():
+    assert select(["sage1,sdpa-cudnn"], workload="sparse") == ["dense[sage1]", "dense[sdpa-cudnn]"]
+    assert select(["sdpa-m*"], workload="sparse") == ["sdpa-masked"]
+    assert not any(one.startswith("dense[") for one in select(["all"], workload="sparse"))
+
+
+def test_names_of_seed_003_are_accepted_in_its_sweeps():
+    names = "fa2,sage2,sparge,sparge_fp8[sim0-cdf0.7-pv50]"
+    assert select([names], workload="sparse") == [
+        "dense[sdpa-flash]", "dense[sage2]", "sparge", "sparge-fp8[sim0-cdf0.7-pv50]"
+    ]  # fmt: skip
+    assert select(["fa2,fa3,fa3_fp8"], workload="attention") == ["sdpa-flash", "fa3-fwd", "fa3-fwd-fp8"]
 
 
 @pytest.mark.parametrize("block", BLOCKS)

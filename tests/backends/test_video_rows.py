@@ -205,6 +205,7 @@ def test_the_attention_by_itself_gets_the_middle_layers_own_operands():
     [
         ("sdpa", ["video[sdpa]"]),
         ("fa", ["video[sdpa-flash]"]),
+        ("fa2,video[fa2],sta", ["video[sdpa-flash]", "video[fa2]", "video[fastvideo-sta]"]),
         ("sdpa,flash-triton,fa3-fwd,sage1", ["video[sdpa]", "video[flash-triton]", "video[fa3-fwd]", "video[sage1]"]),
         ("video[eager],eager", ["video[eager]"]),
         ("fa3,fa3_fp8", ["video[fa3-fwd]", "video[fa3-fwd-fp8]"]),

@@ -103,6 +103,23 @@ def test_no_help_is_a_page_of_flags_that_few_need(attnbench, monkeypatch, verb):
     assert len(attnbench([verb, "--help"]).out.splitlines()) < 90
 
 
+@pytest.mark.parametrize(
+    ("words", "there", "not_there"),
+    [
+        ("run hstu-serving", ("--num-candidates", "--cached", "--page-size", "--backends"), ("--seqlen", "--frames")),
+        ("run video --device cpu", ("--frames", "--dense-steps", "--dtype"), ("--nheads", "--cached")),
+        ("check sparse", ("--pattern", "--density", "--causal"), ("--frames", "--cached")),
+        ("run quick", ("--seqlen", "--headdim"), ("--pattern", "--cached")),
+    ],
+)
+def test_the_help_beside_a_suite_has_the_axes_of_its_workload(attnbench, words, there, not_there):
+    said = attnbench(f"{words} --help")
+    assert (said.code, said.err) == (0, "")
+    shown = {line.split()[0].rstrip(",") for line in said.out.splitlines() if line.startswith("  --")}
+    assert shown >= set(there)
+    assert not shown & set(not_there)
+
+
 @pytest.mark.parametrize("verb", ["run", "compare"])
 def test_the_help_says_what_the_signs_of_a_table_mean(attnbench, monkeypatch, verb):
     monkeypatch.setenv("COLUMNS", "80")

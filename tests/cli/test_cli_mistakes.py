@@ -148,6 +148,16 @@ MISTAKES = [
     ("export nope --csv x", 2, r"attnbench export: RUN=nope is not there; .*"),
     ("export ./cut.json --csv x", 2, r"cut\.json: .* is cut short; .*"),
     ("export ./newer.json --csv x", 2, r"newer\.json: schema=99 is newer than this attnbench reads; .*"),
+    (
+        "run hstu-serving --layout seed-003 --device cpu",
+        2,
+        r"attnbench run: --layout=seed-003 has no place for the workload hstu-serving; a suite of sparse or attention",
+    ),
+    (
+        "run sparse --layout seed-002 --device cpu --dry-run",
+        2,
+        r"attnbench run: --layout=seed-002 has no place for the workload sparse; a suite of hstu-serving",
+    ),
     ("export ./cut.json --layout seed-9", 2, r"layout: name=seed-9 is not known; one of seed-000, .*"),
     ("export ./cut.json --layout seed-001 --by dtype", 2, r"attnbench export: --by=dtype does not go with --layout .*"),
     ("export ./cut.json --layout seed-001 --csv a --to b", 2, r"attnbench export: --layout=seed-001 has one place.*"),

@@ -75,6 +75,24 @@ def test_a_run_is_explained_and_its_own_tables_say_the_same(path, capsys, monkey
     other = capsys.readouterr().out.splitlines()
     assert other[2].startswith("serving-gathered[hstu-eager] ")
     assert other[3].startswith("serving-eager ")
+    assert main(["explain", str(path), "--baseline", "hstu-eager"]) == 0
+    assert capsys.readouterr().out.splitlines() == other
+
+
+def test_cases_that_explain_nothing_are_counted(path, tmp_path, capsys):
+    found = read(path)
+    more = [
+        dataclasses.replace(one, case_id="another", case=one.case | {"batch": 2}, group="another", phases={})
+        for one in found.records
+    ]
+    plan = tuple(dataclasses.replace(one, case_id="another", group="another") for one in found.plan)
+    both = dataclasses.replace(found, records=(*found.records, *more), plan=(*found.plan, *plan))
+    write(both, tmp_path / "two.json")
+    assert main(["explain", str(tmp_path / "two.json")]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith(
+        "left out: 1 of 2 cases, without two rows whose attention is timed and takes less than the step\n"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 300])

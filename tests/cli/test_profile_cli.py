@@ -134,7 +134,7 @@ def test_seed_003s_table_of_several_captures(attnbench):
     said = attnbench("profile --from profile_fa.sqlite --from profile_sage2.sqlite --table seed-003")
     assert said.code == 0
     rows = [line.split() for line in said.out.splitlines() if line]
-    assert ["Metrics", "fa", "sage2"] in rows
+    assert ["Metrics", "FA2", "(baseline)", "Sage2"] in rows
     assert ["Attn", "(%)", "60.0%", "60.0%"] in rows
     assert ["direct_copy_kernel_cuda", "(times)", "2", "2"] in rows
 
@@ -346,7 +346,7 @@ def test_a_ranking_step_is_profiled_at_one_case_and_by_three_operators(attnbench
 
 
 def test_captures_of_a_step_under_the_names_of_seed_002(attnbench, card):
-    said = attnbench("profile ncu hstu-serving --layout seed-002 --set roofline")
+    said = attnbench("profile ncu hstu-serving --layout seed-002")
     assert said.code == 0, said.err
     stem = "benchmark_bs8_nc1024"
     captures = sorted(path.name for path in Path("profile_results/profiles-cu").glob("*.ncu-rep"))
@@ -364,6 +364,7 @@ def test_captures_of_a_step_under_the_names_of_seed_002(attnbench, card):
     said = attnbench("profile ncu hstu-serving --layout seed-002 --dry-run --backends serving-paged[graph]")
     assert said.out.count("serving-paged[graph] on bench-b8-t1024") == 3
     assert f"profile_results/profiles-cu/{stem}_tc" in said.out
+    assert "--set basic" in attnbench("profile ncu hstu-serving --layout seed-002 --dry-run --set basic").out
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,10 @@ def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
             ["--dense-steps", "2"],
             "video: dense-steps=2 changes nothing: no row has a block map; 0, or a row of `sparse`",
         ),
+        (
+            ["--density", "0.5"],
+            "video: density=0.5 changes nothing: no row has a block map; none, or a row of `sparse`",
+        ),
         (["--dense-steps", "4"], "video: dense-steps=4 leaves none of 4 steps sparse; at most 3"),
         (["--guidance", "much"], "--guidance=much cannot be used; a finite number from 0"),
         (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),

@@ -11,7 +11,7 @@ import pytest
 from attnbench.errors import RunFileError, UsageError
 from attnbench.formats.layouts import layout_names, load_layout, recognise
 from attnbench.formats.layouts.base import imported_run, imported_time
-from attnbench.formats.layouts.seed_003 import KEYWORD, LAYOUT, SIGNATURE, _lines, _points
+from attnbench.formats.layouts.seed_003 import KEYWORD, LAYOUT, SIGNATURE, _lines, _pictures, _points
 from attnbench.record import Record, Status, Work
 
 DENSE = 10**12
@@ -78,7 +78,7 @@ def test_files_have_the_seeds_names(written):
     assert "seed-003" in layout_names()
     assert sorted(str(file.relative_to(folder)) for file in files) == sorted(
         [f"seq_len_plots{end}/{metric}_causal_false.png" for end in ("", "_30") for metric in ("time_ms", "tflops")]
-        + [f"seq_len_plots_30/{metric}_causal_true.png" for metric in ("time_ms", "tflops")]
+        + [f"seq_len_plots_{n}/{metric}_causal_true.png" for n in (50, 70) for metric in ("time_ms", "tflops")]
         + [
             f"sparge_sparsity_plots/{metric}_actual_sparsity_{plot}.png"
             for metric in ("time_ms", "tflops")
@@ -112,8 +112,10 @@ def test_a_run_comes_back_with_its_points_and_is_written_the_same(written, tmp_p
         assert theirs[:2000] == file.read_bytes()[:2000]
     assert len({(record.group, record.backend) for record in again.records}) == len(again.records)
     one = LAYOUT.read(next(file for file in files if file.name == "time_ms_causal_true.png"))
-    assert {record.backend for record in one.records} == {"sparge[50%]", "sparge[70%]"}
-    assert {record.time.mean_ms for record in one.records} == {1.3, 1.5}
+    assert [(record.backend, record.time.mean_ms) for record in one.records] in (
+        [("sparge[50%]", 1.5)],
+        [("sparge[70%]", 1.3)],
+    )
 
 
 def test_points_of_one_series_at_one_length_lie_on_lines_of_their_own():
@@ -132,6 +134,32 @@ def test_points_of_one_series_at_one_length_lie_on_lines_of_their_own():
     assert set(_lines("seqlen", points[:1] + points[4:5])) == {"flash-sparse"}
     sweep = [point for point in _points(made_up()) if point.causal]
     assert _lines("actual_sparsity", sweep) == ["sparge", "sparge"]
+
+
+def test_a_predicted_map_stands_at_the_sparsity_it_reached_with_the_dense_rows_beside_it():
+    """The seed's sweep: Sparge's defaults in `seq_len_plots`, simthreshd1 0 and cdfthreshd 0.7 in `seq_len_plots_30`."""
+    defaults = ("map predicted by SpargeAttn: simthreshd1 0.6, cdfthreshd 0.98, pvthreshd 50",)
+    found = [
+        one
+        for seqlen, reached in ((1024, 0.66), (2048, 0.71))
+        for one in (
+            record("dense[sdpa-flash]", 2.0, seqlen=seqlen),
+            record("dense[sage2]", 1.5, seqlen=seqlen),
+            record("sparge[sim0.6-cdf0.98-pv50]", 1.4, seqlen=seqlen, actual=0.999, notes=defaults),
+            record("sparge[sim0-cdf0.7-pv50]", 1.1, seqlen=seqlen, actual=reached, notes=SPARGE),
+        )
+    ]
+    pictures = _pictures(_points(imported_run("mine", "x", found)))
+    lines = {
+        name.partition("/")[0]: sorted((point.series, point.seqlen, point.mean_ms) for point in points)
+        for name, (x, points) in pictures.items()
+        if x == "seqlen"
+    }
+    dense = [(name, seqlen, ms) for name, ms in (("fa2", 2.0), ("sage2", 1.5)) for seqlen in (1024, 2048)]
+    assert lines == {
+        "seq_len_plots": [*dense, ("sparge", 1024, 1.4), ("sparge", 2048, 1.4)],
+        "seq_len_plots_30": [*dense, ("sparge", 1024, 1.1), ("sparge", 2048, 1.1)],
+    }
 
 
 def test_the_map_of_a_file_stands_at_the_sparsity_it_has(tmp_path):

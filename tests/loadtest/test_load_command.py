@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from attnbench.loadtest.setup import a_core_for_the_generator
 from attnbench.machine import devices
 from attnbench.machine.device import Device
 from attnbench.presentation.load import markdown, notes, tables
+from attnbench.report.load import render_load
 from attnbench.store import load_file
 from attnbench.store.load_file import Highest, LoadRun, Point, derived
 from attnbench.store.schema import load_schema
@@ -175,7 +178,7 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
         ([*LOAD, "--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
         ([*LOAD, "--num-candidates", "21"], "--num-candidates=21 is over the most of tiny; 0 to 20"),
         ([*LOAD, "--attention", "flash"], "--attention=flash is not known; one of gathered, paged, reference"),
-        ([*LOAD, "--attention", "gathered", "--graph"], "--attention=gathered does not go with --graph"),
+        ([*LOAD, "--graph"], "--graph=true captures nothing on a CPU; a GPU"),
         ([*LOAD, "--attention", "paged"], "--attention=paged has no kernels for a CPU; reference"),
         ([*LOAD, "--on-host-hit", "never"], "--on-host-hit=never is not known; one of auto, recompute, reload"),
         ([*LOAD, "--long-history", "drop"], "--long-history=drop is not known; one of refuse, truncate"),
@@ -185,7 +188,8 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
         (["load", "hstu-serving", "--config", "huge"], "--config=huge is not known; one of bench, dlrm-v3"),
         ([*LOAD, "--json", "-", "--md", "-"], "--md=- wants stdout, as --json does; one of the two"),
         ([*LOAD, "--json", "/nowhere/at/all/\0"], "cannot be written"),
-        ([*LOAD, "--checkpoint", "not-there.safetensors"], "file=not-there.safetensors cannot be read"),
+        ([*LOAD, "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there; a safetensors file"),
+        ([*LOAD, "--dry-run", "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there"),
         ([*LOAD, "--only-user", "7"], "--only-user=7 does not go with --scenario server; --scenario replay"),
         (
             [*LOAD, "--pool-pages", "9", "--pool-share", "1"],
@@ -247,12 +251,13 @@ def test_a_dry_run_says_what_would_be_served_and_makes_no_model(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("attention", ["reference", "gathered"])
 def test_a_graph_of_one_steps_lengths_is_refused_on_a_gpu(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, attention: str
 ) -> None:
     monkeypatch.setattr(devices, "resolve", lambda _: Device("cuda"))
-    assert main([*LOAD, "--graph", "--attention", "reference"]) == 2
-    assert "--attention=reference does not go with --graph, it is of one step's lengths; paged\n" in (
+    assert main([*LOAD, "--graph", "--attention", attention]) == 2
+    assert f"--attention={attention} does not go with --graph, it is of one step's lengths; paged\n" in (
         capsys.readouterr().err
     )
 
@@ -305,6 +310,22 @@ def example() -> LoadRun:
         points=(point,),
         highest=(Highest(slo_ms=50.0, rate=80.0),),
     )
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_tables_too_wide_for_a_terminal_come_in_parts_whose_words_are_whole(width: int) -> None:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    render_load(example(), Console(file=stream, width=width))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    for table in tables(example()):
+        for word in table.heading[2:]:
+            [place] = [
+                n for n, line in enumerate(lines) if line.startswith("load ") and word in re.split(" {2,}", line)
+            ]
+            assert lines[place + 1].split()[:2] == ["server", "100.0"]
 
 
 def test_statistics_are_those_of_the_series_whatever_the_file_says(tmp_path: Path) -> None:

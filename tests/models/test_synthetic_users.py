@@ -79,6 +79,15 @@ def test_requests_continue_one_another_and_fit_the_model():
     assert length == min(KUAIRAND.max_history, log.visits[-1])
 
 
+def test_the_requests_of_a_user_share_one_history():
+    """A copy of the times at each visit was ten megabytes a user: a load of some hundred users had no room."""
+    requests = [request for _, request in requests_of(draw_user(KUAIRAND, 3, 0), KUAIRAND, 100)]
+    whole = max(requests, key=lambda one: len(one.items))
+    for one in requests:
+        for ours, all_of_it in ((one.items, whole.items), (one.actions, whole.actions), (one.times, whole.times)):
+            assert len(ours) == 0 or np.shares_memory(ours, all_of_it)
+
+
 def test_a_small_model_serves_them_from_its_cache():
     config = replace(config_of("tiny"), max_history=100)
     model = HstuRanking(config, dtype=torch.float64)

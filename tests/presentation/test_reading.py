@@ -67,6 +67,9 @@ def test_the_band_is_that_of_the_lower_end():
     assert "at least 1.97 times as fast as base: a significant gain" in "\n".join(read_table(run, [records[0], wide]))
     close = dataclasses.replace(wide, speedup=dataclasses.replace(wide.speedup, ci_low=1.9999))
     assert "at least 1.99 times as fast as base: a significant gain" in "\n".join(read_table(run, [records[0], close]))
+    told_nothing = dataclasses.replace(wide.speedup, ci_low=1.33, ci_high=11.0, verdict="unclear")
+    unclear = dataclasses.replace(wide, speedup=told_nothing)
+    assert "times as fast as" not in "\n".join(read_table(run, [records[0], unclear])), "no verdict, no praise"
 
 
 def _speedup():

@@ -268,10 +268,28 @@ def test_the_seeds_columns_are_read_beside_the_first():
     found = seed_003.table(
         [column("fa", 45_400.0, 373.4, 85_400.0), column("sage2", 19_500.0, 373.8, 63_200.0, preparation=900.0)]
     )
+    assert found.heads == ("Metrics", "FA2 (baseline)", "Sage2")
     assert found.notes == (
-        "sage2 beside fa: attention -25.9 s, its preparation +0.9 s, these copies and additions +0.4 ms, "
+        "Sage2 beside FA2: attention -25.9 s, its preparation +0.9 s, these copies and additions +0.4 ms, "
         "total -22.2 s (1.35x)",
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "heads"),
+    [
+        (
+            ("video_sdpa-flash", "video_sage2", "video_sparge", "video_sparge-fp8"),
+            ("FA2 (baseline)", "Sage2", "Sparge (fp16)", "Sparge (fp8)"),
+        ),
+        (("profile_fa", "profile_sparge_fp8", "video_eager"), ("FA2 (baseline)", "Sparge (fp8)", "video_eager")),
+        (("video_sdpa", "video_sdpa-flash"), ("video_sdpa", "FA2")),
+        (("fa", "video_sdpa-flash"), ("fa", "video_sdpa-flash")),
+    ],
+)
+def test_columns_have_the_seeds_names(names, heads):
+    found = [Capture(tool="nsys", name=name, source=name) for name in names]
+    assert seed_003.table(found).heads == ("Metrics", *heads)
 
 
 def test_ranges_say_what_names_do_not():

@@ -227,6 +227,28 @@ def test_values_of_an_axis(axis, text, values):
 
 
 @pytest.mark.parametrize(
+    ("workload", "axis", "text"),
+    [
+        ("sparse", "grid", "13:30:45"),
+        ("sparse", "grid", "9:9:9"),
+        ("attention", "lengths", "100:200:7"),
+        ("hstu", "lengths", "100:0:7"),
+        ("hstu", "num_targets", "3:0:5"),
+    ],
+)
+def test_three_numbers_that_an_axis_takes_itself_are_no_steps(workload, axis, text):
+    axes = {one.name: one for one in load_workload(workload).axes}
+    assert parse_axis("attnbench run", axes[axis], text) == (text,)
+
+
+@pytest.mark.parametrize("text", ["0:9:9", "13:30"])
+def test_an_axis_without_single_numbers_has_no_steps(text):
+    [grid] = [one for one in load_workload("sparse").axes if one.name == "grid"]
+    with pytest.raises(UsageError, match=r"none, or frames:height:width in tokens, such as 13:30:45$"):
+        parse_axis("attnbench run", grid, text)
+
+
+@pytest.mark.parametrize(
     ("axis", "text", "message"),
     [
         ("seqlen", "512,", r"attnbench run: --seqlen='' cannot be used; a whole number from 1"),

@@ -201,8 +201,8 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     "backends that the table of a tuning shows beside the configurations, the first for Relative Performance"
     carries: ClassVar[tuple[str, ...]] = ()
     "workloads whose backends run inside this one: the name of one of them, X, means NAME[X] here"
-    aliases: ClassVar[Mapping[str, str]] = {}
-    "of backends that it carries: further names, and the name that each means"
+    wraps: ClassVar[str | None] = None
+    "a workload whose backends are rows beside this one's: X, asked for by name, means NAME[X] here"
     others: Mapping[str, Backend] = MappingProxyType({})
     "of a backend that carries others: all there are by name, a user's file's among them; set by who lists them"
     tested: ClassVar[str | None] = None

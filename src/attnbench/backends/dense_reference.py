@@ -32,6 +32,7 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
     install = "that of the backend in brackets"
     devices = ("cpu", "cuda")
     compiles = True
+    wraps = "attention"
 
     @property
     def inner(self) -> Backend[Any, Any]:

@@ -34,6 +34,15 @@ from attnbench.workloads.base import Case, Inputs
 
 GROUP = "attnbench.backends"
 """Entry point group through which another package brings backends."""
+SEED_NAMES = {
+    "fa": "sdpa-flash",
+    "fa2": "sdpa-flash",
+    "fa3": "fa3-fwd",
+    "fa3_fp8": "fa3-fwd-fp8",
+    "sparge_fp8": "sparge-fp8",
+    "sta": "fastvideo-sta",
+}
+"""Names of seed 003, accepted wherever the backend is; its FlashAttention 2 is the copy inside torch."""
 NAME = re.compile(r"[^\s,|*?\[\]/\\]+")
 NAMED = "a name without blanks, commas, slashes, brackets, wildcards, and letters that cannot be shown"
 
@@ -105,7 +114,7 @@ def is_shipped(selector: str) -> bool:
     if name not in known or short is None or not known[name].carries:
         return name in known
     carried_one = short.partition(":")[0]
-    return known[name].aliases.get(carried_one, carried_one) in known
+    return SEED_NAMES.get(carried_one, carried_one) in known
 
 
 def select(
@@ -238,11 +247,12 @@ def carried(selector: str, backends: Mapping[str, Backend], workload: str | None
     """
     name, short = parse_selector(selector)
     for one in backends.values():
-        if one.workload != workload:
+        if one.workload != workload or name not in backends:
             continue
-        name = one.aliases.get(name, name) if name not in backends else name
-        if name in backends and backends[name].workload in one.carries:
+        if backends[name].workload in one.carries:
             return f"{one.name}[{name}]" if short is None else f"{one.name}[{name}:{short}]"
+        if backends[name].workload == one.wraps and short is None:
+            return f"{one.name}[{name}]"
     return selector
 
 
@@ -265,6 +275,9 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
     accepted = sorted({*ours, *(carried_ones if workload is not None else ())})
     for selector in (part for text in selectors for part in split_selectors(text)):
         name, short = parse_selector(selector)
+        if name not in backends and name in SEED_NAMES:
+            name = SEED_NAMES[name]
+            selector = name if short is None else f"{name}[{short}]"
         if name not in ours and f"{workload}-{name}" in ours:  # the workload's name may be left out
             name = f"{workload}-{name}"
             selector = name if short is None else f"{name}[{short}]"

@@ -189,7 +189,8 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
             UsageError: it cannot be read.
         """
         own, _, last = short.rpartition("+")
-        if not self.follows or not NAMES.match(last) or short.startswith("+"):
+        predicts = self.follows and not short.startswith("+") and (NAMES.match(last) or not any(self.configs(case)))
+        if not predicts:
             return super().config_of(short, case)
         Predictor.read(self.name, last)
         values = super().config_of(own, case).values if own else {}

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Budget, Config, Launch, Machine, module_exists
-from attnbench.backends.registry import all_backends
+from attnbench.backends.registry import SEED_NAMES, all_backends
 from attnbench.dtypes import DTYPES
 from attnbench.errors import Unavailable, Unsupported, UsageError, refusal, unknown
 
@@ -40,14 +40,6 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     devices = ("cpu", "cuda")
     compiles = True
     carries = ("attention", "sparse")
-    # Seed 003 calls FlashAttention 2 `fa`, and its copy in torch is what it measures by that.
-    aliases = {  # noqa: RUF012 (declared ClassVar)
-        "fa": "sdpa-flash",
-        "fa3": "fa3-fwd",
-        "fa3_fp8": "fa3-fwd-fp8",
-        "sparge_fp8": "sparge-fp8",
-        "sta": "fastvideo-sta",
-    }
 
     @property
     def inner(self) -> Backend:
@@ -76,7 +68,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
             UsageError: there is none of that name.
         """
         name, _, config = short.partition(":")
-        name, known = self.aliases.get(name, name), self._known()
+        name, known = SEED_NAMES.get(name, name), self._known()
         names = [one for one, backend in known.items() if backend.workload in self.carries]
         if name not in names:
             raise unknown(self.name, "attention", name, names)
@@ -131,14 +123,18 @@ class Video(Backend["VideoCase", "VideoInputs"]):
             )
 
     def check_together(self, case: VideoCase, workloads: Set[str]) -> None:
-        """Refuse dense first steps where all steps of all rows are dense.
+        """Refuse a map, or dense first steps, where all steps of all rows are dense.
 
         Raises:
             UsageError: naming the field.
         """
-        if case.dense_steps and "sparse" not in workloads:
-            wrong = "changes nothing: no row has a block map"
-            raise UsageError(refusal(self.name, "dense-steps", case.dense_steps, wrong, "0, or a row of `sparse`"))
+        if "sparse" in workloads:
+            return
+        for name, value in (("dense-steps", case.dense_steps), ("density", case.density)):
+            if value:
+                none = 0 if name == "dense-steps" else "none"
+                wrong = "changes nothing: no row has a block map"
+                raise UsageError(refusal(self.name, name, value, wrong, f"{none}, or a row of `sparse`"))
 
     def budget(self, case: VideoCase) -> Budget:
         """That of the backend for a layer's attention."""

@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    fill_closed_streams()
+    open_stdout = fill_closed_streams()
     output = Output()
     try:
-        code = _dispatch(words, output)
+        code = _dispatch(words, output, open_stdout)
         output.flush()
     except AttnbenchError as error:
         output.note(" ".join(str(error).split()))
@@ -84,7 +84,7 @@ def _forget_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _dispatch(words: list[str], output: Output) -> int:
+def _dispatch(words: list[str], output: Output, open_stdout: bool) -> int:
     if not words or words[0] in ("-h", "--help"):
         output.line(overview())
         return 0
@@ -109,7 +109,10 @@ def _dispatch(words: list[str], output: Output) -> int:
     if text is not None:
         output.line(text.rstrip())
         return 0
-    code: int = module.run(parser.read(rest))
+    args = parser.read(rest)
+    if not open_stdout:
+        parser.refuse_stdout(args)
+    code: int = module.run(args)
     return code
 
 

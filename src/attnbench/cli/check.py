@@ -21,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
         "suite",
         nargs="?",
         metavar="SUITE|FILE.toml",
-        help=(f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"),
+        help=(f"a name of `attnbench list suites`, or your own file; with --help its axes (default: {DEFAULT})"),
     )
     flags.add_workload(parser)
     flags.add_shape(
@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
     flags.add_measuring(parser, flags.CHECK_SETTINGS)
     executors.add_arguments(parser)
     flags.add_output(parser)
-    parser.show_first(*flags.USUAL)
+    parser.show_first(*flags.USUAL, of=flags.usual_of)
     parser.example(
         "attnbench check",
         "attnbench check --seqlen 1,63,127,1000 --causal-both --backends 'sdpa-*'",

@@ -65,6 +65,8 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
     shown = None if args.quiet else show(output.console())
     with Bar(output, who, silent=args.quiet or args.dry_run) as bar:
         run, path = _planned(args, verb, plan)
+        if layout is not None:
+            _check_fits(layout, run, who)
         kept = path if args.save else None
         if kept is not None:
             _check_writable(kept)
@@ -114,6 +116,20 @@ def layout_of(args: argparse.Namespace, who: str, asked: Mapping[str, str]) -> L
     if taken is not None:
         raise UsageError(refusal(who, "--layout", name, f"wants stdout, as {taken} does", "one of the two"))
     return load_layout(name)
+
+
+def _check_fits(layout: Layout, run: Run, who: str) -> None:
+    """Refuse, before anything is measured, a layout that cannot be written of what is planned.
+
+    Raises:
+        UsageError: naming the workload.
+    """
+    strange = next(
+        (one.workload for one in run.plan if layout.workloads and one.workload not in layout.workloads), None
+    )
+    if strange is not None:
+        wrong = f"has no place for the workload {strange}"
+        raise UsageError(refusal(who, "--layout", layout.name, wrong, f"a suite of {' or '.join(layout.workloads)}"))
 
 
 class _Growing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
@@ -39,14 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
     found = read_run(args.source, args.out, WHO)[1]
     rows = list(dict.fromkeys(backend_name(record) for record in found.records))
-    if args.baseline is not None and args.baseline not in rows:
-        raise unknown(WHO, "--baseline", args.baseline, rows)
-    baseline = args.baseline or found.settings.baseline
-    blocks = [
-        block
-        for records in by_case(found.records).values()
-        for block in reconciled(records[0].case_id, records, baseline)
-    ]
+    baseline = found.settings.baseline if args.baseline is None else _row(args.baseline, rows)
+    cases = [reconciled(records[0].case_id, records, baseline) for records in by_case(found.records).values()]
+    blocks, silent = [block for case in cases for block in case], sum(not case for case in cases)
     if not blocks:
         raise UsageError(
             refusal(
@@ -57,5 +53,23 @@ def run(args: argparse.Namespace) -> int:
                 "a run of hstu-serving or video with two backends or more, and enough samples",
             )
         )
-    render_blocks(blocks, Output().console())
+    output = Output()
+    render_blocks(blocks, output.console())
+    if silent:
+        why = "without two rows whose attention is timed and takes less than the step"
+        output.line(f"left out: {silent} of {len(cases)} cases, {why}")
     return 0
+
+
+def _row(name: str, rows: Sequence[str]) -> str:
+    """The row of that name, or the one whose attention it is: ``fa3-fwd`` is ``video[fa3-fwd]``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    meant = [row for row in rows if row.partition("[")[2] == f"{name}]"]
+    if name not in rows and len(meant) == 1:
+        return meant[0]
+    if name not in rows:
+        raise unknown(WHO, "--baseline", name, rows)
+    return name

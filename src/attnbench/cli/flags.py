@@ -54,6 +54,18 @@ USUAL = (
 """What the short help of run, compare and check shows."""
 
 
+def usual_of(words: Sequence[str]) -> tuple[str, ...]:
+    """What the short help shows where the words name a shipped suite of another workload: all of its axes."""
+    from attnbench.suites.load import load_suite, suite_names
+
+    suite = next((word for word in words if word in suite_names()), None)
+    workload = FIRST if suite is None else load_suite(suite, "cpu").workload
+    if workload == FIRST:
+        return ()
+    axes = [f"--{_dashed(axis.name)}" for axis in load_workload(workload).axes]
+    return (*axes, *(flag for flag in USUAL if flag not in USUAL_SHAPE))
+
+
 def add_shape(parser: Parser, *, note: str) -> None:
     """Add a flag for every axis of every workload; `note` says where defaults come from."""
     helps: dict[str, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.parser import Parser
@@ -247,16 +248,13 @@ def options_of(args: argparse.Namespace) -> Options:
                 f"0 to {preset.config.max_candidates}",
             )
         )
-    if args.graph and (args.attention == "gathered" or (device.on_gpu and args.attention == "reference")):
-        raise UsageError(
-            refusal(
-                WHO,
-                "--attention",
-                args.attention,
-                "does not go with --graph, it is of one step's lengths",
-                "paged" if device.on_gpu else "paged or reference",
-            )
-        )
+    if args.graph and not device.on_gpu:
+        raise UsageError(refusal(WHO, "--graph", "true", "captures nothing on a CPU", "a GPU"))
+    if args.graph and args.attention in ("gathered", "reference"):
+        wrong = "does not go with --graph, it is of one step's lengths"
+        raise UsageError(refusal(WHO, "--attention", args.attention, wrong, "paged"))
+    if args.checkpoint is not None and not Path(args.checkpoint).is_file():
+        raise UsageError(refusal(WHO, "--checkpoint", args.checkpoint, "is not there", "a safetensors file"))
     if args.attention not in (None, "reference") and not device.on_gpu:
         raise UsageError(refusal(WHO, "--attention", args.attention, "has no kernels for a CPU", "reference"))
     _check_together(args, cached=not (args.no_cache or preset.config.recency), on_host=bool(asked["host_pages"]))

@@ -64,17 +64,22 @@ class Output:
         return Console(stderr=True)
 
 
-def fill_closed_streams() -> None:
+def fill_closed_streams() -> bool:
     """Give standard streams that were closed (``>&-``) a place to write to.
 
     Left empty, their numbers would go to the next files and pipes opened, and a worker's output into those.
+
+    Returns:
+        Whether stdout leads anywhere.
     """
+    open_stdout = sys.stdout is not None
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 (to the end)
+    return open_stdout
 
 
 def _write(stream: TextIO, text: str) -> None:

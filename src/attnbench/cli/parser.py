@@ -6,7 +6,7 @@ import argparse
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from attnbench.cli.elsewhere import here
@@ -67,16 +67,25 @@ class Parser(argparse.ArgumentParser):
         self._positionals.title = "arguments"
         self._given: Sequence[str] = ()
         self._usual: frozenset[str] = frozenset()
+        self._usual_of: Callable[[Sequence[str]], Sequence[str]] | None = None
 
-    def show_first(self, *flags: str) -> None:
-        """Name the flags that most people need: `--help` shows these, `--help-all` every one."""
-        self._usual = frozenset(flags)
+    def show_first(self, *flags: str, of: Callable[[Sequence[str]], Sequence[str]] | None = None) -> None:
+        """Name the flags that most people need: `--help` shows these, `--help-all` every one.
+
+        Args:
+            flags: where nothing is said.
+            of: the flags in their place for words of the command line, such as a suite; empty for `flags`.
+        """
+        self._usual, self._usual_of = frozenset(flags), of
 
     def help_for(self, words: Sequence[str]) -> str | None:
         """The help that the words ask for; None where they ask for none."""
         if HELP_ALL in words:
             return self.format_help()
-        return self._short_help() if any(word in HELP_FLAGS for word in words) else None
+        if not any(word in HELP_FLAGS for word in words):
+            return None
+        self._usual = frozenset(self._usual_of(words) if self._usual_of else ()) or self._usual
+        return self._short_help()
 
     def format_help(self) -> str:
         """The whole help; its first line leaves out what the groups below list."""
@@ -131,6 +140,19 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             self._check_value(action, getattr(args, action.dest, None))
         return args
+
+    def refuse_stdout(self, args: argparse.Namespace) -> None:
+        """Refuse ``--json -`` where stdout is closed: the data would be lost without a word.
+
+        Raises:
+            UsageError: naming the flag.
+        """
+        for action in self._actions:
+            if action.option_strings and getattr(args, action.dest, None) == "-":
+                flag = _long("/".join(action.option_strings))
+                raise UsageError(
+                    refusal(self.prog, flag, "-", "is lost: stdout is closed", "a path, or an open stdout")
+                )
 
     def flags(self) -> list[str]:
         """Every flag this verb knows."""

@@ -113,7 +113,9 @@ def _add_capture(parser: Parser) -> None:
         ),
     )
     group.add_argument(
-        "--set", metavar="NAME", default="basic", help=("what ncu collects: basic, roofline or full (default: basic)")
+        "--set",
+        metavar="NAME",
+        help=("what ncu collects: basic, roofline or full (default: basic; roofline with --layout seed-002)"),
     )
     group.add_argument(
         "--launches",
@@ -234,6 +236,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(
             refusal(WHO, "SUITE", args.suite, "is not launched where --from reads a capture", "one of the two")
         )
+    if args.set is None:
+        args.set = "roofline" if args.layout else "basic"
     for name, accepted in (*CHOICES.items(), ("table", TABLES)):
         if getattr(args, name) not in accepted:
             raise unknown(WHO, f"--{name.replace('_', '-')}", getattr(args, name), accepted)

@@ -24,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
         "suite",
         nargs="?",
         metavar="SUITE|FILE.toml",
-        help=(f"a name of `attnbench list suites`, or your own file (default: {DEFAULT})"),
+        help=(f"a name of `attnbench list suites`, or your own file; with --help its axes (default: {DEFAULT})"),
     )
     flags.add_shape(
         parser,
@@ -52,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
         "--mp4", metavar="DIR", help="write each row's last video there, as MODEL_ROW.mp4 (default: none)"
     )
     flags.add_view(parser)
-    parser.show_first(*flags.USUAL)
+    parser.show_first(*flags.USUAL, of=flags.usual_of)
     parser.example(
         "attnbench run",
         "attnbench run gpt2-small --mode fwd-bwd",

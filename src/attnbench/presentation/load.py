@@ -12,6 +12,8 @@ NOT_A_SUBMISSION = (
     "The generator of server and offline is MLPerf's LoadGen, and 80 ms its limit for DLRMv3; weights and data are not "
     "MLPerf's: this is no MLPerf result."
 )
+ASKED = "asked/s"
+"The column that tells loads of one scenario apart."
 ENOUGH = 100
 "Requests of which one may be late where 99 % are to be in time."
 LATE_MS, RATE_OFF = 1.0, 0.01
@@ -50,7 +52,7 @@ def _latency(run: LoadRun) -> Table:
     slos = [one.slo_ms for one in run.points[0].goodput] if run.points else []
     heading = [
         "load",
-        "asked/s",
+        ASKED,
         "offered/s",
         "answered/s",
         "p50 ms",
@@ -87,7 +89,7 @@ def _percentiles(spread: Spread | None) -> list[str]:
 def _parts(run: LoadRun) -> Table:
     heading = [
         "load",
-        "asked/s",
+        ASKED,
         "queue p50 ms",
         "queue p99",
         "service p50",
@@ -116,7 +118,7 @@ def _parts(run: LoadRun) -> Table:
 def _requests(run: LoadRun) -> Table:
     heading = [
         "load",
-        "asked/s",
+        ASKED,
         "issued",
         "answered",
         "refused",
@@ -161,7 +163,7 @@ def _auc(run: LoadRun) -> Table:
         for point in run.points
         for one in point.auc
     ]
-    heading = ["load", "asked/s", "task", "AUC", "with the action", "without"]
+    heading = ["load", ASKED, "task", "AUC", "with the action", "without"]
     return Table("area under the ROC curve of each task, over the candidates of all answered requests", heading, rows)
 
 

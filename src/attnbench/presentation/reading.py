@@ -172,8 +172,9 @@ def _row_facts(record: Record, baseline: Record | None) -> Facts:
     time, speedup = record.time, record.speedup
     facts: Facts = {"backend": backend_name(record)}
     if speedup and speedup.baseline != record.backend:
-        facts |= {"verdict": speedup.verdict, "speedup_low": speedup.ci_low, "speedup_high": speedup.ci_high}
-        facts["gain"] = None if speedup.ci_low is None else math.floor(100 * speedup.ci_low) / 100
+        low, high = (None, None) if speedup.verdict == "unclear" else (speedup.ci_low, speedup.ci_high)
+        facts |= {"verdict": speedup.verdict, "speedup_low": low, "speedup_high": high}
+        facts["gain"] = None if low is None else math.floor(100 * low) / 100
         facts |= _memory_facts(record, baseline)
     facts |= _roofline_facts(record)
     if time is None or not time.median_ms:

@@ -75,14 +75,14 @@ def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
 
 def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str, str]:
     counters, share, step = record.counters, attention_share(record), _step_ms(record)
-    base = _step_ms(first) if first else None
+    gain = record.speedup if first and record is not first else None
     peak = counters.get("generation_peak_mb")
     return {
         "backend": backend_name(record),
         "step": _in(unit, step),
         "attention": _in(unit, attention_ms(record)),
         "share": "" if share is None else f"{100 * share:.0f}",
-        "measured": f"{base / step:.2f}x" if base and step and record is not first else "",
+        "measured": f"{gain.ratio:.2f}x" if gain and first and gain.baseline == first.backend else "",
         "limit": f"{1 / (1 - share):.2f}x" if share is not None else "",
         **_sparsity(record),
         "generation": figures.plain(counters.get("generation_s")),

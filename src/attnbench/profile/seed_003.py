@@ -11,6 +11,17 @@ from attnbench.profile.sums import category_ms, percent
 from attnbench.profile.table import Table
 
 DIRECT_COPY, FUNCTOR_ADD = "direct_copy_kernel_cuda", "CUDAFunctor_add"
+TITLES = {
+    "fa": "FA2",
+    "fa2": "FA2",
+    "sdpa-flash": "FA2",
+    "flash-attn-2": "FA2",
+    "sage2": "Sage2",
+    "sparge": "Sparge (fp16)",
+    "sparge_fp8": "Sparge (fp8)",
+    "sparge-fp8": "Sparge (fp8)",
+}
+"Columns of the seed, by the name of a capture: ours (``video_sdpa-flash``) or the seed's (``profile_fa``)."
 
 
 def table(captures: Sequence[Capture]) -> Table:
@@ -19,27 +30,36 @@ def table(captures: Sequence[Capture]) -> Table:
     As there: the share is of all kernel time, and the total is the NVTX range (on the GPU where that is
     known), else the window, else all kernel time.
     """
-    columns = {capture.name: _seed_003(capture) for capture in captures}
-    names = list(next(iter(columns.values()), {}))
-    rows = tuple((name, *(column[name] for column in columns.values())) for name in names)
-    return Table(title="time of kernels", heads=("Metrics", *columns), rows=rows, notes=tuple(_reading(captures)))
+    columns, titles = [_seed_003(capture) for capture in captures], _titles(captures)
+    rows = tuple((name, *(column[name] for column in columns)) for name in (columns[0] if columns else ()))
+    notes = tuple(_reading(captures, [title.removesuffix(" (baseline)") for title in titles]))
+    return Table(title="time of kernels", heads=("Metrics", *titles), rows=rows, notes=notes)
 
 
-def _reading(captures: Sequence[Capture]) -> Iterator[str]:
+def _titles(captures: Sequence[Capture]) -> list[str]:
+    """The seed's names of the columns, and others' own; all their own where the seed's would name two alike."""
+    names = [capture.name for capture in captures]
+    titles = [TITLES.get(name.removeprefix("profile_").removeprefix("video_"), name) for name in names]
+    if len(set(titles)) < len(titles):
+        return names
+    return [f"{title} (baseline)" if title == "FA2" and not place else title for place, title in enumerate(titles)]
+
+
+def _reading(captures: Sequence[Capture], names: Sequence[str]) -> Iterator[str]:
     """What the columns say beside the first, as the seed's text reads its table."""
     base = captures[0] if captures else None
     attention = category_ms(base, kinds.ATTENTION) if base else None
     total = _total_ms(base) if base else None
     if base is None or not attention or not total:
         return
-    for other in captures[1:]:
+    for name, other in zip(names[1:], captures[1:], strict=True):
         own, all_of_it = category_ms(other, kinds.ATTENTION), _total_ms(other)
         if not own or not all_of_it:
             continue
         moved = sum(_word_ms(other, word) - _word_ms(base, word) for word in (DIRECT_COPY, FUNCTOR_ADD))
         prepared = (category_ms(other, kinds.PREPARATION) or 0.0) - (category_ms(base, kinds.PREPARATION) or 0.0)
         yield (
-            f"{other.name} beside {base.name}: attention {_change(own - attention)}, its preparation "
+            f"{name} beside {names[0]}: attention {_change(own - attention)}, its preparation "
             f"{_change(prepared)}, these copies and additions {_change(moved)}, total {_change(all_of_it - total)} "
             f"({total / all_of_it:.2f}x)"
         )

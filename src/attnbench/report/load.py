@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnbench.presentation.load import notes, sentence, tables, title_of
+from attnbench.presentation.block import Column
+from attnbench.presentation.load import ASKED, notes, sentence, tables, title_of
+from attnbench.report.table import beside_each_other
 from attnbench.report.terminal import Terminal, decimal_aligned
 from attnbench.store.load_file import LoadRun
 
@@ -13,22 +15,23 @@ if TYPE_CHECKING:
 
 
 def render_load(run: LoadRun, console: Console) -> None:
-    """Print the tables, then what is to be noted."""
+    """Print the tables, then what is to be noted; a table too wide for the terminal in parts."""
     terminal = Terminal(console)
     terminal.title(title_of(run), "")
     for found in tables(run):
         terminal.gap()
         terminal.line(found.title, "dim")
-        table = terminal.table()
-        columns = [
-            decimal_aligned([row[place] for row in found.rows]) if place else [row[0] for row in found.rows]
-            for place in range(len(found.heading))
-        ]
-        for place, name in enumerate(found.heading):
-            table.add_column(terminal.text(name), justify="right" if place else "left", overflow="fold")
-        for cells in zip(*columns, strict=True):
-            table.add_row(*(terminal.text(cell) for cell in cells))
-        terminal.print(table)
+        columns = [Column(name, name, 0, number=place > 0) for place, name in enumerate(found.heading)]
+        texts = {
+            column.key: decimal_aligned(cells) if column.number else cells
+            for column, *cells in zip(columns, *found.rows, strict=True)
+        }
+        for part in beside_each_other(columns, texts, terminal.width, 1 + (ASKED in texts)):
+            table = terminal.table()
+            shown = [terminal.column(table, one.title, texts[one.key], number=one.number) for one in part]
+            for cells in zip(*shown, strict=True):
+                table.add_row(*map(terminal.text, cells))
+            terminal.print(table)
     terminal.gap()
     for text in notes(run):
         terminal.item("note", text, style="yellow")

@@ -136,17 +136,17 @@ def _tables(block: Block, terminal: Terminal) -> tuple[list[Table], dict[str, No
     return tables, dict.fromkeys(column.key for column in left_out)
 
 
-def beside_each_other(columns: Sequence[Column], texts: dict[str, list[str]], width: int) -> list[list[Column]]:
-    """All columns in parts that the page has room for, each with the first column in front."""
-    first, *rest = columns
-    parts, used = [[first]], 0
-    for column in rest:
-        wide = [max(map(len, [one.title, *texts[one.key]])) + GAP for one in (first, column)]
-        if len(parts[-1]) > 1 and used + wide[1] - GAP > width:
-            parts.append([first])
-        used = wide[0] if len(parts[-1]) == 1 else used
+def beside_each_other(
+    columns: Sequence[Column], texts: dict[str, list[str]], width: int, keys: int = 1
+) -> list[list[Column]]:
+    """All columns in parts that the page has room for, each with the first `keys` columns in front."""
+    wide = {one.key: max(map(len, [one.title, *texts[one.key]])) + GAP for one in columns}
+    named = list(columns[:keys])
+    parts = [[*named]]
+    for column in columns[keys:]:
+        if len(parts[-1]) > keys and sum(wide[one.key] for one in [*parts[-1], column]) - GAP > width:
+            parts.append([*named])
         parts[-1].append(column)
-        used += wide[1]
     return parts
 
 

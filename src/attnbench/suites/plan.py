@@ -160,30 +160,40 @@ def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tupl
     values = []
     for part in text.split(","):
         try:
-            values += [axis.parse(word) for word in _steps(part.strip())]
+            values += _values(axis, part.strip())
         except ValueError as error:
             name = flag or "--" + axis.name.replace("_", "-")
-            accepted = str(error)
-            if re.match(r"\s*[0-9]+:", part) and not STEPPED.fullmatch(part.strip()):
-                accepted += f", or {STEPS}"
-            raise UsageError(refusal(who, name, part.strip() or "''", "cannot be used", accepted)) from None
+            raise UsageError(refusal(who, name, part.strip() or "''", "cannot be used", str(error))) from None
     return tuple(dict.fromkeys(values))
 
 
-def _steps(text: str) -> list[str]:
-    """The numbers that FROM:TO:STEP stands for; of any other text itself.
+def _values(axis: Axis, text: str) -> list[Any]:
+    """What a word of the list stands for: a value of the axis (a grid has colons too), else FROM:TO:STEP.
 
     Raises:
-        ValueError: it stands for none, or for more than a run has groups.
+        ValueError: neither, or steps that are none or more than a run has groups.
     """
-    found = STEPPED.fullmatch(text)
-    if found is None:
-        return [text]
-    first, last, step = map(int, found.groups())
-    count = len(range(first, last + 1, step)) if step else 0
-    if not 1 <= count <= MOST_GROUPS:
+    try:
+        return [axis.parse(text)]
+    except ValueError as error:
+        found, first = STEPPED.fullmatch(text), re.match(r"[0-9]+(?=:)", text)
+        if found is None:
+            raise ValueError(f"{error}, or {STEPS}" if first and _takes(axis, first[0]) else str(error)) from None
+    begin, end, step = map(int, found.groups())
+    if not _takes(axis, found[1]):
+        return [axis.parse(found[1])]  # refuses it with what the axis accepts
+    numbers = range(begin, end + 1, step) if step else range(0)
+    if not 1 <= len(numbers) <= MOST_GROUPS:
         raise ValueError(f"{STEPS} of 1 to {MOST_GROUPS} numbers")
-    return [str(number) for number in range(first, last + 1, step)]
+    return [axis.parse(str(number)) for number in numbers]
+
+
+def _takes(axis: Axis, text: str) -> bool:
+    try:
+        axis.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def with_axes(suite: Suite, axes: Mapping[str, tuple[Any, ...]]) -> Suite:

@@ -24,6 +24,8 @@ class Layout(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    workloads: ClassVar[tuple[str, ...]] = ()
+    "of whose runs it can be written; none: of any"
 
     @abstractmethod
     def write(self, run: Run, path: str | Path) -> list[Path]:

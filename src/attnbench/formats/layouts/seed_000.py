@@ -75,6 +75,7 @@ class Seed000(Layout):
     """One file a run; two sides a configuration."""
 
     name = "seed-000"
+    workloads = ("hstu",)
     title = "benchmark_results.json {device_info, num_warmup, num_iterations, results} and console blocks"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:

@@ -44,6 +44,7 @@ class Seed001(Layout):
     """The table of the flash sweep."""
 
     name = "seed-001"
+    workloads = ("attention",)
     title = "CSV a sweep: Kernel Name, d_head, seq_len, Mean, Median, …, Relative Performance, Attn TFLOP/s"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:

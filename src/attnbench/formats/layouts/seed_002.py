@@ -81,6 +81,7 @@ class Seed002(Layout):
     """Logs and workbooks of the serving sweep."""
 
     name = NAME
+    workloads = (WORKLOAD,)
     title = "a folder: logs/benchmark_bs{B}_nc{C}.log and nine benchmark_results*.xlsx"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:

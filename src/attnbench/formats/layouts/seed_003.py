@@ -4,6 +4,9 @@
     seq_len_plots_30/…                                                      at 30 % sparsity, and so for other shares
     sparge_sparsity_plots/{time_ms,tflops}_actual_sparsity_seq32768_causal_{false,true}.png
 
+A given map stands in the folder of the sparsity that its case asks for, a predicted one in that of what it reached, to
+the nearest ten percent.  Dense rows are lines in all of them.
+
 Time is the mean.  TFLOP/s count 4 B H D S² FLOPs, halved under a causal mask, whatever was skipped: the effective rate.
 Backends have the seed's names: fa2, sage2, sparge, sparge_fp8; others their own.  A picture carries its numbers with
 it, in a text chunk of the PNG: that is what `read` reads.
@@ -50,7 +53,7 @@ class Point:
     causal: bool
     dtype: str
     sparsity: int
-    "percent that the case asks for: which folder"
+    "percent: which folder"
     actual_sparsity: float
     "percent that was reached"
     mean_ms: float
@@ -77,6 +80,7 @@ class Seed003(Layout):
     """Pictures of both sweeps."""
 
     name = NAME
+    workloads = WORKLOADS
     title = "a folder: seq_len_plots/, seq_len_plots_30/, sparge_sparsity_plots/ with PNG of time and TFLOP/s"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:
@@ -160,6 +164,7 @@ def _point(record: Record) -> Point:
         density = work.flops / work.dense_flops if work and work.dense_flops else 1.0
     asked = case.get("density", 1.0)
     asked = density if asked is None else asked  # a file says the map
+    way = _way(record, short)
     series = SERIES.get(name, name + (f"[{short}" if short and name not in SERIES else ""))
     return Point(
         series=series,
@@ -169,10 +174,10 @@ def _point(record: Record) -> Point:
         seqlen=case["seqlen"],
         causal=bool(case.get("causal")),
         dtype=str(case.get("dtype", "")),
-        sparsity=round(100 * (1 - asked)),
+        sparsity=10 * round(10 * (1 - density)) if way.startswith("map predicted") else round(100 * (1 - asked)),
         actual_sparsity=round(100 * (1 - density), 3),
         mean_ms=mean_of(record),
-        map=_way(record, short),
+        map=way,
         pattern=str(case.get("pattern") or ""),
         block=str(case.get("block") or ""),
         map_seed=int(case.get("map_seed") or 0),
@@ -195,6 +200,13 @@ def _pictures(points: Sequence[Point]) -> dict[str, tuple[str, list[Point]]]:
         folder = LENGTHS + (f"_{point.sparsity}" if point.sparsity else "")
         name = f"{folder}/{{metric}}_causal_{str(point.causal).lower()}.png"
         found.setdefault(name, ("seqlen", []))[1].append(point)
+    for _, there in found.values():
+        lines = {_place(point) for point in there if not point.map}
+        there += [
+            point
+            for point in points
+            if not point.map and point.causal == there[0].causal and _place(point) not in lines
+        ]
     sweeps: dict[tuple[int, bool], list[Point]] = {}
     for point in points:
         if point.map:
@@ -204,6 +216,10 @@ def _pictures(points: Sequence[Point]) -> dict[str, tuple[str, list[Point]]]:
             name = f"{SWEEP}/{{metric}}_actual_sparsity_seq{seqlen}_causal_{str(causal).lower()}.png"
             found[name] = ("actual_sparsity", some)
     return found
+
+
+def _place(point: Point) -> tuple[str, int, int, int, int, str]:
+    return point.series, point.batch, point.nheads, point.headdim, point.seqlen, point.dtype
 
 
 # ── pictures ───────────────────────────────────────────────────────────────────────────────────────
@@ -231,6 +247,7 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
     ]
     scale = {"type": "log", "base": 2} if x == "seqlen" else {"zero": False}
     title = {"seqlen": "sequence length", "actual_sparsity": "actual sparsity, %"}[x]
+    axis = {"values": sorted({point.seqlen for point in points}), "format": "d"} if x == "seqlen" else {}
     drawn: bytes = vl_convert.vegalite_to_png(
         json.dumps(
             {
@@ -243,7 +260,7 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
                     "subtitle": [*ways[:6], DEFAULTS],
                 },
                 "encoding": {
-                    "x": {"field": "x", "type": "quantitative", "title": title, "scale": scale},
+                    "x": {"field": "x", "type": "quantitative", "title": title, "scale": scale, "axis": axis},
                     "y": {
                         "field": "y",
                         "aggregate": "mean",

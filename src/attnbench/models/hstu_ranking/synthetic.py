@@ -125,6 +125,7 @@ def requests_of(log: Log, config: ModelConfig, num_candidates: int) -> Iterator[
     Yields:
         Milliseconds, and the request.
     """
+    seconds: np.ndarray = log.times // 1000  # once: the histories of all visits are parts of it
     for begin in log.visits.tolist():
         seen = min(begin, config.max_history)
         now = int(log.times[begin])
@@ -136,7 +137,7 @@ def requests_of(log: Log, config: ModelConfig, num_candidates: int) -> Iterator[
                 actions=log.actions[:seen],
                 context=log.context,
                 candidates=log.items[begin : begin + min(num_candidates, config.max_candidates)],
-                times=log.times[:seen] // 1000,
+                times=seconds[:seen],
                 now=now // 1000,
             ),
         )

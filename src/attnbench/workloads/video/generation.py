@@ -105,7 +105,9 @@ def generate_all(
         found.notes += (f"generations took {', '.join(f'{s:.4g}' for s in found.total_s)} s",)
     found.further |= attention_errors(case, inputs, denoiser, attention, who=who, kept=kept)
     if (asked := wanted()) is not None and inputs.kept.dense_of == who:
-        found.further["captured_files"] = captured(inputs, denoiser, attention, asked)
+        count = captured(inputs, denoiser, attention, asked)
+        found.further["captured_files"] = count
+        found.notes += (f"--capture: {count} file{'s' * (count != 1)} of q, k and v",)
     denoiser.begin(case.steps)
     return found
 
