@@ -84,7 +84,7 @@ def one_round(number: int, path: Path, dice: random.Random) -> tuple[Run, int, i
         nonlocal kills
         if event.kind == "group" and dice.random() < STOP:
             raise KeyboardInterrupt
-        if event.kind in ("word", "record") and dice.random() < KILL and (there := workers()):
+        if event.kind in ("activity", "record") and dice.random() < KILL and (there := workers()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(dice.choice(there), dice.choice([signal.SIGKILL, signal.SIGTERM]))
                 kills += 1

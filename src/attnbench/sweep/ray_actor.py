@@ -24,20 +24,20 @@ class RemoteExecutor:
         code: a zip file of the package.
         digest: of `code`, names the folder it is unpacked in.
         device: cpu, or cuda:0, the only GPU that Ray shows this process.
-        files: --backends files, name and text of each.
+        files: --backends files, name and content of each.
     """
 
-    def __init__(self, code: bytes, digest: str, device: str, files: list[tuple[str, str]]) -> None:
+    def __init__(self, code: bytes, digest: str, device: str, files: list[tuple[str, bytes]]) -> None:
         sys.path.insert(0, str(_unpacked(code, digest)))
         from attnbench.machine.device import Device
         from attnbench.sweep.executor import DeviceExecutor
 
         self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
         paths = []
-        for number, (name, text) in enumerate(files):
+        for number, (name, content) in enumerate(files):
             path = Path(self._folder.name) / str(number) / name  # two may have one name
             path.parent.mkdir()
-            path.write_text(text, "utf-8")
+            path.write_bytes(content)
             paths.append(str(path))
         self._executor = DeviceExecutor(Device.parse(device), tuple(paths), wait=False)
 
