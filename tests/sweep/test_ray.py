@@ -131,6 +131,11 @@ def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluste
     assert {one.environment for one in run.records} == {0}, "one machine in truth"
 
 
+def asked_for_ever(executor):
+    while True:  # Ray ends an actor soon, not at once
+        executor._ask(executor._actor.close.remote())
+
+
 def test_a_machine_that_another_job_has_is_waited_for_or_refused(cluster, monkeypatch):
     from attnbench.sweep import ray_engine
 
@@ -155,8 +160,7 @@ def test_a_machine_that_another_job_has_is_waited_for_or_refused(cluster, monkey
         third._ask(third._actor.measure.remote("not a group", "{}"))
     third.close()
     with pytest.raises(ExecutorLost, match=r"its machine or its actor is gone \(ActorDiedError: .+\)$") as gone:
-        while True:  # Ray ends it soon
-            third._ask(third._actor.close.remote())
+        asked_for_ever(third)
     assert gone.value.measuring
 
 
