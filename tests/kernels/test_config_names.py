@@ -1,6 +1,7 @@
 """Names of launch configurations mean what they meant: shipped names by their fields, whole spaces by a digest.
 
-``config_names.json`` was written by the parsers that each family had of its own, before they shared one.
+``config_names.json`` was written by the parsers that each family had of its own, before they shared one; the digest of
+flash's defaults was taken anew when the backward of 256 dims got another.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def test_a_space_has_the_names_and_fields_it_had(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_of_a_table_of_defaults_has_the_fields_it_had(name):
     table, kernel, kind = TABLES[name]
-    rows = table.rows(kernel)
+    rows = [row for row in table.rows(kernel) if not row["config"].startswith(NEWER)]
     assert len(rows) == len(KEPT["rows"][name])
     for row, fields in zip(rows, KEPT["rows"][name], strict=True):
         config = kind.parse(row["config"])

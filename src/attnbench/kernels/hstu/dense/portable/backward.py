@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from attnbench.kernels.hstu.tiles import (
     COUNTS,
@@ -407,8 +408,14 @@ def hstu_dense_backward_round(
     ATTN_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Round what the atomics added up, fp32 [rows = Tq H, D], into dQ."""
+    """Round what the atomics added up, fp32 [rows = Tq H, D], into dQ.
+
+    DEPENDENT: launched before the kernel that adds up has ended.
+    """
+    if DEPENDENT:
+        gdc_wait()
     # One wide division a program and narrow ones a row, none an element: this is to be pure traffic.
     first = tl.program_id(0).to(tl.int64) * ROWS
     query = first // heads
