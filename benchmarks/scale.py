@@ -4,7 +4,7 @@
     python benchmarks/scale.py OUT --ray HOST:PORT   one GPU: the sweep by the local engine and by Ray, in turn, twice
 
 Writes the run files one.json, two.json and beside.json (or local-1.json, ray-1.json …) into OUT, and summary.json with
-the figures printed. The cluster of HOST:PORT has this machine alone.
+the figures printed. The cluster of HOST:PORT has this machine alone; of several GPUs it is measured with all of them too.
 """
 
 from __future__ import annotations
@@ -102,6 +102,11 @@ def through_ray(folder: Path, device: Device, address: str, groups: int | None =
 
     every = [group.group for group in plan.plan]
     engines, locals_ = apart(runs["local"][0], runs["ray"][0], every), apart(runs["local"][0], runs["local"][1], every)
+    several = ray_executors(address, device, [], wait=False)
+    if len(several) > 1:
+        _, wall, between = timed(plan, several, folder / "ray-all.json")
+        one = sum(whole["ray"]) / 2, sum(steady["ray"]) / 2
+        print(f"Ray on {len(several)}: {wall:.1f} s, {one[0] / wall:.2f} times as fast; between {one[1] / between:.2f}")
     passed = {engine: [sum(row.status == "passed" for row in run.records) for run in runs[engine]] for engine in runs}
     told = {
         "groups": len(every),

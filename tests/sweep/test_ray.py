@@ -37,7 +37,15 @@ def free_port() -> int:
 
 def start(*words, env):
     """A node: the command ends when it is up, its processes stay.  Ray gives one 30 seconds; a busy machine takes more."""
-    line = [Path(sys.executable).with_name("ray"), "start", "--num-cpus=1", "--num-gpus=0", "--disable-usage-stats"]
+    line = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--num-cpus=1",
+        "--num-gpus=0",
+        "--disable-usage-stats",
+    ]
     for _ in range(TRIES):
         done = subprocess.run([*line, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode == 0:
