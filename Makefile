@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: setup run check test kernels figures card lint types fix clean
+.PHONY: setup run check test ray kernels figures card lint types fix clean
 
 setup: .venv/.ready
 
@@ -37,6 +37,14 @@ types: setup
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint types .venv/triton-3.6/.ready
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# A Ray that no other test sees, and a process of its own: it leaves threads behind. Three nodes on loopback.
+.venv/ray/.ready: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --target .venv/ray ray==2.60.0
+	touch $@
+
+ray: .venv/ray/.ready
+	PYTHONPATH=$(CURDIR)/.venv/ray $(BIN)/python -m pytest -n 0 tests/sweep/test_ray.py
 
 # Before a release: all that the tests list is compiled, by the oldest Triton and for other cards than sm_90 too.
 kernels: export PYTHONDONTWRITEBYTECODE =

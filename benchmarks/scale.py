@@ -1,8 +1,10 @@
 """A sweep on one GPU and on two: wall time, spread of the GPUs, and pair ratios beside a busy neighbour.
 
-    python benchmarks/scale.py OUT      two GPUs of one host, about two minutes
+    python benchmarks/scale.py OUT                   two GPUs of one host, about two minutes
+    python benchmarks/scale.py OUT --ray HOST:PORT   one GPU: the sweep by the local engine and by Ray, in turn, twice
 
-Writes the run files one.json, two.json and beside.json into OUT, and summary.json with the figures printed.
+Writes the run files one.json, two.json and beside.json (or local-1.json, ray-1.json …) into OUT, and summary.json with
+the figures printed. The cluster of HOST:PORT has this machine alone; of several GPUs it is measured with all of them too.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from attnbench.store.environments import gpu_of
 from attnbench.store.runfile import new_id, now
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
-from attnbench.sweep.executor import DeviceExecutor
+from attnbench.sweep.executor import DeviceExecutor, Executor
+from attnbench.sweep.ray_engine import ray_executors
 from attnbench.sweep.run import Event, execute
 
 SUITE = """
@@ -56,6 +59,11 @@ def planned(folder: Path, device: Device) -> Run:
 
 
 def carried_out(run: Run, devices: Sequence[Device], path: Path) -> tuple[Run, float, float]:
+    """The run on some devices, as `timed`."""
+    return timed(run, [DeviceExecutor(device) for device in devices], path)
+
+
+def timed(run: Run, executors: Sequence[Executor], path: Path) -> tuple[Run, float, float]:
     """The run with its records, its wall time in seconds, and that from the first group's end to the last's."""
     ends: list[float] = []
 
@@ -64,8 +72,58 @@ def carried_out(run: Run, devices: Sequence[Device], path: Path) -> tuple[Run, f
             ends.append(time.perf_counter())
 
     began = time.perf_counter()
-    done = execute(run, path=path, on_event=hear, executors=[DeviceExecutor(device) for device in devices])
+    done = execute(run, path=path, on_event=hear, executors=executors)
     return done, time.perf_counter() - began, ends[-1] - ends[0]
+
+
+def through_ray(folder: Path, device: Device, address: str, groups: int | None = None) -> None:
+    """A sweep by either engine, local, Ray, Ray, local: what moves slowly falls on both alike."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = planned(folder, device)
+    plan = dataclasses.replace(plan, plan=plan.plan[:groups])
+    whole: dict[str, list[float]] = {"local": [], "ray": []}
+    steady: dict[str, list[float]] = {"local": [], "ray": []}
+    runs: dict[str, list[Run]] = {"local": [], "ray": []}
+    for engine in ("local", "ray", "ray", "local"):
+        began = time.perf_counter()
+        executors: Sequence[Executor]
+        executors = (
+            [DeviceExecutor(device)] if engine == "local" else ray_executors(address, device, [], wait=False)[:1]
+        )
+        connected = time.perf_counter() - began  # with Ray also sending the code
+        path = folder / f"{engine}-{len(runs[engine]) + 1}.json"
+        run, wall, between = timed(plan, executors, path)
+        runs[engine].append(run)
+        whole[engine].append(connected + wall)
+        steady[engine].append(between)
+
+    def over(seconds: dict[str, list[float]]) -> float:
+        return 100 * (sum(seconds["ray"]) / sum(seconds["local"]) - 1)
+
+    every = [group.group for group in plan.plan]
+    engines, locals_ = apart(runs["local"][0], runs["ray"][0], every), apart(runs["local"][0], runs["local"][1], every)
+    several = ray_executors(address, device, [], wait=False)
+    if len(several) > 1:
+        _, wall, between = timed(plan, several, folder / "ray-all.json")
+        one = sum(whole["ray"]) / 2, sum(steady["ray"]) / 2
+        print(f"Ray on {len(several)}: {wall:.1f} s, {one[0] / wall:.2f} times as fast; between {one[1] / between:.2f}")
+    passed = {engine: [sum(row.status == "passed" for row in run.records) for run in runs[engine]] for engine in runs}
+    told = {
+        "groups": len(every),
+        "whole_s": whole,
+        "steady_s": steady,
+        "whole_percent": over(whole),
+        "steady_percent": over(steady),
+        "passed": passed,
+        "engines_apart": engines,
+        "locals_apart": locals_,
+    }
+    (folder / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
+    for name, seconds in (("whole", whole), ("first group's end to the last's", steady)):
+        each = (f"{engine} {' '.join(f'{one:.2f}' for one in seconds[engine])} s" for engine in seconds)
+        print(f"{name}: {', '.join(each)}; Ray {over(seconds):+.2f} %")
+    print(f"passed rows: {passed}")
+    print(f"pair ratios, Ray against local: {words(engines)}; local twice: {words(locals_)}")
 
 
 def ratios(run: Run) -> dict[str, float]:
@@ -122,4 +180,7 @@ def main(folder: Path, first: Device, second: Device, burn: str = BURN, groups: 
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Device("cuda", 0), Device("cuda", 1))
+    if sys.argv[2:3] == ["--ray"]:
+        through_ray(Path(sys.argv[1]), Device("cuda", 0), sys.argv[3])
+    else:
+        main(Path(sys.argv[1]), Device("cuda", 0), Device("cuda", 1))

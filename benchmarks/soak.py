@@ -78,20 +78,23 @@ def executors() -> list[DeviceExecutor]:
 
 def one_round(number: int, path: Path, dice: random.Random) -> tuple[Run, int, int]:
     """A run to its end, however often it is stopped; how often that was, and how many workers were killed."""
-    run, stops, kills = planned(number), 0, 0
+    run, stops, kills, heard = planned(number), 0, 0, set[str]()
 
     def hear(event: Event) -> None:
         nonlocal kills
+        heard.add(event.kind)
         if event.kind == "group" and dice.random() < STOP:
             raise KeyboardInterrupt
-        if event.kind in ("word", "record") and dice.random() < KILL and (there := workers()):
+        if event.kind in ("activity", "record") and dice.random() < KILL and (there := workers()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(dice.choice(there), dice.choice([signal.SIGKILL, signal.SIGTERM]))
                 kills += 1
 
     while True:
         try:
-            return execute(run, path=path, executors=executors(), on_event=hear), stops, kills
+            done = execute(run, path=path, executors=executors(), on_event=hear)
+            assert heard >= {"activity", "record", "group"}, "the dice are thrown at these"
+            return done, stops, kills
         except (KeyboardInterrupt, NothingToRun):  # by the dice, or because both workers were killed while they started
             stops += 1
             run = without_interrupted(read(path)) if path.exists() else run

@@ -23,6 +23,6 @@ def test_shards_are_run_and_merged_and_a_stopped_one_is_told(attnbench, sweep, s
     assert attnbench(["show", name]).code == 0
     answer = attnbench(["merge", str(first)])
     assert (answer.code, len(answer.err.splitlines())) == (2, 1)
-    assert "are missing" in answer.err
+    assert "are not among them; all 2 shards" in answer.err
     answer = attnbench(["run", "--resume", str(first), "--shard", "1/2"])
     assert (answer.code, answer.err.count("takes the plan of that run, not --shard")) == (2, 1)

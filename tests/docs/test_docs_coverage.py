@@ -108,7 +108,8 @@ OTHERS = {
     "--write",
     "--check",
     "--out",
-    "--groups",  # of benchmarks/*.py
+    "--groups",
+    "--ray",  # of benchmarks/*.py
     "--num_heads",
     "--head_dim",
     "--seq_len",

@@ -70,6 +70,12 @@ def test_mistakes(words, said, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(f"attnbench links: {said}")
 
 
+def test_where_there_is_no_gpu_the_way_to_try_it_out_is_named(capsys, monkeypatch):
+    monkeypatch.setattr("attnbench.machine.gpus.count_gpus", lambda: 0)
+    assert main(["links"]) == 3
+    assert capsys.readouterr().err.endswith("; --ranks 2, processes on the CPU\n")
+
+
 def test_gpus_are_counted_from_the_command(monkeypatch):
     seen = []
     monkeypatch.setattr("attnbench.machine.gpus.count_gpus", lambda: 2)

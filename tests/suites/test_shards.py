@@ -101,8 +101,8 @@ def test_what_does_not_belong_together_is_refused_in_one_line():
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert refused(first, third) == "attnbench merge: shards=2 of 3 are missing; all 3 shards"
-    assert refused(second) == "attnbench merge: shards=1, 3 of 3 are missing; all 3 shards"
+    assert refused(first, third) == "attnbench merge: shards=2/3 are not among them; all 3 shards"
+    assert refused(second) == "attnbench merge: shards=1/3, 3/3 are not among them; all 3 shards"
     assert "RUN=again.json is shard 1/3, as 00000001.json is" in refused(first, ("again.json", first[1]), second)
     assert "RUN=w.json is no shard; runs of" in refused(first, ("w.json", measured(run)))
     assert "another number of shards" in refused(first, shards(run, 2)[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from small_runs import MISBEHAVING, small_run
 from attnbench.errors import Unavailable, UsageError
 from attnbench.machine.device import CPU, Device
 from attnbench.record import Status
+from attnbench.sweep.executor import ExecutorLost
 from attnbench.sweep.run import execute
 
 pytestmark = [
@@ -24,6 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Ray itself
 ]
 HEAD, OTHERS = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
+TRIES = 3
 
 
 def free_port() -> int:
@@ -32,10 +35,23 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def started(*words, env):
-    """A node: the command ends when it is up, its processes stay."""
-    line = [Path(sys.executable).with_name("ray"), "start", "--num-cpus=1", "--num-gpus=0", "--disable-usage-stats"]
-    return subprocess.Popen([*line, *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def start(*words, env):
+    """A node: the command ends when it is up, its processes stay.  Ray gives one 30 seconds; a busy machine takes more."""
+    line = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--num-cpus=1",
+        "--num-gpus=0",
+        "--disable-usage-stats",
+    ]
+    for _ in range(TRIES):
+        done = subprocess.run([*line, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode == 0:
+            return
+        kill(pid for pid, _ in processes(words[0]))
+    pytest.fail(done.stdout)
 
 
 def processes(folder, address=""):
@@ -65,23 +81,33 @@ def cluster(tmp_path_factory):
     # Ray's sockets lie in this folder, and their names have room for little.
     folder = Path(f"/tmp/ray-{os.getpid()}")
     home = tmp_path_factory.mktemp("home")
-    env = {**os.environ, "HOME": str(home), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    address = f"{HEAD}:{free_port()}"
-    words = (f"--node-ip-address={HEAD}", f"--port={address.split(':')[1]}", "--include-dashboard=false")
+    port = free_port()
+    own = {
+        "HOME": str(home),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray listens on every interface, whatever address it is given: whoever has not this token is turned away.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # What attnbench sets to be refused within ten seconds is too short for a busy machine.
+        "RAY_gcs_rpc_server_connect_timeout_s": "60",
+        "RAY_py_gcs_connect_timeout_s": "60",
+    }
+    head = f"--node-ip-address={HEAD}"
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("HOME", "RAY_AUTH_MODE"):
-            patch.setenv(name, env[name])
+        for name, value in own.items():
+            patch.setenv(name, value)
         try:
-            assert started("--head", *words, f"--temp-dir={folder}", env=env).wait(300) == 0
-            nodes = [started(f"--address={address}", f"--node-ip-address={one}", env=env) for one in OTHERS]
-            assert [node.wait(300) for node in nodes] == [0, 0]
-            yield address, folder
+            start(head, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}", env=os.environ)
+            for one in OTHERS:
+                start(f"--node-ip-address={one}", f"--address={HEAD}:{port}", env=os.environ)
+            yield f"{HEAD}:{port}", folder
         finally:
             import ray
 
             ray.shutdown()
             kill(pid for pid, _ in processes(folder))
             subprocess.run(["rm", "-rf", str(folder)], check=True)
+    assert not (home / ".ray").exists(), "no token lies about"
 
 
 def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluster):
@@ -113,12 +139,62 @@ def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluste
     assert {one.environment for one in run.records} == {0}, "one machine in truth"
 
 
+def asked_for_ever(executor):
+    while True:  # Ray ends an actor soon, not at once
+        executor._ask(executor._actor.close.remote())
+
+
+def test_a_machine_that_another_job_has_is_waited_for_or_refused(cluster, monkeypatch):
+    from attnbench.sweep import ray_engine
+
+    address, _ = cluster
+    holder = ray_engine.ray_executors(address, CPU, [], wait=False)[0]
+    holder.open(lambda progress: None)
+    monkeypatch.setattr(ray_engine, "START_S", 3.0)
+    name, told = holder.name, []
+    second = ray_engine.ray_executors(address, CPU, [], wait=False)[0]
+    with pytest.raises(Unavailable, match=rf"^{name}: Ray has started nothing there for 3 s, another job may have it$"):
+        second.open(told.append)
+    second.close()
+    third = ray_engine.ray_executors(address, CPU, [], wait=True)[0]
+
+    def hear(progress):
+        told.append(progress.text)
+        holder.close()
+
+    third.open(hear)
+    assert told == [f"{name} waits: Ray has started nothing there for 3 s, another job may have it"]
+    with pytest.raises(ExecutorLost, match=r"its actor failed \(RayTaskError.*JSONDecodeError.*\)$"):
+        third._ask(third._actor.measure.remote("not a group", "{}"))
+    third.close()
+    with pytest.raises(ExecutorLost, match=r"its machine or its actor is gone \(ActorDiedError: .+\)$") as gone:
+        asked_for_ever(third)
+    assert gone.value.measuring
+
+
 def test_an_address_that_nobody_answers_is_one_line():
     from attnbench.sweep.ray_engine import ray_executors
 
     with pytest.raises(UsageError, match=r"^attnbench run: --address=here cannot be used; HOST:PORT of a Ray cluster$"):
         ray_executors("here", CPU, [], wait=True)
+    with pytest.raises(UsageError, match=r"--address=ray://127\.0\.0\.1:1 cannot be used"):
+        ray_executors("ray://127.0.0.1:1", CPU, [], wait=True)
     with pytest.raises(
         Unavailable, match=r"^attnbench run: --address=127.0.0.1:1 does not answer \(.*refused\); on this"
     ):
         ray_executors("127.0.0.1:1", CPU, [], wait=True)
+
+
+def test_a_token_that_is_missing_is_one_line(tmp_path):
+    with socket.socket() as one:
+        one.bind((HEAD, 0))
+        one.listen()
+        address = f"{HEAD}:{one.getsockname()[1]}"
+        words = [sys.executable, "-m", "attnbench", "run", "minimal", "--device", "cpu", "--engine", "ray"]
+        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        env = {**own, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
+        done = subprocess.run([*words, "--address", address], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 3
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"attnbench run: --address={address} does not answer (Token authentication is enabled but")
+    assert said.endswith(f"on this machine: ray start --address {address}, with the cluster's token")

@@ -70,7 +70,7 @@ def _devices(args: argparse.Namespace) -> Sequence[Device]:
     from attnbench.machine.gpus import chosen_gpus
 
     if args.ranks is None:
-        devices = chosen_gpus(WHO, args.gpus or "all")
+        devices = chosen_gpus(WHO, args.gpus or "all", without="--ranks 2, processes on the CPU")
         if len(devices) < 2:
             raise UsageError(refusal(WHO, "--gpus", args.gpus or "all", "is one GPU, which has no link", "two or more"))
         return devices

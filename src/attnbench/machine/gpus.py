@@ -12,13 +12,14 @@ ALL = "all"
 ACCEPTED = "all, or numbers of GPUs as torch counts them, such as 0,2"
 
 
-def chosen_gpus(who: str, text: str, field: str = "--gpus") -> tuple[Device, ...]:
+def chosen_gpus(who: str, text: str, field: str = "--gpus", *, without: str = "--device cpu") -> tuple[Device, ...]:
     """The GPUs that ``all`` or ``0,2`` means, each there.
 
     Args:
         who: for the message.
         text: value of ``--gpus``.
         field: what it is called where it was given.
+        without: what to ask for where there is no GPU.
 
     Raises:
         UsageError: it is written wrong, or names a GPU twice.
@@ -32,7 +33,7 @@ def chosen_gpus(who: str, text: str, field: str = "--gpus") -> tuple[Device, ...
             raise UsageError(refusal(who, field, text, f"names GPU {int(word)} twice", "each once"))
     there = count_gpus()
     if not there:
-        raise Unavailable(refusal(who, field, text, "is for GPUs, and there is none", why_no_gpu(), "--device cpu"))
+        raise Unavailable(refusal(who, field, text, "is for GPUs, and there is none", why_no_gpu(), without))
     if missing := [word for word in words if int(word) >= there]:
         wrong = f"names GPU {int(missing[0])}, which is not there"
         raise Unavailable(refusal(who, field, text, wrong, f"0 to {there - 1}, as torch counts them"))

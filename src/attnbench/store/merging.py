@@ -38,11 +38,11 @@ def merge(runs: Sequence[tuple[str, Run]], *, run_id: str) -> Run:
             wrong = f"is shard {shard.index}/{shard.count}, as {seen[shard.index]} is"
             raise UsageError(refusal(WHO, "RUN", name, wrong, "each shard once"))
         seen[shard.index] = name
-    missing = [str(index) for index in range(1, whole.count + 1) if index not in seen]
+    missing = [f"{index}/{whole.count}" for index in range(1, whole.count + 1) if index not in seen]
     if missing:
         accepted, left = f"all {whole.count} shards", len(missing) - MOST_NAMED
         some = ", ".join(missing[:MOST_NAMED]) + f" and {left} more" * (left > 0)
-        raise UsageError(refusal(WHO, "shards", some, f"of {whole.count} are missing", accepted))
+        raise UsageError(refusal(WHO, "shards", some, "are not among them", accepted))
     _check_cut(runs, whole)
     return _merged([run for _, run in runs], whole, run_id)
 

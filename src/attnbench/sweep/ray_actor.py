@@ -6,6 +6,7 @@ and whatever the backends need, but no attnbench.  It never touches CUDA: the wo
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -16,6 +17,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+"""Variables that an actor has beyond those it was started with: one thread of OpenMP, and a debugger of Ray's."""
+
 
 class RemoteExecutor:
     """An executor for one device.
@@ -24,20 +28,20 @@ class RemoteExecutor:
         code: a zip file of the package.
         digest: of `code`, names the folder it is unpacked in.
         device: cpu, or cuda:0, the only GPU that Ray shows this process.
-        files: --backends files, name and text of each.
+        files: --backends files, name and content of each.
     """
 
-    def __init__(self, code: bytes, digest: str, device: str, files: list[tuple[str, str]]) -> None:
+    def __init__(self, code: bytes, digest: str, device: str, files: list[tuple[str, bytes]]) -> None:
         sys.path.insert(0, str(_unpacked(code, digest)))
         from attnbench.machine.device import Device
         from attnbench.sweep.executor import DeviceExecutor
 
         self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
         paths = []
-        for number, (name, text) in enumerate(files):
+        for number, (name, content) in enumerate(files):
             path = Path(self._folder.name) / str(number) / name  # two may have one name
             path.parent.mkdir()
-            path.write_text(text, "utf-8")
+            path.write_bytes(content)
             paths.append(str(path))
         self._executor = DeviceExecutor(Device.parse(device), tuple(paths), wait=False)
 
@@ -57,6 +61,7 @@ class RemoteExecutor:
         from attnbench.record import PlannedGroup, Settings, from_dict, to_dict
         from attnbench.sweep.executor import ExecutorLost
 
+        note = as_its_raylet()
         try:
             found = self._executor.measure(
                 from_dict(PlannedGroup, json.loads(group), "group"),
@@ -65,9 +70,10 @@ class RemoteExecutor:
             )
         except ExecutorLost as error:
             return json.dumps({"lost": str(error), "measuring": error.measuring})
+        notes = (note,) if note else ()
         return json.dumps(
             {
-                "records": to_dict(found.records),
+                "records": to_dict([dataclasses.replace(one, notes=(*one.notes, *notes)) for one in found.records]),
                 "environments": to_dict(found.environments),
                 "sampling_s": found.sampling_s,
             }
@@ -77,6 +83,25 @@ class RemoteExecutor:
         """End the worker and let go of the GPU."""
         self._executor.close()
         self._folder.cleanup()
+
+
+def as_its_raylet() -> str | None:
+    """Undo what Ray did to this thread, so that a worker is one as the local engine starts it.
+
+    Returns:
+        What could not be undone, for the records.
+    """
+    at_first = Path("/proc/self/environ").read_bytes().split(b"\0")
+    for name in SET_BY_RAY:
+        if not any(one.startswith(f"{name}=".encode()) for one in at_first):
+            os.environ.pop(name, None)
+    own, wanted = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, os.getppid()))
+    if own > wanted:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, wanted)
+        except PermissionError:
+            return f"measured at niceness {own}, which Ray gives its workers; start Ray with RAY_worker_niceness=0"
+    return None
 
 
 def _unpacked(code: bytes, digest: str) -> Path:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 import zipfile
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import attnbench
-from attnbench.errors import Unavailable, UsageError, refusal
+from attnbench.errors import Unavailable, UsageError, WorkerError, refusal
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Settings, from_dict, to_dict
 from attnbench.sweep import ray_actor
+from attnbench.sweep.device_worker import accepted, check_kept
 from attnbench.sweep.executor import ExecutorLost, Measured, OnProgress, Progress
 
 ANSWER_S = 5.0
@@ -31,7 +33,11 @@ ANSWER_S = 5.0
 START_S = 60.0
 """For an actor to be ready: it imports no torch."""
 LOOK_S = 1.0
-"""How often a GPU that another run holds is asked for."""
+"""How often a GPU that another run holds is asked for, and the head whether it is there."""
+HEAD_S = 20.0
+"""That the head may be silent."""
+WORDS = 200
+"""Of an error of Ray's, at most."""
 CLOSE_S = 20.0
 """For an actor to end its worker; it takes a second."""
 SURROUNDINGS = {
@@ -40,47 +46,99 @@ SURROUNDINGS = {
     "RAY_gcs_rpc_server_connect_timeout_s": "2",
     "RAY_py_gcs_connect_timeout_s": "4",
     "RAY_NUM_REDIS_GET_RETRIES": "1",
+    # Without a head it would end this process after 60 seconds, with nothing said of what was measured.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
 }
 """Variables that Ray reads when it is imported, unless they are set."""
 WHO = "attnbench run"
 
 
+class Silent(ExecutorLost):
+    """An actor has not answered in time."""
+
+
+class Head:
+    """The machine that a cluster cannot be without.
+
+    Args:
+        host: of the cluster's address.
+        port: likewise.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        self._guard = threading.Lock()
+        self._heard = self._looked = time.monotonic()
+
+    def connect(self) -> None:
+        """Open a connection, and close it.
+
+        Raises:
+            OSError: it takes none.
+        """
+        socket.create_connection((self.host, self.port), ANSWER_S).close()
+
+    def check(self) -> None:
+        """Have a look where the last one is old.
+
+        Raises:
+            ExecutorLost: nobody has answered for `HEAD_S`.
+        """
+        with self._guard:
+            if time.monotonic() - self._looked >= LOOK_S:
+                try:
+                    self.connect()
+                    self._heard = time.monotonic()
+                except OSError:
+                    pass
+                self._looked = time.monotonic()
+            silent = self._looked - self._heard
+        if silent >= HEAD_S:
+            wrong = f"the head of the cluster, {self.host}:{self.port}, has not answered for {HEAD_S:g} s"
+            raise ExecutorLost(wrong, measuring=False)
+
+
 class RayExecutor:
     """A device of a cluster."""
 
-    def __init__(self, ray: Any, name: str, actor: Any, *, wait: bool) -> None:
-        self.name, self._ray, self._actor, self._wait = name, ray, actor, wait
+    def __init__(self, ray: Any, name: str, actor: Any, head: Head, *, wait: bool) -> None:
+        self.name, self._ray, self._actor, self._head, self._wait = name, ray, actor, head, wait
 
     def order(self) -> str:
         """Its name: Ray gives a GPU to one actor at a time."""
         return self.name
 
     def open(self, on_progress: OnProgress) -> None:
-        """Have the actor take the lock of its GPU."""
-        said = False
-        while (answer := self._ask(self._actor.open.remote(), START_S)) is not None:
-            held, waits = answer
-            if not waits:
-                raise ExecutorLost(held, measuring=False)
+        """Have the actor take the lock of its GPU, as soon as Ray has started it there."""
+        call, said = self._actor.open.remote(), set[str]()
+        while True:
+            try:
+                answer = self._ask(call, START_S)
+            except Silent:
+                held = f"Ray has started nothing there for {START_S:g} s, another job may have it"
+            else:
+                if answer is None:
+                    return
+                held, waits = answer
+                if not waits:
+                    raise ExecutorLost(held, measuring=False)
+                call = self._actor.open.remote()
             if not self._wait:
                 raise Unavailable(f"{self.name}: {held}")
-            if not said:
+            if held not in said:
                 on_progress(Progress(f"{self.name} waits: {held}"))
-                said = True
+                said.add(held)
             time.sleep(LOOK_S)
 
     def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
         """Measure a group there."""
         on_progress(Progress("measuring", group))
         words = (json.dumps(to_dict(one)) for one in (group, settings))
-        answer = json.loads(self._ask(self._actor.measure.remote(*words)))
-        if "lost" in answer:
-            raise ExecutorLost(answer["lost"], measuring=answer["measuring"])
-        return Measured(
-            tuple(from_dict(Record, one, "record") for one in answer["records"]),
-            tuple(from_dict(Environment, one, "environment") for one in answer["environments"]),
-            float(answer["sampling_s"]),
-        )
+        answer = self._ask(self._actor.measure.remote(*words))
+        try:
+            return read_answer(answer, group)
+        except WorkerError as error:
+            raise ExecutorLost(str(error), measuring=True) from None
 
     def stop(self) -> None:
         """End the actor, and with it what it is measuring."""
@@ -95,17 +153,55 @@ class RayExecutor:
         self._ray.kill(self._actor)
 
     def _ask(self, call: Any, timeout_s: float | None = None) -> Any:
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(call, timeout=timeout_s)
-        except (errors.RayActorError, errors.ActorUnschedulableError) as error:
-            wrong = f"its machine or its actor is gone ({type(error).__name__})"
-            raise ExecutorLost(wrong, measuring=isinstance(error, errors.RayActorError)) from None
-        except KeyboardInterrupt:
-            self.stop()  # or closing it would wait for what it is measuring
-            raise
-        except errors.GetTimeoutError:
-            raise ExecutorLost(f"no answer within {timeout_s:g} s", measuring=False) from None
+        errors, asked = self._ray.exceptions, time.monotonic()
+        while True:
+            try:
+                return self._ray.get(call, timeout=LOOK_S)
+            except errors.GetTimeoutError:
+                self._head.check()
+                if timeout_s is not None and time.monotonic() - asked >= timeout_s:
+                    raise Silent(f"no answer within {timeout_s:g} s", measuring=False) from None
+            except errors.RayError as error:
+                # One that cannot be placed has measured nothing.
+                measuring = not isinstance(error, errors.ActorUnschedulableError)
+                raise ExecutorLost(_in_words(error, errors), measuring=measuring) from None
+            except KeyboardInterrupt:
+                self.stop()  # or closing it would wait for what it is measuring
+                raise
+
+
+def _in_words(error: Exception, errors: Any) -> str:
+    """What an error of Ray's says of an actor; the last line of a traceback is its cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = f": {lines[-1][:WORDS]}" if lines else ""
+    gone = isinstance(error, (errors.RayActorError, errors.ActorUnschedulableError))
+    what = "its machine or its actor is gone" if gone else "its actor failed"
+    return f"{what} ({type(error).__name__}{cause})"
+
+
+def read_answer(answer: Any, group: PlannedGroup) -> Measured:
+    """What an actor says that it measured, held against what was asked of it.
+
+    Raises:
+        ExecutorLost: it says that its executor is lost.
+        WorkerError: it is no answer to this.
+    """
+    try:
+        said = json.loads(answer)
+        if "lost" in said:
+            raise ExecutorLost(str(said["lost"]), measuring=bool(said["measuring"]))
+        records = tuple(from_dict(Record, one, "record") for one in said["records"])
+        environments = tuple(from_dict(Environment, one, "environment") for one in said["environments"])
+        sampling_s = float(said["sampling_s"])
+    except (TypeError, ValueError, KeyError, RecursionError, UsageError) as error:
+        raise WorkerError(f"its answer cannot be read ({type(error).__name__}: {error})") from None
+    for one in records:
+        accepted(one, group)
+    check_kept("answer", records=records, environments=environments)
+    numbers = {one.environment for one in records} - {None}
+    if tuple(one.backend for one in records) != group.backends or not numbers <= set(range(len(environments))):
+        raise WorkerError("its answer has not each backend of the group once")
+    return Measured(records, environments, sampling_s)
 
 
 def ray_executors(address: str, device: Device, files: Sequence[str], *, wait: bool) -> list[RayExecutor]:
@@ -121,11 +217,11 @@ def ray_executors(address: str, device: Device, files: Sequence[str], *, wait: b
         UsageError: the address is written wrong.
         Unavailable: Ray is not installed, nobody answers, or the cluster has no such device.
     """
-    ray = _connected(address)
+    ray, head = _connected(address)
     actor = ray_actor.actor_class(ray)
     code = packed_code()
     digest, shared = hashlib.sha256(code).hexdigest()[:16], ray.put(code)
-    texts = [(Path(file).name, Path(file).read_text("utf-8")) for file in files]
+    texts = [(Path(file).name, Path(file).read_bytes()) for file in files]
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     executors = []
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerAddress"])
@@ -136,7 +232,7 @@ def ray_executors(address: str, device: Device, files: Sequence[str], *, wait: b
             there = actor.options(**options, scheduling_strategy=affinity(node["NodeID"], soft=False))
             here = str(Device(device.kind, 0))  # Ray shows an actor its own GPU only
             name = f"machine {number} {Device(device.kind, index)}"
-            executors.append(RayExecutor(ray, name, there.remote(shared, digest, here, texts), wait=wait))
+            executors.append(RayExecutor(ray, name, there.remote(shared, digest, here, texts), head, wait=wait))
     if not executors:
         raise Unavailable(refusal(WHO, "--address", address, "is a cluster without a GPU", "--device cpu, or GPUs"))
     return executors
@@ -152,10 +248,11 @@ def packed_code() -> bytes:
     return data.getvalue()
 
 
-def _connected(address: str) -> Any:
-    """Ray, connected to a cluster."""
+def _connected(address: str) -> tuple[Any, Head]:
+    """Ray, connected to a cluster, and that cluster's head."""
     host, _, port = address.rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+    host = host.removeprefix("[").removesuffix("]")  # IPv6
+    if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise UsageError(refusal(WHO, "--address", address, "cannot be used", "HOST:PORT of a Ray cluster"))
     for name, value in SURROUNDINGS.items():
         os.environ.setdefault(name, value)
@@ -164,12 +261,12 @@ def _connected(address: str) -> Any:
         import ray.util.scheduling_strategies
     except ImportError:
         raise Unavailable(refusal(WHO, "--engine", "ray", "needs Ray", "pip install 'attnbench[ray]'")) from None
-    todo = f"on this machine: ray start --address {address}"
+    todo, head = f"on this machine: ray start --address {address}, with the cluster's token", Head(host, int(port))
     try:
-        socket.create_connection((host, int(port)), ANSWER_S).close()
+        head.connect()
         if not ray.is_initialized():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-    except (OSError, ConnectionError, RuntimeError, ValueError) as error:
-        words = " ".join(str(error).split())[:200]
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        words = " ".join(str(error).split())[:WORDS]
         raise Unavailable(refusal(WHO, "--address", address, f"does not answer ({words})", todo)) from None
-    return ray
+    return ray, head

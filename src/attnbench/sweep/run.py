@@ -205,11 +205,12 @@ class Execution(AbstractContextManager["Execution"]):
         try:
             run_groups(groups, self.run.settings, self.executors, self._handle)
         except ExecutorLost as error:
-            kept = len({record.group for record in self.run.records})
-            if not kept or self.writer is None:
-                raise
-            left = f"{kept} of {len(self.run.plan)} groups are kept; to finish: --resume {self.writer.path}"
-            raise NothingToRun(f"{error}; {left}") from None
+            kept, several = len({record.group for record in self.run.records}), len(self.executors) > 1
+            told = f"attnbench run: all {len(self.executors)} executors are lost; the last: {error}"
+            words = [told if several else str(error)]
+            if kept and self.writer is not None:
+                words += [f"{kept} of {len(self.run.plan)} groups are kept", f"to finish: --resume {self.writer.path}"]
+            raise NothingToRun("; ".join(words)) from None
 
     # ── what executors say (`sweep.schedule`), always in this thread ─────────────────────────────────
 
