@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.shared.rows import load_rows
+from attnbench.kernels.shared.rows import Reach, load_rows
 
 COUNTS = ("contextual_len", "group", "heads", "pairs", "parts", "rows", "tiles", "window")
 """Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew, but that more jobs
@@ -104,15 +104,6 @@ def sees(
     if HAS_PREFIX:
         near |= rows < prefix
     return see & near
-
-
-class Reach(NamedTuple):
-    """Keys (or rows) [low, high) that some of a range's rows (or keys) see, and [all_low, all_high) that all see."""
-
-    low: Any
-    all_low: Any
-    all_high: Any
-    high: Any
 
 
 @triton.jit

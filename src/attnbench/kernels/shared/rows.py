@@ -3,10 +3,19 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
+
+
+class Reach(NamedTuple):
+    """Keys (or rows) [low, high) that some of a range's rows (or keys) see, and [all_low, all_high) that all see."""
+
+    low: Any
+    all_low: Any
+    all_high: Any
+    high: Any
 
 
 @triton.jit

@@ -136,29 +136,41 @@ def key_tile_of(problem):
     tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads_kv
     head_kv = pair - number * problem.heads_kv
-    batch, query_start, key_start, queries, keys = sequence(
-        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
-    )
-    padded = padded_start(number, query_start, queries, problem.PACKED, problem.BLOCK_M).to(gl.int32)
-    query_start = (query_start + batch * problem.seqlen_q).to(gl.int32)
-    key_start = (key_start + batch * problem.seqlen_k).to(gl.int32)
+    bounds = sequence(problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
+    queries, keys = bounds.queries, bounds.keys
+    padded = padded_start(number, bounds.query_start, queries, problem.PACKED, problem.BLOCK_M).to(gl.int32)
+    query_start = (bounds.query_start + bounds.batch * problem.seqlen_q).to(gl.int32)
+    key_start = (bounds.key_start + bounds.batch * problem.seqlen_k).to(gl.int32)
     start = tile * KEYS
-    low, all_low, all_high, high = rows_of_keys(
-        start,
-        gl.minimum(start + KEYS, keys) - 1,
-        queries,
-        keys - queries,
-        mask.left,
-        mask.right,
-        mask.HAS_LEFT,
-        mask.HAS_RIGHT,
+    reach = rows_of_keys(
+        first=start,
+        last=gl.minimum(start + KEYS, keys) - 1,
+        queries=queries,
+        shift=keys - queries,
+        left=mask.left,
+        right=mask.right,
+        HAS_LEFT=mask.HAS_LEFT,
+        HAS_RIGHT=mask.HAS_RIGHT,
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, problem.BLOCK_M)
+    tiles = tiles_of(reach, problem.BLOCK_M)
+    whole, split = tiles.whole, tiles.split
     if start + KEYS > keys:
         # Keys past the end are zeros, but their probabilities are not.
-        whole = end
-        split = end
-    return KeyTile(head_kv, padded, query_start, key_start, queries, keys, start, begin, whole, split, end)
+        whole = tiles.end
+        split = tiles.end
+    return KeyTile(
+        head_kv=head_kv,
+        padded=padded,
+        query_start=query_start,
+        key_start=key_start,
+        queries=queries,
+        keys=keys,
+        start=start,
+        begin=tiles.begin,
+        whole=whole,
+        split=split,
+        end=tiles.end,
+    )
 
 
 @gluon.jit

@@ -42,7 +42,7 @@ from attnbench.kernels.flash.config.space import (
 from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
 from attnbench.kernels.flash.hopper.producer import Producer, produce
-from attnbench.kernels.flash.hopper.tiles import GridProblem, Mask
+from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS, GridProblem, Mask
 from attnbench.kernels.flash.problem import lse_strides
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import (
@@ -158,7 +158,7 @@ def flash_hopper_forward(
             held_rings = held_rings + (allocate_ring(q_desc, 1, 1),)
     rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     turns = allocate_barriers(GROUPS, 1)
-    queue = allocate_work_queue(GROUPS, 10)
+    queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     outs = q_rings[0].tiles
     if out_desc.block_shape[4] != META.BLOCK_V and q_desc.block_shape[4] == META.BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)

@@ -88,7 +88,7 @@ def produce(producer):
         work, key_start = work_of(tile, head, number, problem, ROWS * producer.GROUPS, producer.BLOCK_N)
         following = -1
         if work.first < work.queries:
-            work.publish(producer.queue, done)
+            producer.queue.publish(done, work)
             count, following = load_work(producer, work, key_start, count, done)
             done += 1
         if GRID != "ticket":
@@ -96,4 +96,4 @@ def produce(producer):
         elif following < 0:  # an item without rows or without keys
             following = next_work(producer.counter_ptr)
         at = following
-    producer.queue.publish(done, (-1,))
+    producer.queue.finish(done)

@@ -18,6 +18,7 @@ from attnbench.kernels.flash.portable.backward_step import Mask, add_part, begin
 from attnbench.kernels.flash.tiles import (
     BACKWARD_COUNTS,
     Rows,
+    TileRange,
     first_row,
     load_tile,
     masked_tile,
@@ -65,12 +66,13 @@ def flash_backward_columns(
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads_kv
     head_kv = pair - number * heads_kv
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
     start = tile * BLOCK_N
     if start >= keys:
         return
     k = load_rows(
-        first_row(tensors.k, batch, key_start, head_kv, strides.k),
+        first_row(tensors.k, batch, bounds.key_start, head_kv, strides.k),
         start,
         keys,
         strides.k.row,
@@ -80,7 +82,7 @@ def flash_backward_columns(
         False,
     )
     v = load_rows(
-        first_row(tensors.v, batch, key_start, head_kv, strides.v),
+        first_row(tensors.v, batch, bounds.key_start, head_kv, strides.v),
         start,
         keys,
         strides.v.row,
@@ -95,37 +97,39 @@ def flash_backward_columns(
 
     # In whole tiles of rows: [begin, whole) masked, [whole, split) seen whole, [split, end) masked.
     shift = keys - queries
-    low, all_low, all_high, high = rows_of_keys(
+    reach = rows_of_keys(
         start, tl.minimum(start + BLOCK_N, keys) - 1, queries, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_M)
+    row_tiles = tiles_of(reach, META.BLOCK_M)
+    begin, whole, split, end = row_tiles.begin, row_tiles.whole, row_tiles.split, row_tiles.end
     if start + BLOCK_N > keys:
         # Keys past the end are zeros, but their probabilities are not.
         whole = end
         split = end
+    row_tiles = TileRange(begin=begin, whole=whole, split=split, end=end)
     mask = Mask(
         whole=whole, split=split, columns=columns, queries=queries, keys=keys, shift=shift, left=left, right=right
     )
     # The one loop takes them all where META.FUSED.
     first = begin if META.FUSED else whole
     last = end if META.FUSED else split
-    padded = padded_start(number, query_start, queries, META.PACKED, META.PAD)
+    padded = padded_start(number, bounds.query_start, queries, META.PACKED, META.PAD)
     for member in range(members if META.GROUPED else 1):
         head = head_kv * members + member
         q_rows = Rows(
-            base=first_row(tensors.q, batch, query_start, head, strides.q),
+            base=first_row(tensors.q, batch, bounds.query_start, head, strides.q),
             desc=q_desc,
             batch=batch,
-            start=query_start,
+            start=bounds.query_start,
             head=head,
             count=queries,
             stride=strides.q.row,
         )
         dout_rows = Rows(
-            base=first_row(tensors.dout, batch, query_start, head, strides.dout),
+            base=first_row(tensors.dout, batch, bounds.query_start, head, strides.dout),
             desc=dout_desc,
             batch=batch,
-            start=query_start,
+            start=bounds.query_start,
             head=head,
             count=queries,
             stride=strides.dout.row,
@@ -213,7 +217,7 @@ def flash_backward_columns(
         for index in tl.range(
             0, 0 if META.FUSED else whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True
         ):
-            at = masked_tile(index, begin, whole, split) * META.BLOCK_M
+            at = masked_tile(index, row_tiles) * META.BLOCK_M
             q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, False, META.TMA)
             dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, False, META.TMA)
             if META.TMA and META.PACKED:
@@ -239,7 +243,7 @@ def flash_backward_columns(
             if META.ATOMIC:
                 add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
     store_rows(
-        first_row(tensors.dk, batch, key_start, head_kv, strides.dk),
+        first_row(tensors.dk, batch, bounds.key_start, head_kv, strides.dk),
         start,
         keys,
         strides.dk.row,
@@ -249,7 +253,7 @@ def flash_backward_columns(
         BLOCK_D,
     )
     store_rows(
-        first_row(tensors.dv, batch, key_start, head_kv, strides.dv),
+        first_row(tensors.dv, batch, bounds.key_start, head_kv, strides.dv),
         start,
         keys,
         strides.dv.row,

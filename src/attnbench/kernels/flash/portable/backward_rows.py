@@ -59,7 +59,8 @@ def flash_backward_prepare(
     pair = tl.program_id(0) // tiles
     number = pair // heads
     head = pair - number * heads
-    batch, query_start, _, queries, _ = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    bounds = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    batch, query_start, queries = bounds.batch, bounds.query_start, bounds.queries
     start = tile * BLOCK_M
     if start >= queries:
         return
@@ -152,7 +153,9 @@ def flash_backward_rows(
     number = pair // heads
     head = pair - number * heads
     head_kv = head // members
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+    query_start, key_start = bounds.query_start, bounds.key_start
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
@@ -204,18 +207,21 @@ def flash_backward_rows(
     lse = (tl.load(stats) * scale_log2)[:, None]
     delta = tl.load(stats + tl.cast(heads, tl.int64) * stats_rows)[:, None]
     shift = keys - queries
-    low, all_low, all_high, high = keys_of_rows(
+    reach = keys_of_rows(
         start, tl.minimum(start + BLOCK_M, queries) - 1, keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_N)
+    key_tiles = tiles_of(reach, META.BLOCK_N)
+    whole, split = key_tiles.whole, key_tiles.split
     rows = start + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
         k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, BLOCK_D, True, META.TMA)
         v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, META.BLOCK_V, True, META.TMA)
         dq = fold_keys(dq, k, v, q, dout, lse, delta, None, scale_log2, PRECISION, False)
-    for index in tl.range(0, whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split) * META.BLOCK_N
+    for index in tl.range(
+        0, whole - key_tiles.begin + key_tiles.end - split, num_stages=META.MASKED_STAGES, disable_licm=True
+    ):
+        at = masked_tile(index, key_tiles) * META.BLOCK_N
         k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, BLOCK_D, False, META.TMA and not META.PACKED)
         v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, META.BLOCK_V, False, META.TMA and not META.PACKED)
         see = sees(
@@ -271,7 +277,8 @@ def flash_backward_round(
     pair = tl.program_id(0) // tiles
     number = pair // heads
     head = pair - number * heads
-    batch, query_start, _, queries, _ = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    bounds = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    batch, query_start, queries = bounds.batch, bounds.query_start, bounds.queries
     start = tile * BLOCK_M
     if start >= queries:
         return

@@ -73,11 +73,9 @@ class Results(NamedTuple):
 @no_type_check
 def tiles_seen(queries, keys, listed, META: tl.constexpr):
     """First tile of keys that some query of a sequence sees, and how many: at least one, without queries none."""
-    low, _, _, high = keys_of_rows(
-        0, queries - 1, keys, keys - queries, listed.left, listed.right, META.HAS_LEFT, META.HAS_RIGHT
-    )
-    begin = low // META.BLOCK_N
-    count = tl.maximum((high + META.BLOCK_N - 1) // META.BLOCK_N - begin, 1)
+    reach = keys_of_rows(0, queries - 1, keys, keys - queries, listed.left, listed.right, META.HAS_LEFT, META.HAS_RIGHT)
+    begin = reach.low // META.BLOCK_N
+    count = tl.maximum((reach.high + META.BLOCK_N - 1) // META.BLOCK_N - begin, 1)
     return begin, tl.where(queries > 0, count, 0)
 
 
@@ -239,9 +237,9 @@ def decode_attend(
     index, stop = share_of(program, tl.num_programs(0), total)
     while index < stop:
         number, before = sequence_at(index, listed, META)
-        at_batch, query_start, key_start, queries, keys = sequence(
-            cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED
-        )
+        bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+        at_batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+        query_start, key_start = bounds.query_start, bounds.key_start
         begin, count = tiles_seen(queries, keys, listed, META)
         entries = entries_of(count, lead)
         job = (index - before) // entries
@@ -373,8 +371,9 @@ def decode_combine(
         right=right,
     )
     before, total = entries_before(number, listed, META)
-    at_batch, query_start, _, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
-    _, count = tiles_seen(queries, keys, listed, META)
+    bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    at_batch, query_start, queries = bounds.batch, bounds.query_start, bounds.queries
+    _, count = tiles_seen(queries, bounds.keys, listed, META)
     entries = entries_of(count, lead)
     begin = before + job * entries
     first = sharer_of(begin, programs, total)

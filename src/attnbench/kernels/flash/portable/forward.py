@@ -179,9 +179,9 @@ def attend_rows(program, given, META: tl.constexpr):
     number = pair // given.heads
     head = pair - number * given.heads
     head_kv = head // given.repeats
-    batch, query_start, key_start, queries, keys = sequence(
-        given.cu_q_ptr, given.cu_k_ptr, given.seqlen_q, given.seqlen_k, number, META.PACKED
-    )
+    bounds = sequence(given.cu_q_ptr, given.cu_k_ptr, given.seqlen_q, given.seqlen_k, number, META.PACKED)
+    batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+    query_start, key_start = bounds.query_start, bounds.key_start
     first = (given.tiles - 1 - tile) * BLOCK_M
     if first < queries:
         q_base = first_row(given.tensors.q, batch, query_start, head, given.strides.q)
@@ -209,7 +209,7 @@ def attend_rows(program, given, META: tl.constexpr):
         )  # [BLOCK_M, BLOCK_D]
         rows = first + tl.arange(0, BLOCK_M)
         shift = keys - queries
-        low, all_low, all_high, high = keys_of_rows(
+        reach = keys_of_rows(
             first,
             tl.minimum(first + BLOCK_M, queries) - 1,
             keys,
@@ -219,7 +219,8 @@ def attend_rows(program, given, META: tl.constexpr):
             META.HAS_LEFT,
             META.HAS_RIGHT,
         )
-        begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_N)
+        key_tiles = tiles_of(reach, META.BLOCK_N)
+        whole, split = key_tiles.whole, key_tiles.split
         mask = Mask(rows=rows, whole=whole, split=split, keys=keys, shift=shift, left=given.left, right=given.right)
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -227,8 +228,8 @@ def attend_rows(program, given, META: tl.constexpr):
         start = whole
         stop = split
         if META.FUSED:
-            start = begin
-            stop = end
+            start = key_tiles.begin
+            stop = key_tiles.end
         if META.AHEAD:
             if start < stop:
                 k = load_tile(
@@ -266,8 +267,8 @@ def attend_rows(program, given, META: tl.constexpr):
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
         if not META.FUSED:
             # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
-            for index in tl.range(0, whole - begin + end - split, num_stages=1, disable_licm=True):
-                at = masked_tile(index, begin, whole, split) * META.BLOCK_N
+            for index in tl.range(0, whole - key_tiles.begin + key_tiles.end - split, num_stages=1, disable_licm=True):
+                at = masked_tile(index, key_tiles) * META.BLOCK_N
                 # Keys of the next sequence may come along: their scores are hidden, whatever they are.
                 k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, False, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)

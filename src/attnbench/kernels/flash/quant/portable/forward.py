@@ -132,7 +132,9 @@ def flash_quant_forward(
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+    query_start, key_start = bounds.query_start, bounds.key_start
     first = (tiles - 1 - tile) * BLOCK_M
     if first < queries:
         q_place = (
@@ -147,8 +149,11 @@ def flash_quant_forward(
         row_scale = tl.load(made.q_scale + q_place + at, there, other=1.0)
         shift = keys - queries
         last = tl.minimum(first + BLOCK_M, queries) - 1
-        low, all_low, all_high, high = keys_of_rows(first, last, keys, shift, 0, 0, False, META.HAS_RIGHT)
-        _, _, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+        reach = keys_of_rows(
+            first=first, last=last, keys=keys, shift=shift, left=0, right=0, HAS_LEFT=False, HAS_RIGHT=META.HAS_RIGHT
+        )
+        key_tiles = tiles_of(reach, BLOCK_N)
+        split, end = key_tiles.split, key_tiles.end
         acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)

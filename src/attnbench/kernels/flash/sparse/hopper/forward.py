@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
+from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS
 from attnbench.kernels.flash.sparse.config import Shape, query_tiles
 from attnbench.kernels.flash.sparse.hopper.attend import consume_shared
 from attnbench.kernels.flash.sparse.hopper.producer import Producer, produce
@@ -111,7 +112,7 @@ def flash_sparse_hopper_forward(
         q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
     rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     turns = allocate_barriers(GROUPS, 1)
-    queue = allocate_work_queue(GROUPS, 10)
+    queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     fence_async_shared()
     producer = Producer(
         q_desc=q_desc,

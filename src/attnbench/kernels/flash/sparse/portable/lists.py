@@ -73,7 +73,7 @@ def list_blocks(
     indices_ptr += tl.cast(number, tl.int64) * columns
     shift = seqlen_k - seqlen_q
     # What the first row sees whole, all do.
-    _, _, all_high, _ = keys_of_rows(block * UNIT, block * UNIT, seqlen_k, shift, 0, 0, False, CAUSAL)
+    all_high = keys_of_rows(block * UNIT, block * UNIT, seqlen_k, shift, 0, 0, False, CAUSAL).all_high
     listed = 0
     whole = 0
     rank = tl.arange(0, 4)
@@ -84,7 +84,7 @@ def list_blocks(
         for which in tl.static_range(SHARE):
             row = block + which
             last = tl.minimum((row + 1) * UNIT, seqlen_q) - 1
-            _, _, _, high = keys_of_rows(last, last, seqlen_k, shift, 0, 0, False, CAUSAL)
+            high = keys_of_rows(last, last, seqlen_k, shift, 0, 0, False, CAUSAL).high
             there = (
                 tl.load(
                     map_ptr + tl.cast(row // HALVES, tl.int64) * map_row + at.to(tl.int64) * map_column,

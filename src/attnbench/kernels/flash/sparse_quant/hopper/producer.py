@@ -143,10 +143,10 @@ def produce(producer):
         work, number = work_of(producer, turn)
         following = -1
         if work.first < work.queries:
-            work.publish(producer.queue, done)
+            producer.queue.publish(done, work)
             count, following = load_work(producer, work, number, items, count, done)
             done += 1
         if following < 0:  # an item without rows or without keys
             following = draw(producer, items)
         turn = following
-    producer.queue.publish(done, (-1,))
+    producer.queue.finish(done)

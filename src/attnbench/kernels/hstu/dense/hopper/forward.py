@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.hopper.produce import Producer, Rows, produce
 from attnbench.kernels.hstu.dense.hopper.tiles import GridProblem, Mask, hide
-from attnbench.kernels.hstu.dense.hopper.work import read_work
+from attnbench.kernels.hstu.dense.hopper.work import WORK_FIELDS, read_work
 from attnbench.kernels.hstu.tiles import COUNTS, silu
 from attnbench.kernels.shared.hopper import (
     ROWS,
@@ -277,7 +277,7 @@ def start_warps(
         q_rings = q_rings + (allocate_ring(q_desc, ROOM, CONSUMERS=1),)
     # Values are read a step longer than keys.
     rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES + 1, GROUPS))
-    queue = allocate_work_queue(GROUPS, COUNT=13)
+    queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     if META.SPLIT:
         # The sum of the parts may be launched once all programs are: it waits for their end by itself.
         gdc_launch_dependents()
