@@ -61,6 +61,28 @@ def test_launchers_give_arguments_by_name():
     assert not found
 
 
+BY_PLACE = 7
+"""Arguments that a call of ours gives by place, at most: of more the reader would have to count."""
+
+
+def test_calls_of_many_arguments_give_them_by_name():
+    """Of functions, named tuples and aggregates of the kernels; not of operators, whose order is their schema."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(KERNELS.rglob("*.py"))}
+    ours = {node.name for tree in trees.values() for node in ast.walk(tree) if hasattr(node, "name")}
+    found, calls = [], 0
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                if name in ours and len(node.args) + len(node.keywords) > BY_PLACE:
+                    calls += 1
+                    by_place = [one for one in node.args if not isinstance(one, ast.Starred)]
+                    if len(by_place) > BY_PLACE:
+                        found.append(f"{path.relative_to(KERNELS)}:{node.lineno} {name}")
+    assert calls > 200
+    assert not found
+
+
 BINDER = """
 import json
 from typing import NamedTuple

@@ -117,9 +117,9 @@ def launch_backward(
         if fault:
             raise ValueError(f"flash_attention: backward={config.short} is not valid, {fault}")
     _prepare(out, dout, lse, q, problem, config, workspace)
-    _columns(q, k, v, dout, dk, dv, problem, config, workspace)
+    _columns(q=q, k=k, v=v, dout=dout, dk=dk, dv=dv, problem=problem, config=config, workspace=workspace)
     if config.rows is not None:
-        _rows(q, k, v, dout, dq, problem, config, config.rows, workspace)
+        _rows(q=q, k=k, v=v, dout=dout, dq=dq, problem=problem, config=config, sizes=config.rows, workspace=workspace)
     else:
         _round(dq, problem, config, workspace)
 
@@ -179,7 +179,9 @@ def _columns(
         from attnbench.kernels.flash.hopper.backward import launch_hopper_columns
 
         assert sums is not None
-        launch_hopper_columns(q, k, v, dout, dk, dv, workspace.stats, sums, problem, config)
+        launch_hopper_columns(
+            q=q, k=k, v=v, dout=dout, dk=dk, dv=dv, stats=workspace.stats, sums=sums, problem=problem, config=config
+        )
         return
     tma = config.loads == "tma" and takes_tma(q) and takes_tma(dout)
     # The interpreter has no atomics of descriptors, whose coordinates are 32 bits.

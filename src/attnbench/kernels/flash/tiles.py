@@ -169,7 +169,16 @@ def load_tile(
             [tl.cast(rows.batch, tl.int32), tl.cast(rows.start + first, tl.int32), tl.cast(rows.head, tl.int32), 0]
         )
         return tile.reshape(BLOCK, BLOCK_DIM)
-    return load_rows(rows.base, first, rows.count, rows.stride, DIM, BLOCK, BLOCK_DIM, WHOLE)
+    return load_rows(
+        base=rows.base,
+        first=first,
+        count=rows.count,
+        stride=rows.stride,
+        DIM=DIM,
+        BLOCK=BLOCK,
+        BLOCK_DIM=BLOCK_DIM,
+        WHOLE=WHOLE,
+    )
 
 
 @triton.jit

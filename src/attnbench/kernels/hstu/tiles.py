@@ -211,7 +211,16 @@ def tiles_of_rows(
     BLOCK_N: tl.constexpr,
 ):
     """The `KeyTiles` of the rows [first, last]."""
-    reach = keys_of_rows(first, last, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_WINDOW)
+    reach = keys_of_rows(
+        first=first,
+        last=last,
+        prefix=prefix,
+        seen=seen,
+        window=window,
+        CAUSAL=CAUSAL,
+        HAS_PREFIX=HAS_PREFIX,
+        HAS_WINDOW=HAS_WINDOW,
+    )
     begin = reach.low // BLOCK_N
     end = (reach.high + BLOCK_N - 1) // BLOCK_N
     whole = tl.minimum((reach.all_low + BLOCK_N - 1) // BLOCK_N, end)

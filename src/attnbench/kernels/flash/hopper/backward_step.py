@@ -280,19 +280,56 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
     dout = rings.dout.take(first)
     dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     if PARTS == 1:
-        dscore, dv = fold(scores, dweights, dv, dout, consumer, first % STAGES, at, masked, low, high, OF_V, 1)
+        dscore, dv = fold(
+            scores=scores,
+            dweights=dweights,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=first % STAGES,
+            at=at,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=1,
+        )
         dscores.index(stage * 2 + WARPGROUP).store(dscore)
     else:
         late_q = rings.q.take(first + 1)
         late_scores = warpgroup_mma(k, late_q.permute([1, 0]), none, use_acc=False, is_async=True)
-        dscore, dv = fold(scores, dweights, dv, dout, consumer, first % STAGES, at, masked, low, high, OF_V, 2)
+        dscore, dv = fold(
+            scores=scores,
+            dweights=dweights,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=first % STAGES,
+            at=at,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=2,
+        )
         dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
         dscores.index(stage * 4 + WARPGROUP).store(dscore)
         q = late_q
         dout = rings.dout.take(first + 1)
         dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
         dscore, dv = fold(
-            late_scores, dweights, dv, dout, consumer, (first + 1) % STAGES, at + ROWS, masked, low, high, OF_V, 1
+            scores=late_scores,
+            dweights=dweights,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=(first + 1) % STAGES,
+            at=at + ROWS,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=1,
         )
         dscores.index(stage * 4 + 2 + WARPGROUP).store(dscore)
     fence_async_shared()

@@ -151,11 +151,12 @@ def work_of(tile, head, number, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.cons
     query_start = (bounds.query_start + bounds.batch * problem.seqlen_q).to(gl.int32)
     key_start = (bounds.key_start + bounds.batch * problem.seqlen_k).to(gl.int32)
     first = tile * BLOCK_M
+    shift = bounds.keys - bounds.queries
     reach = keys_of_rows(
         first=first,
         last=gl.minimum(first + BLOCK_M, bounds.queries) - 1,
         keys=bounds.keys,
-        shift=bounds.keys - bounds.queries,
+        shift=shift,
         left=mask.left,
         right=mask.right,
         HAS_LEFT=mask.HAS_LEFT,
@@ -190,7 +191,16 @@ def hide(scores, row, at, keys, shift, mask):
     end = keys - at - own
     if mask.HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
         end = gl.minimum(end, rows + (place + mask.right + 1))
-    see = sees(rows, columns - own, end, place, mask.left, mask.right, mask.HAS_LEFT, False)
+    see = sees(
+        rows=rows,
+        columns=columns - own,
+        keys=end,
+        shift=place,
+        left=mask.left,
+        right=mask.right,
+        HAS_LEFT=mask.HAS_LEFT,
+        HAS_RIGHT=False,
+    )
     return gl.where(see, scores, float("-inf"))
 
 

@@ -72,24 +72,24 @@ def flash_backward_columns(
     if start >= keys:
         return
     k = load_rows(
-        first_row(tensors.k, batch, bounds.key_start, head_kv, strides.k),
-        start,
-        keys,
-        strides.k.row,
-        META.DIM,
-        BLOCK_N,
-        BLOCK_D,
-        False,
+        base=first_row(tensors.k, batch, bounds.key_start, head_kv, strides.k),
+        first=start,
+        count=keys,
+        stride=strides.k.row,
+        DIM=META.DIM,
+        BLOCK=BLOCK_N,
+        BLOCK_DIM=BLOCK_D,
+        WHOLE=False,
     )
     v = load_rows(
-        first_row(tensors.v, batch, bounds.key_start, head_kv, strides.v),
-        start,
-        keys,
-        strides.v.row,
-        META.DIM_V,
-        BLOCK_N,
-        BLOCK_V,
-        False,
+        base=first_row(tensors.v, batch, bounds.key_start, head_kv, strides.v),
+        first=start,
+        count=keys,
+        stride=strides.v.row,
+        DIM=META.DIM_V,
+        BLOCK=BLOCK_N,
+        BLOCK_DIM=BLOCK_V,
+        WHOLE=False,
     )
     columns = start + tl.arange(0, BLOCK_N)[:, None]
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -98,7 +98,14 @@ def flash_backward_columns(
     # In whole tiles of rows: [begin, whole) masked, [whole, split) seen whole, [split, end) masked.
     shift = keys - queries
     reach = rows_of_keys(
-        start, tl.minimum(start + BLOCK_N, keys) - 1, queries, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
+        first=start,
+        last=tl.minimum(start + BLOCK_N, keys) - 1,
+        queries=queries,
+        shift=shift,
+        left=left,
+        right=right,
+        HAS_LEFT=META.HAS_LEFT,
+        HAS_RIGHT=META.HAS_RIGHT,
     )
     row_tiles = tiles_of(reach, META.BLOCK_M)
     begin, whole, split, end = row_tiles.begin, row_tiles.whole, row_tiles.split, row_tiles.end
@@ -178,7 +185,17 @@ def flash_backward_columns(
                     if META.ATOMIC:
                         if not META.BESIDE:
                             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-                        add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                        add_part(
+                            base=sums_base,
+                            desc=sums_desc,
+                            row=row,
+                            first=at,
+                            part=part,
+                            DIM=META.DIM,
+                            BLOCK_M=META.BLOCK_M,
+                            BLOCK_D=BLOCK_D,
+                            TMA=META.TMA_ADD,
+                        )
                 at = (last - 1) * META.BLOCK_M
                 q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                 dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, True, META.TMA)
@@ -190,7 +207,17 @@ def flash_backward_columns(
                 dk = tl.dot(down, q, dk, input_precision=PRECISION)
                 if META.ATOMIC:
                     part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-                    add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                    add_part(
+                        base=sums_base,
+                        desc=sums_desc,
+                        row=row,
+                        first=at,
+                        part=part,
+                        DIM=META.DIM,
+                        BLOCK_M=META.BLOCK_M,
+                        BLOCK_D=BLOCK_D,
+                        TMA=META.TMA_ADD,
+                    )
         else:
             for at in tl.range(
                 first * META.BLOCK_M, last * META.BLOCK_M, META.BLOCK_M, num_stages=META.STAGES, disable_licm=True
@@ -198,22 +225,32 @@ def flash_backward_columns(
                 q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                 dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, True, META.TMA)
                 dk, dv, part = fold_rows(
-                    dk,
-                    dv,
-                    q,
-                    dout,
-                    k,
-                    v,
-                    begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
-                    begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
-                    scale_log2,
-                    at,
-                    mask,
-                    META,
-                    False,
+                    dk=dk,
+                    dv=dv,
+                    q=q,
+                    dout=dout,
+                    k=k,
+                    v=v,
+                    lse_at=begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
+                    delta_at=begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
+                    scale_log2=scale_log2,
+                    at=at,
+                    mask=mask,
+                    META=META,
+                    MASKED=False,
                 )
                 if META.ATOMIC:
-                    add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                    add_part(
+                        base=sums_base,
+                        desc=sums_desc,
+                        row=row,
+                        first=at,
+                        part=part,
+                        DIM=META.DIM,
+                        BLOCK_M=META.BLOCK_M,
+                        BLOCK_D=BLOCK_D,
+                        TMA=META.TMA_ADD,
+                    )
         for index in tl.range(
             0, 0 if META.FUSED else whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True
         ):
@@ -226,39 +263,49 @@ def flash_backward_columns(
                 q = tl.where(own, q, 0.0)
                 dout = tl.where(own, dout, 0.0)
             dk, dv, part = fold_rows(
-                dk,
-                dv,
-                q,
-                dout,
-                k,
-                v,
-                begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
-                begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
-                scale_log2,
-                at,
-                mask,
-                META,
-                True,
+                dk=dk,
+                dv=dv,
+                q=q,
+                dout=dout,
+                k=k,
+                v=v,
+                lse_at=begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
+                delta_at=begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
+                scale_log2=scale_log2,
+                at=at,
+                mask=mask,
+                META=META,
+                MASKED=True,
             )
             if META.ATOMIC:
-                add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                add_part(
+                    base=sums_base,
+                    desc=sums_desc,
+                    row=row,
+                    first=at,
+                    part=part,
+                    DIM=META.DIM,
+                    BLOCK_M=META.BLOCK_M,
+                    BLOCK_D=BLOCK_D,
+                    TMA=META.TMA_ADD,
+                )
     store_rows(
-        first_row(tensors.dk, batch, bounds.key_start, head_kv, strides.dk),
-        start,
-        keys,
-        strides.dk.row,
-        dk * scale,
-        META.DIM,
-        BLOCK_N,
-        BLOCK_D,
+        base=first_row(tensors.dk, batch, bounds.key_start, head_kv, strides.dk),
+        first=start,
+        count=keys,
+        stride=strides.dk.row,
+        tile=dk * scale,
+        DIM=META.DIM,
+        BLOCK=BLOCK_N,
+        BLOCK_DIM=BLOCK_D,
     )
     store_rows(
-        first_row(tensors.dv, batch, bounds.key_start, head_kv, strides.dv),
-        start,
-        keys,
-        strides.dv.row,
-        dv,
-        META.DIM_V,
-        BLOCK_N,
-        BLOCK_V,
+        base=first_row(tensors.dv, batch, bounds.key_start, head_kv, strides.dv),
+        first=start,
+        count=keys,
+        stride=strides.dv.row,
+        tile=dv,
+        DIM=META.DIM_V,
+        BLOCK=BLOCK_N,
+        BLOCK_DIM=BLOCK_V,
     )

@@ -65,24 +65,24 @@ def flash_backward_prepare(
     if start >= queries:
         return
     out = load_rows(
-        first_row(out_ptr, batch, query_start, head, out_strides),
-        start,
-        queries,
-        out_strides.row,
-        DIM_V,
-        BLOCK_M,
-        BLOCK_V,
-        False,
+        base=first_row(out_ptr, batch, query_start, head, out_strides),
+        first=start,
+        count=queries,
+        stride=out_strides.row,
+        DIM=DIM_V,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_V,
+        WHOLE=False,
     )
     dout = load_rows(
-        first_row(dout_ptr, batch, query_start, head, dout_strides),
-        start,
-        queries,
-        dout_strides.row,
-        DIM_V,
-        BLOCK_M,
-        BLOCK_V,
-        False,
+        base=first_row(dout_ptr, batch, query_start, head, dout_strides),
+        first=start,
+        count=queries,
+        stride=dout_strides.row,
+        DIM=DIM_V,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_V,
+        WHOLE=False,
     )
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     rows = start + tl.arange(0, BLOCK_M)
@@ -96,14 +96,14 @@ def flash_backward_prepare(
     tl.store(stats_ptr + tl.cast(heads, tl.int64) * stats_rows + row + rows, -delta)
     if ATOMIC:
         store_rows(
-            sums_ptr + row * DIM,
-            start,
-            start + BLOCK_M,
-            DIM,
-            tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
-            DIM,
-            BLOCK_M,
-            BLOCK_D,
+            base=sums_ptr + row * DIM,
+            first=start,
+            count=start + BLOCK_M,
+            stride=DIM,
+            tile=tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+            DIM=DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
         )
 
 
@@ -160,24 +160,24 @@ def flash_backward_rows(
     if start >= queries:
         return
     q = load_rows(
-        first_row(tensors.q, batch, query_start, head, strides.q),
-        start,
-        queries,
-        strides.q.row,
-        META.DIM,
-        BLOCK_M,
-        BLOCK_D,
-        False,
+        base=first_row(tensors.q, batch, query_start, head, strides.q),
+        first=start,
+        count=queries,
+        stride=strides.q.row,
+        DIM=META.DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_D,
+        WHOLE=False,
     )
     dout = load_rows(
-        first_row(tensors.dout, batch, query_start, head, strides.dout),
-        start,
-        queries,
-        strides.dout.row,
-        META.DIM_V,
-        BLOCK_M,
-        META.BLOCK_V,
-        False,
+        base=first_row(tensors.dout, batch, query_start, head, strides.dout),
+        first=start,
+        count=queries,
+        stride=strides.dout.row,
+        DIM=META.DIM_V,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=META.BLOCK_V,
+        WHOLE=False,
     )
     k_rows = Rows(
         base=first_row(tensors.k, batch, key_start, head_kv, strides.k),
@@ -208,7 +208,14 @@ def flash_backward_rows(
     delta = tl.load(stats + tl.cast(heads, tl.int64) * stats_rows)[:, None]
     shift = keys - queries
     reach = keys_of_rows(
-        start, tl.minimum(start + BLOCK_M, queries) - 1, keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
+        first=start,
+        last=tl.minimum(start + BLOCK_M, queries) - 1,
+        keys=keys,
+        shift=shift,
+        left=left,
+        right=right,
+        HAS_LEFT=META.HAS_LEFT,
+        HAS_RIGHT=META.HAS_RIGHT,
     )
     key_tiles = tiles_of(reach, META.BLOCK_N)
     whole, split = key_tiles.whole, key_tiles.split
@@ -217,7 +224,19 @@ def flash_backward_rows(
     for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
         k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, BLOCK_D, True, META.TMA)
         v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, META.BLOCK_V, True, META.TMA)
-        dq = fold_keys(dq, k, v, q, dout, lse, delta, None, scale_log2, PRECISION, False)
+        dq = fold_keys(
+            dq=dq,
+            k=k,
+            v=v,
+            q=q,
+            dout=dout,
+            lse=lse,
+            delta=delta,
+            see=None,
+            scale_log2=scale_log2,
+            PRECISION=PRECISION,
+            MASKED=False,
+        )
     for index in tl.range(
         0, whole - key_tiles.begin + key_tiles.end - split, num_stages=META.MASKED_STAGES, disable_licm=True
     ):
@@ -225,18 +244,37 @@ def flash_backward_rows(
         k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, BLOCK_D, False, META.TMA and not META.PACKED)
         v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, META.BLOCK_V, False, META.TMA and not META.PACKED)
         see = sees(
-            rows, at + tl.arange(0, META.BLOCK_N)[None, :], keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
+            rows=rows,
+            columns=at + tl.arange(0, META.BLOCK_N)[None, :],
+            keys=keys,
+            shift=shift,
+            left=left,
+            right=right,
+            HAS_LEFT=META.HAS_LEFT,
+            HAS_RIGHT=META.HAS_RIGHT,
         )
-        dq = fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION, True)
+        dq = fold_keys(
+            dq=dq,
+            k=k,
+            v=v,
+            q=q,
+            dout=dout,
+            lse=lse,
+            delta=delta,
+            see=see,
+            scale_log2=scale_log2,
+            PRECISION=PRECISION,
+            MASKED=True,
+        )
     store_rows(
-        first_row(tensors.dq, batch, query_start, head, strides.dq),
-        start,
-        queries,
-        strides.dq.row,
-        dq * scale,
-        META.DIM,
-        BLOCK_M,
-        BLOCK_D,
+        base=first_row(tensors.dq, batch, query_start, head, strides.dq),
+        first=start,
+        count=queries,
+        stride=strides.dq.row,
+        tile=dq * scale,
+        DIM=META.DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_D,
     )
 
 
@@ -287,14 +325,23 @@ def flash_backward_round(
         base = sums_ptr + (row + start) * COLUMNS
         total = tl.load(base + place_in_part(tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)[None, :]))
     else:
-        total = load_rows(sums_ptr + row * COLUMNS, start, queries, COLUMNS, DIM, BLOCK_M, BLOCK_D, False)
+        total = load_rows(
+            base=sums_ptr + row * COLUMNS,
+            first=start,
+            count=queries,
+            stride=COLUMNS,
+            DIM=DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
+            WHOLE=False,
+        )
     store_rows(
-        first_row(dq_ptr, batch, query_start, head, dq_strides),
-        start,
-        queries,
-        dq_strides.row,
-        total * scale,
-        DIM,
-        BLOCK_M,
-        BLOCK_D,
+        base=first_row(dq_ptr, batch, query_start, head, dq_strides),
+        first=start,
+        count=queries,
+        stride=dq_strides.row,
+        tile=total * scale,
+        DIM=DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_D,
     )

@@ -101,4 +101,13 @@ def add_part(
     if TMA:
         desc.atomic_add([tl.cast(row + first, tl.int32), 0], part)
     else:
-        add_rows(base, first, first + BLOCK_M, DIM, part, DIM, BLOCK_M, BLOCK_D)
+        add_rows(
+            base=base,
+            first=first,
+            count=first + BLOCK_M,
+            stride=DIM,
+            tile=part,
+            DIM=DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
+        )

@@ -73,7 +73,16 @@ class Results(NamedTuple):
 @no_type_check
 def tiles_seen(queries, keys, listed, META: tl.constexpr):
     """First tile of keys that some query of a sequence sees, and how many: at least one, without queries none."""
-    reach = keys_of_rows(0, queries - 1, keys, keys - queries, listed.left, listed.right, META.HAS_LEFT, META.HAS_RIGHT)
+    reach = keys_of_rows(
+        first=0,
+        last=queries - 1,
+        keys=keys,
+        shift=keys - queries,
+        left=listed.left,
+        right=listed.right,
+        HAS_LEFT=META.HAS_LEFT,
+        HAS_RIGHT=META.HAS_RIGHT,
+    )
     begin = reach.low // META.BLOCK_N
     count = tl.maximum((reach.high + META.BLOCK_N - 1) // META.BLOCK_N - begin, 1)
     return begin, tl.where(queries > 0, count, 0)
@@ -281,14 +290,14 @@ def decode_attend(
             scores = tl.dot(q, tl.trans(k), input_precision=META.PRECISION)  # [BLOCK_M, BLOCK_N]
             # Of every tile, whether it hides a key or not: a few instructions, beside the wait for the next tile.
             see = sees(
-                query[:, None],
-                tl.arange(0, BLOCK_N)[None, :],
-                keys - at,
-                keys - queries - at,
-                left,
-                right,
-                META.HAS_LEFT,
-                META.HAS_RIGHT,
+                rows=query[:, None],
+                columns=tl.arange(0, BLOCK_N)[None, :],
+                keys=keys - at,
+                shift=keys - queries - at,
+                left=left,
+                right=right,
+                HAS_LEFT=META.HAS_LEFT,
+                HAS_RIGHT=META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
             weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
@@ -313,9 +322,11 @@ def decode_attend(
                 tl.store(places, acc * (1.0 / whole)[:, None], mask=there[:, None])
                 tl.store(part_lse_ptr + slots, log, mask=there)
             else:
-                store_result(results, query, head, there, acc, whole, log, META)
+                store_result(
+                    results=results, query=query, head=head, there=there, acc=acc, whole=whole, log=log, META=META
+                )
         else:
-            store_result(results, query, head, there, acc, whole, log, META)
+            store_result(results=results, query=query, head=head, there=there, acc=acc, whole=whole, log=log, META=META)
         index += after - entry
 
 

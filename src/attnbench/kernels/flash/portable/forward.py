@@ -112,14 +112,14 @@ def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
     if MASKED:
         # Counted from the tile's first key: sums of its place and each column would fill registers.
         see = sees(
-            rows,
-            tl.arange(0, META.BLOCK_N)[None, :],
-            mask.keys - at,
-            mask.shift - at,
-            mask.left,
-            mask.right,
-            META.HAS_LEFT,
-            META.HAS_RIGHT,
+            rows=rows,
+            columns=tl.arange(0, META.BLOCK_N)[None, :],
+            keys=mask.keys - at,
+            shift=mask.shift - at,
+            left=mask.left,
+            right=mask.right,
+            HAS_LEFT=META.HAS_LEFT,
+            HAS_RIGHT=META.HAS_RIGHT,
         )
         scores = tl.where(see, scores, float("-inf"))
     elif META.FUSED:
@@ -128,14 +128,14 @@ def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
             cut |= tile < mask.whole
         if cut:
             see = sees(
-                rows,
-                tl.arange(0, META.BLOCK_N)[None, :],
-                mask.keys - at,
-                mask.shift - at,
-                mask.left,
-                mask.right,
-                META.HAS_LEFT,
-                META.HAS_RIGHT,
+                rows=rows,
+                columns=tl.arange(0, META.BLOCK_N)[None, :],
+                keys=mask.keys - at,
+                shift=mask.shift - at,
+                left=mask.left,
+                right=mask.right,
+                HAS_LEFT=META.HAS_LEFT,
+                HAS_RIGHT=META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
     return scores
@@ -205,19 +205,26 @@ def attend_rows(program, given, META: tl.constexpr):
         )
         # By pointers: a reshaped tile of a descriptor would be an operand in registers, copied for every product.
         q = load_rows(
-            q_base, first, queries, given.strides.q.row, META.DIM, BLOCK_M, META.BLOCK_D, False
+            base=q_base,
+            first=first,
+            count=queries,
+            stride=given.strides.q.row,
+            DIM=META.DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=META.BLOCK_D,
+            WHOLE=False,
         )  # [BLOCK_M, BLOCK_D]
         rows = first + tl.arange(0, BLOCK_M)
         shift = keys - queries
         reach = keys_of_rows(
-            first,
-            tl.minimum(first + BLOCK_M, queries) - 1,
-            keys,
-            shift,
-            given.left,
-            given.right,
-            META.HAS_LEFT,
-            META.HAS_RIGHT,
+            first=first,
+            last=tl.minimum(first + BLOCK_M, queries) - 1,
+            keys=keys,
+            shift=shift,
+            left=given.left,
+            right=given.right,
+            HAS_LEFT=META.HAS_LEFT,
+            HAS_RIGHT=META.HAS_RIGHT,
         )
         key_tiles = tiles_of(reach, META.BLOCK_N)
         whole, split = key_tiles.whole, key_tiles.split
@@ -281,7 +288,16 @@ def attend_rows(program, given, META: tl.constexpr):
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
         out_base = first_row(given.tensors.out, batch, query_start, head, given.strides.out)
-        store_rows(out_base, first, queries, given.strides.out.row, acc, META.DIM_V, BLOCK_M, BLOCK_V)
+        store_rows(
+            base=out_base,
+            first=first,
+            count=queries,
+            stride=given.strides.out.row,
+            tile=acc,
+            DIM=META.DIM_V,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_V,
+        )
         lse = tl.where(empty, float("-inf"), (row_max * given.scale + tl.math.log2(total)) * LN_2)
         lse_base = first_row(
             given.lse_ptr, batch, query_start, head, Strides(batch=given.lse_batch, row=1, head=given.lse_head)

@@ -108,4 +108,6 @@ def flash_sparse_attention(
             found = FORWARD(q, k, v, block_map, block, causal, scale, name)
         return found
     q, k, v = cast(q, k, v)
-    return call(q, k, v, block_map, block, causal, scale, config, validate=validate)
+    return call(
+        q=q, k=k, v=v, block_map=block_map, block=block, causal=causal, scale=scale, config=config, validate=validate
+    )

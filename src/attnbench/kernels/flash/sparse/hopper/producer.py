@@ -142,16 +142,16 @@ def work_of(producer, turn):
     first = (number - pair * producer.lists) * LIST_ROWS + turn % SHARES * BLOCK_M
     none = number * 0
     work = Work(
-        batch * producer.seqlen_q,
-        pair - batch * producer.heads,
-        batch,
-        none + producer.seqlen_q,
-        none + producer.seqlen_k,
-        first,
-        none,
-        none,
-        split,
-        end,
+        query_start=batch * producer.seqlen_q,
+        head=pair - batch * producer.heads,
+        batch=batch,
+        queries=none + producer.seqlen_q,
+        keys=none + producer.seqlen_k,
+        first=first,
+        begin=none,
+        whole=none,
+        split=split,
+        end=end,
     )
     return work, number
 

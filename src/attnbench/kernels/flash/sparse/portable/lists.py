@@ -73,7 +73,16 @@ def list_blocks(
     indices_ptr += tl.cast(number, tl.int64) * columns
     shift = seqlen_k - seqlen_q
     # What the first row sees whole, all do.
-    all_high = keys_of_rows(block * UNIT, block * UNIT, seqlen_k, shift, 0, 0, False, CAUSAL).all_high
+    all_high = keys_of_rows(
+        first=block * UNIT,
+        last=block * UNIT,
+        keys=seqlen_k,
+        shift=shift,
+        left=0,
+        right=0,
+        HAS_LEFT=False,
+        HAS_RIGHT=CAUSAL,
+    ).all_high
     listed = 0
     whole = 0
     rank = tl.arange(0, 4)
@@ -84,7 +93,9 @@ def list_blocks(
         for which in tl.static_range(SHARE):
             row = block + which
             last = tl.minimum((row + 1) * UNIT, seqlen_q) - 1
-            high = keys_of_rows(last, last, seqlen_k, shift, 0, 0, False, CAUSAL).high
+            high = keys_of_rows(
+                first=last, last=last, keys=seqlen_k, shift=shift, left=0, right=0, HAS_LEFT=False, HAS_RIGHT=CAUSAL
+            ).high
             there = (
                 tl.load(
                     map_ptr + tl.cast(row // HALVES, tl.int64) * map_row + at.to(tl.int64) * map_column,

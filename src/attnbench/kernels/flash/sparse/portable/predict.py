@@ -102,14 +102,40 @@ def pool_blocks(
     number = tl.program_id(0)
     if number < of_queries:
         pool_rows(
-            q_ptr, q_mean_ptr, q_alike_ptr, number, heads, seqlen_q, q_batch, q_head, q_row, scale, dim,
-            SIZE_Q, GROUP_Q, WIDTH, ALIKE,
-        )  # fmt: skip
+            x_ptr=q_ptr,
+            mean_ptr=q_mean_ptr,
+            alike_ptr=q_alike_ptr,
+            number=number,
+            heads=heads,
+            seqlen=seqlen_q,
+            stride_batch=q_batch,
+            stride_head=q_head,
+            stride_row=q_row,
+            scale=scale,
+            dim=dim,
+            SIZE=SIZE_Q,
+            GROUP=GROUP_Q,
+            WIDTH=WIDTH,
+            ALIKE=ALIKE,
+        )
     else:
         pool_rows(
-            k_ptr, k_mean_ptr, k_alike_ptr, number - of_queries, heads_kv, seqlen_k, k_batch, k_head, k_row, 1.0, dim,
-            SIZE_K, GROUP_K, WIDTH, ALIKE,
-        )  # fmt: skip
+            x_ptr=k_ptr,
+            mean_ptr=k_mean_ptr,
+            alike_ptr=k_alike_ptr,
+            number=number - of_queries,
+            heads=heads_kv,
+            seqlen=seqlen_k,
+            stride_batch=k_batch,
+            stride_head=k_head,
+            stride_row=k_row,
+            scale=1.0,
+            dim=dim,
+            SIZE=SIZE_K,
+            GROUP=GROUP_K,
+            WIDTH=WIDTH,
+            ALIKE=ALIKE,
+        )
 
 
 @triton.jit(do_not_specialize=COUNTS)

@@ -116,17 +116,17 @@ def work_of(producer, turn):
     none = number * 0
     q_place = padded_start(batch, 0, producer.seqlen_q, False, ROWS).to(gl.int32)
     work = Work(
-        batch * producer.seqlen_q,
-        head,
-        batch,
-        none + producer.seqlen_q,
-        none + producer.seqlen_k,
-        first,
-        split,
-        end,
-        head * rooms.rows_q + q_place + first,
-        padded_start(batch, 0, producer.seqlen_k, False, TILE).to(gl.int32),
-        batch * rooms.heads_kv + head // rooms.repeats,
+        query_start=batch * producer.seqlen_q,
+        head=head,
+        batch=batch,
+        queries=none + producer.seqlen_q,
+        keys=none + producer.seqlen_k,
+        first=first,
+        split=split,
+        end=end,
+        q_place=head * rooms.rows_q + q_place + first,
+        k_place=padded_start(batch, 0, producer.seqlen_k, False, TILE).to(gl.int32),
+        v_place=batch * rooms.heads_kv + head // rooms.repeats,
     )
     return work, number
 

@@ -138,19 +138,26 @@ def produce(producer):
             visible = complete_seen(last, work.keys, problem.BLOCK_SIZE)
             for tile in range(tiles.end):
                 fill_both(
-                    rings,
-                    count,
-                    producer.means_k_desc,
-                    producer.means_v_desc,
-                    work.key_start // problem.BLOCK_SIZE,
-                    visible,
-                    tile * BLOCKS,
-                    work.head,
+                    rings=rings,
+                    count=count,
+                    k_desc=producer.means_k_desc,
+                    v_desc=producer.means_v_desc,
+                    start=work.key_start // problem.BLOCK_SIZE,
+                    rows=visible,
+                    first=tile * BLOCKS,
+                    head=work.head,
                 )
                 count += 1
             for tile in range(tiles.near, tiles.behind):
                 fill_both(
-                    rings, count, producer.k_desc, producer.v_desc, work.key_start, last + 1, tile * BLOCKS, work.head
+                    rings=rings,
+                    count=count,
+                    k_desc=producer.k_desc,
+                    v_desc=producer.v_desc,
+                    start=work.key_start,
+                    rows=last + 1,
+                    first=tile * BLOCKS,
+                    head=work.head,
                 )
                 count += 1
 

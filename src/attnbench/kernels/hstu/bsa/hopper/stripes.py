@@ -253,12 +253,12 @@ def store_stripe(acc, best, place, consumer, row, work, LAYOUT: gl.constexpr):
     rows = row + gl.arange(0, ROWS, LISTED)
     local = standing(rows, work.first_query, work.keys, consumer.problem.BLOCK_SIZE).local
     store_blocks(
-        consumer.blocks_ptr + (work.query_start.to(gl.int64) * heads + work.head) * COUNTS,
-        chosen,
-        rows,
-        local,
-        rows < work.queries,
-        COUNTS,
-        consumer.BITS,
-        heads * COUNTS,
+        blocks_ptr=consumer.blocks_ptr + (work.query_start.to(gl.int64) * heads + work.head) * COUNTS,
+        chosen=chosen,
+        rows=rows,
+        local=local,
+        mask=rows < work.queries,
+        COUNTS=COUNTS,
+        BITS=consumer.BITS,
+        stride=heads * COUNTS,
     )

@@ -134,14 +134,14 @@ class Work:
         first, queries = self.rows_of(done, WARPGROUP, GROUPS)
         last = gl.minimum(first + ROWS, queries) - 1 + self.first_query
         reach = keys_of_rows(
-            first + self.first_query,
-            last,
-            self.prefix,
-            self.seen,
-            mask.window,
-            mask.CAUSAL,
-            mask.HAS_PREFIX,
-            mask.HAS_WINDOW,
+            first=first + self.first_query,
+            last=last,
+            prefix=self.prefix,
+            seen=self.seen,
+            window=mask.window,
+            CAUSAL=mask.CAUSAL,
+            HAS_PREFIX=mask.HAS_PREFIX,
+            HAS_WINDOW=mask.HAS_WINDOW,
         )
         unseen = gl.maximum(gl.minimum(tiles.end - (reach.high + BLOCK_N - 1) // BLOCK_N, tiles.end - tiles.split), 0)
         if mask.HAS_TARGETS:
@@ -216,16 +216,16 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
     first = bounds.first_query + start
     last = gl.maximum(gl.minimum(first + ROWS * GROUPS, bounds.keys) - 1, 0)  # of no keys nothing is looked at
     key_tiles = tiles_of_rows(
-        gl.maximum(first, bounds.first_query),
-        last,
-        bounds.prefix,
-        bounds.seen,
-        mask.window,
-        mask.CAUSAL,
-        mask.HAS_PREFIX,
-        mask.HAS_TARGETS,
-        mask.HAS_WINDOW,
-        BLOCK_N,
+        first=gl.maximum(first, bounds.first_query),
+        last=last,
+        prefix=bounds.prefix,
+        seen=bounds.seen,
+        window=mask.window,
+        CAUSAL=mask.CAUSAL,
+        HAS_PREFIX=mask.HAS_PREFIX,
+        HAS_TARGETS=mask.HAS_TARGETS,
+        HAS_WINDOW=mask.HAS_WINDOW,
+        BLOCK_N=BLOCK_N,
     )
     work = Work(
         query_start=bounds.query_start.to(gl.int32),
