@@ -384,7 +384,7 @@ def _record(point: Point) -> Record:
     if point.pattern:
         case |= {"block": point.block, "pattern": point.pattern, "map_seed": point.map_seed}
     backend = inner if point.map else f"dense[{inner}]"
-    if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are told apart by what they reached
+    if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are distinguished by what they reached
         backend = f"{inner}[{point.actual_sparsity:g}%]"
     record = imported_record(
         NAME,

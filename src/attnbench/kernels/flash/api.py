@@ -74,7 +74,7 @@ def flash_attention(
         cu_seqlens_k: the same of the keys; None: those of the queries.
         max_seqlen_q: at least the most queries of a sequence, needed where packed.
         max_seqlen_k: the same of the keys; None: max_seqlen_q.
-        deterministic: of the backward: the same bits each time, as with `torch.use_deterministic_algorithms`; the
+        deterministic: of the backward: bitwise reproducible, as with `torch.use_deterministic_algorithms`; the
             forward always is.
         forward: launch configuration, or its name as on the command line (`flash.config.forward`), such as
             "m128n128w8s2-tma-pp" of the Hopper path; None: the tuned default.

@@ -1,4 +1,4 @@
-"""Whole numbers that follow from how long tensors are: what a kept call works out anew where it has other rows.
+"""Whole numbers that follow from how long tensors are: what a kept call recomputes where it has other rows.
 
     rows = rows_in(q)                       a `RowCount`: the whole number it is, and how it came about
     empty((rows * heads,), q)               allocated for as many rows as the next call has

@@ -209,7 +209,7 @@ def hide(scores, row, at, keys, shift, mask):
 def not_sooner(x):
     """fp32 x, which no code before this place has: each thread asks itself for it.
 
-    Compilers move what is worked out of x up to where x is known, past the products that it was to run beside.
+    Compilers move what is computed from x up to where x is known, past the products that it was to run beside.
     """
     return gl.inline_asm_elementwise(
         "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1

@@ -2,9 +2,9 @@
 """dK and dV of flash attention, a tile of keys a program, and dQ too where atomics add it up.
 
 A program takes its tile of keys through the rows that see them, over all query heads of its KV head one after
-another, so the sums of dK and dV have one order.  Scores are worked out transposed, [keys, rows]: P and dS are then
+another, so the sums of dK and dV have one order.  Scores are computed transposed, [keys, rows]: P and dS are then
 operands as they come out of the softmax.  Both products begin at what would be subtracted from them, -lse / scale and
--delta of `flash_backward_prepare`, so neither is held in registers while the softmax is worked out.
+-delta of `flash_backward_prepare`, so neither is held in registers while the softmax is computed.
 """
 
 from __future__ import annotations

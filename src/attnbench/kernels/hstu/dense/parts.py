@@ -3,7 +3,7 @@
 
 Few queries on many keys are fewer tiles of queries than a card has SMs.  There is no softmax, so sums over parts of the
 keys simply add: programs write theirs to a workspace, a second kernel adds them in one order.  For a given number of
-parts the result is the same bits each time; atomics would give other bits, and save no pass, for what they add to has
+parts the result is bitwise reproducible; atomics would give other bits, and save no pass, for what they add to has
 to be zeroed before and converted after.
 """
 

@@ -86,7 +86,7 @@ def differing(tables: Sequence[Table]) -> list[str]:
 
 
 def named(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The axes by which `cases` are told apart.
+    """The axes by which `cases` are distinguished.
 
     Left out are those that equal an earlier one in every case (seqlen_k beside seqlen), and fractions that follow from
     a whole number (alpha = 1/sqrt(attn_dim)): a reader knows the shape by the whole number.

@@ -14,7 +14,7 @@ single warps most.  So what two warpgroups or warps do alike is one partition, w
 
 A row comes in pieces of 16 bytes, straight into the swizzled tile that products read; the tiles after the one that is
 multiplied are on their way meanwhile.  Partial rows go to a ring of pairs that stays in the L2.  A partial row is one
-query's and one block's alone and slots are added in order: the same bits each time.
+query's and one block's alone and slots are added in order: bitwise reproducible.
 """
 
 from __future__ import annotations

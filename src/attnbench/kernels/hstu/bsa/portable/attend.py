@@ -6,7 +6,7 @@
 
 SiLU attention has no normaliser, so partial sums simply add.  A block's keys are loaded once for a tile of the
 queries that chose it (one dense product), partial rows are written by query and slot, and each query adds its own
-in the order of its slots: no atomics, the same bits each time.
+in the order of its slots: no atomics, bitwise reproducible.
 
 Partial rows are most of the traffic, so they should die in the L2.  Two schedules:
 

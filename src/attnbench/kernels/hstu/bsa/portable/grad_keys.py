@@ -9,7 +9,7 @@ With f the gates that see a pair, A = SiLU(S) and dA = dO Vᵀ of one branch:
     keys    a block goes through the queries nearby and through its list; a listed query's part of dQ is written
             by query and slot, as in the forward
 
-A block's sums are made by one program in the order of its list: the same bits each time, whatever runs beside it.
+A block's sums are made by one program in the order of its list: bitwise reproducible, whatever runs beside it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     k̄_c = 1/BS Σ_{j in block c} k_j        summed in fp32, rounded once to the precision of k
 
 Means lie as [heads, keys // BS, dims]: a sequence's first block is row (its first key) // BS, so that
-sequences never overlap, whatever their lengths, and no offsets of blocks have to be worked out.
+sequences never overlap, whatever their lengths, and no offsets of blocks have to be computed.
 Pure traffic: K and V are read once.
 """
 

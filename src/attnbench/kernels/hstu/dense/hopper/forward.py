@@ -4,12 +4,12 @@
 The sums are those of portable.forward.  The pipeline is another:
 
     producer      loads rows of queries, then tiles of keys and values, each as soon as its pipeline stage is free
-    consumer      S' = Q K'ᵀ and O += A V are issued together; SiLU of S' is worked out beside the second, and beside
+    consumer      S' = Q K'ᵀ and O += A V are issued together; SiLU of S' is computed beside the second, and beside
                   the products of the other warpgroups
 
 A work item is one tile of 64 rows a warpgroup.  A program has one item, or a dynamic tile scheduler gives it the next,
 long ones first.  The grid is sized for the longest sequence; the producer skips tiles beyond shorter ones.  It
-publishes each item to the consumers: they would spend a sixth of a short one's time on working it out.  Where shared
+publishes each item to the consumers: they would spend a sixth of a short one's time on computing it.  Where shared
 memory has ROOM for two tiles of queries, the producer is an item ahead.
 
 Keys go from the first to the last, masked tiles last.  A warpgroup skips the tiles at the end that none of its rows

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Dense HSTU attention backward: S is worked out again, nothing of the forward is kept.
+"""Dense HSTU attention backward: S is recomputed, nothing of the forward is kept.
 
     dV = c Aᵀ dO      dS = dO Vᵀ ∘ M ∘ σ(x)(1 + x(1 - σ(x))), x = α S      dQ = α c dS K      dK = α c dSᵀ Q
 
