@@ -139,20 +139,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
         if SPLIT:
             held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
         acc, row_max, sums, count = through_keys(
-            held=held,
-            q=q,
-            acc=acc,
-            row_max=row_max,
-            sums=sums,
-            consumer=consumer,
-            count=count,
-            done=done,
-            row=row,
-            begin=begin,
-            whole=work.whole,
-            split=work.split,
-            end=end,
-            WARPGROUP=WARPGROUP,
+            held, q, acc, row_max, sums, consumer, count, done, row, begin, work.whole, work.split, end, WARPGROUP
         )
     else:
         if SPLIT:
@@ -170,17 +157,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     second_place = place
     if TWO:
         second_place = held_ring.tiles.index(0)
-    epilogue(
-        consumer=consumer,
-        acc=acc,
-        row_max=row_max,
-        sums=sums,
-        place=place,
-        second_place=second_place,
-        done=done,
-        row=row,
-        ALONE=not TWO,
-    )
+    epilogue(consumer, acc, row_max, sums, place, second_place, done, row, not TWO)
     if consumer.GRID != "tiles":
         consumer.queue.release(done)
         if q_ring.STAGES == 1 and not APART:

@@ -68,43 +68,16 @@ def epilogue(consumer, acc, row_max, sums, place, second_place, done, row, ALONE
     total = gl.where(empty, 1.0, row_sum)
     acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, acc.type.layout))[:, None]
     if acc.shape[1] == COLUMNS:
-        store_output(
-            out_desc=out_desc,
-            place=place,
-            part=acc,
-            start=work.query_start,
-            rows=work.queries,
-            first=row,
-            head=work.head,
-            column=0,
-        )
+        store_output(out_desc, place, acc, work.query_start, work.queries, row, work.head, 0)
     else:
         first, second = acc.reshape([ROWS, 2, COLUMNS]).permute([0, 2, 1]).split()
         tma.store_wait(0)
         sync_warps()
-        store_output(
-            out_desc=out_desc,
-            place=place,
-            part=first,
-            start=work.query_start,
-            rows=work.queries,
-            first=row,
-            head=work.head,
-            column=0,
-        )
+        store_output(out_desc, place, first, work.query_start, work.queries, row, work.head, 0)
         if ALONE:
             tma.store_wait(0)
             sync_warps()
-        store_output(
-            out_desc=out_desc,
-            place=second_place,
-            part=second,
-            start=work.query_start,
-            rows=work.queries,
-            first=row,
-            head=work.head,
-            column=COLUMNS,
-        )
+        store_output(out_desc, second_place, second, work.query_start, work.queries, row, work.head, COLUMNS)
     lse = gl.where(empty, float("-inf"), (row_max * consumer.scale + gl.log2(total)) * LN_2)
     rows = row + gl.arange(0, ROWS, OF_ROWS)
     starts = gl.cast(work.batch, gl.int64) * consumer.lse_batch + gl.cast(work.head, gl.int64) * consumer.lse_head

@@ -53,13 +53,7 @@ def load_work(producer, work, key_start, count, done):
         rings.k.fill(count, producer.k_desc, key_start, work.keys, (end - 1) * BLOCK_N, work.head // producer.repeats)
     for which in gl.static_range(producer.GROUPS):
         rings.q[which].fill(
-            count=done,
-            desc=producer.q_desc,
-            start=work.query_start,
-            rows=work.queries,
-            first=work.first + which * ROWS,
-            head=work.head,
-            column=HALF,
+            done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS, work.head, 0, HALF
         )
     if Q_AHEAD and begin < end:
         rings.k.fill(count, producer.k_desc, key_start, work.keys, (end - 1) * BLOCK_N, work.head // producer.repeats)
