@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: setup run check test kernels figures card lint types fix clean
+.PHONY: setup run check test kernels figures names card lint types fix clean
 
 setup: .venv/.ready
 
@@ -49,6 +49,10 @@ figures: .venv/triton-3.6/.ready
 	rm -rf results/figures && mkdir -p results/figures
 	ATTNBENCH_KERNEL_FIGURES=$(CURDIR)/results/figures $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels -k compiled
 	$(BIN)/python tests/kernels/figures.py results/figures
+
+# After new launch configurations or defaults: names that were listed keep their meaning (tests/kernels/test_config_names.py).
+names: setup
+	PYTHONPATH=src:tests $(BIN)/python -m kernels.test_config_names
 
 # Before a release, on a machine with a GPU: what CI skips, every command of the docs that measures among it.
 card: export PYTHONDONTWRITEBYTECODE =
