@@ -208,6 +208,21 @@ def test_a_generation_that_is_not_finite_names_the_step(made):
         generate_all(one, inputs, denoiser, exchanged, who="mine")
 
 
+def test_without_a_generation_nothing_is_warmed_up(made):
+    from attnbench.models.video.attention import plain
+    from attnbench.workloads.video.generation import generate_all
+
+    one = case(generations=0, steps=3, height=32, width=32)
+    assert one.warm_ups == 2
+    assert WORKLOAD.calls_after(one) == 0 < WORKLOAD.calls_after(case(warm_ups=2))
+    inputs = made(one)
+    denoiser, exchanged = inputs.denoiser(plain)
+    denoiser.generate = lambda *_, **__: pytest.fail("a generation nobody asked for")
+    found = generate_all(one, inputs, denoiser, exchanged, who="mine").counters()
+    assert "attention_rel_l1_layer_0" in found
+    assert "generations" not in found
+
+
 def test_the_error_of_the_attention_in_place_is_that_of_drawn_rows():
     from attnbench.models.video.attention import plain
     from attnbench.workloads.video.generation import rows_error

@@ -34,11 +34,12 @@ def _cuda_peak(call: Callable[[], Any], device: Device) -> Peak:
     torch.cuda.synchronize(place)
     torch.cuda.empty_cache()  # so that the reserved figure is this call's and not an earlier backend's
     torch.cuda.reset_peak_memory_stats(place)
-    before = torch.cuda.memory_allocated(place)
+    before, held = torch.cuda.memory_allocated(place), torch.cuda.memory_reserved(place)
     call()
     torch.cuda.synchronize(place)
     most, reserved = (read(place) for read in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved))
-    return Peak(most - before, reserved - before)
+    # Tensors from before may keep larger blocks than they fill: the call can have the rest, which is not its own.
+    return Peak(most - before, max(most - before, reserved - held))
 
 
 def _cpu_peak(call: Callable[[], Any]) -> Peak:

@@ -117,6 +117,8 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
 
     def calls_after(self, case: VideoCase) -> int:
         """Steps of whole generations; the decoder is not counted."""
+        if not case.generations:
+            return 0
         return case.generations * case.steps + case.warm_ups * min(WARM_UP_STEPS, case.steps)
 
     def shrink(self, case: VideoCase, factor: float) -> VideoCase | None:

@@ -69,7 +69,7 @@ def generate_all(
     """
     found, device = Generated(), inputs.latents.device
     kept: list[Tensor] = []
-    for _ in range(case.warm_ups):
+    for _ in range(case.warm_ups if case.generations else 0):
         denoiser.generate(min(WARM_UP_STEPS, case.steps), inputs.latents, inputs.embeds)
     for _ in range(case.generations):
         if device.type == "cuda":
