@@ -1,5 +1,5 @@
-"""NVIDIA's HSTU attention of before: `hstu_attn.hstu_attn_varlen_func` of recsys-examples' corelib/hstu, which it has
-given up for the package that `compat.hstu` stands for.
+"""NVIDIA's older HSTU attention: `hstu_attn.hstu_attn_varlen_func` of recsys-examples' corelib/hstu, superseded by the
+package of `compat.hstu`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Softmax attention, forward and backward, for autograd and for callers with own buffers.
+"""Softmax attention, forward and backward, for autograd and for callers with their own buffers.
 
     S = c Q Kᵀ        P = softmax(S, hidden keys at -∞)        O = P V
     dV = Pᵀ dO        dS = c P ∘ (dO Vᵀ - rowsum(dO ∘ O))       dQ = dS K        dK = dSᵀ Q
 
-(Dao 2023, arXiv:2307.08691.)  `flash.problem` says what is masked.  The truth these kernels are held against is
+(Dao 2023, arXiv:2307.08691.)  `flash.problem` says what is masked.  Tests compare the kernels with
 `attnbench.workloads.attention.oracle`.  The forward keeps lse, the logarithm of each row's sum, for the backward.
 
 Letters: B sequences, H query heads, G KV heads, Sq queries, Sk keys, D head dim, Dv value dim; packed, Tq and Tk rows

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the flash kernels are made of: a sequence's rows, ranges of tiles, loads, the mask.
+"""Building blocks of the flash kernels: bounds of a sequence, ranges of tiles, loads, the mask.
 
-Query i of a sequence with Sq queries and Sk keys stands at key i + Sk - Sq; with shift = Sk - Sq
+Query i of a sequence with Sq queries and Sk keys is aligned with key i + Sk - Sq; with shift = Sk - Sq
 
     query i sees key j    -left <= j - (i + shift) <= right
 

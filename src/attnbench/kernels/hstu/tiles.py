@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the dense HSTU kernels are made of: a sequence's shape, ranges of tiles, whole loads, the mask, SiLU.
+"""Building blocks of the dense HSTU kernels: bounds of a sequence, ranges of tiles, unmasked loads, the mask, SiLU.
 
 A sequence of n keys is ``[prefix | history | targets]``: C prefix rows, `seen` = n - T rows before the T
 targets.  Rows and keys are numbered from the sequence's first key; its queries are its last rows.  For the

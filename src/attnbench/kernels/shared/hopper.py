@@ -1,16 +1,16 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Building blocks of warp-specialized kernels for Hopper, written in Gluon.
 
-A producer warp fills ring buffers of tiles in shared memory by TMA; it waits for nothing but free stages.  Consumer
-warpgroups of four warps take their own 64 rows each through the tiles: products read a tile where it lies, and its
-stage is free again when every warpgroup has released it.
+A producer warp fills ring buffers of tiles in shared memory by TMA; it waits only for free stages.  Consumer
+warpgroups of four warps process the tiles for 64 rows each: products read a tile from shared memory, and its stage is
+free again when every warpgroup has released it.
 
     Ring        a ring buffer of tiles, with two mbarriers a stage: full and empty
-    WorkQueue   a ring buffer of two stages, by which the producer tells the consumers of work items
+    WorkQueue   a ring buffer of two stages, by which the producer publishes work items to the consumers
     count       how many tiles a warp has had of a ring: stage = count % stages, phase = count // stages % 2
 
-Two or three warpgroups take turns (`wait_turn`, `pass_turn`): one issues its products while the others compute what
-lies between products, so that the tensor cores always have work (Shah et al. 2024, arXiv:2407.08608, section 3.1).
+Ping-pong scheduling (`wait_turn`, `pass_turn`): one warpgroup issues its products while the others compute what lies
+between products, so that the tensor cores stay busy (Shah et al. 2024, arXiv:2407.08608, section 3.1).
 
 Rows come and go through descriptors that end where a sequence does, packed or not (`rows_of`): two outer axes whose
 strides wrap around 64 bits bring a coordinate past the sequence's end to one past the tensor's end, which reads as 0

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Rows in and out, and the order of programs: what the kernels of every family are made of."""
+"""Loads and stores of tiles of rows, and the order of programs, for every kernel family."""
 
 from __future__ import annotations
 

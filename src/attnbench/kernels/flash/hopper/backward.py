@@ -7,12 +7,12 @@ The sums are those of portable.backward_columns with atomics, in another pipelin
     producer      loads keys and values once, then tiles of Q and dO with -lse / scale and -delta of their rows
     consumer      issues Sᵀ = K Qᵀ and dPᵀ = V dOᵀ
                   P = exp(Sᵀ), beside the second; issues dV += P dO
-                  dSᵀ = P ∘ (dPᵀ - delta), beside that, for itself and into shared memory for both
+                  dSᵀ = P ∘ (dPᵀ - delta), during that, in registers and in shared memory for both
                   waits for the other's; issues half of dQ = dS K, and dK += dSᵀ Q
                   stores dQ by a TMA reduction, beside the last
 
 Half of dQ is 64 rows by 64 columns, over all 128 keys: up to 64 dims half of a step's 128 rows, above half of the
-columns of its 64.  DS has two stages: a warpgroup that has seen both fill one knows that both have read the other.
+columns of its 64.  DS has two stages: when both warpgroups have filled one stage, both have read the other.
 No product is in flight at the end of an iteration: the compiler otherwise waits for each of them.
 """
 

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """DK, dV and the sums of dQ of softmax attention for Hopper over 128 dims: two warpgroups share 64 keys.
 
-dK and dV of 64 keys and 256 dims are all the registers of one warpgroup.  So each has half the columns of both, and of
+dK and dV of 64 keys and 256 dims would fill all registers of one warpgroup.  So each has half the columns of both, and of
 dQ; and since half a product's columns need all of P and dS, each computes these for 32 of a tile's 64 rows and stores
 them to shared memory, where products read them.  Tiles of rows are loaded in halves of their columns.  Apart from that
 it is `hopper.backward`:
@@ -14,7 +14,7 @@ it is `hopper.backward`:
                   issues the first half of its columns of dQ = dS K, and dK += dSᵀ Q
                   stores that half by a TMA reduction, beside the last; then issues and stores the other half
 
-P and dS have two stages: a warpgroup that has seen both fill one knows that both have read the other.
+P and dS have two stages: when both warpgroups have filled one stage, both have read the other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the flash forward for Hopper is made of: the tile scheduler's work items, the mask and the softmax of a tile."""
+"""Building blocks of the flash forward for Hopper: work items of the tile scheduler, the mask, the softmax of a tile."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""dK and dV of flash attention, a tile of keys a program, and dQ too where atomics add it up.
+"""dK and dV of flash attention, a tile of keys a program, and dQ too where atomics accumulate it.
 
-A program takes its tile of keys through the rows that see them, over all query heads of its KV head one after
-another, so the sums of dK and dV have one order.  Scores are computed transposed, [keys, rows]: P and dS are then
-operands as they come out of the softmax.  Both products begin at what would be subtracted from them, -lse / scale and
--delta of `flash_backward_prepare`, so neither is held in registers while the softmax is computed.
+A program loops over the rows that see its tile of keys, for all query heads of its KV head one after another, so the
+sums of dK and dV have a fixed order.  Scores are computed transposed, [keys, rows]: P and dS are then
+operands as they come out of the softmax.  The accumulators of both products start from what would be subtracted from them,
+-lse / scale and -delta of `flash_backward_prepare`, so neither is held in registers during the softmax.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The kernels of the flash backward that go row by row: what is needed of each row first, dQ, and rounding its sums."""
+"""Row-wise kernels of the flash backward: -lse / scale and -delta of each row, dQ, and the rounding of dQ's fp32 sums."""
 
 from __future__ import annotations
 

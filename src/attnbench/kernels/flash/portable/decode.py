@@ -1,22 +1,22 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Softmax attention forward of few queries on many keys: keys are shared out among programs, partial results combined.
+"""Softmax attention forward of few queries on many keys: keys are divided among programs, partial results merged.
 
 A job is the queries of all heads that share a KV head, of one sequence: row r of its tile is query r / R of head r % R,
 with R heads to the KV head (more than BLOCK_M rows are several jobs).  The jobs' tiles of keys, one job after another,
 are a list, and program p of P has entries [p T / P, (p + 1) T / P) of T (Ivanov et al. 2023 call that stream-K,
-arXiv:2301.03598).  Where a share ends the keys of a job are cut, and its results are combined from partial ones
+arXiv:2301.03598).  A job whose keys cross the end of a share is merged from partial results
 (Dao et al. 2023, "Flash-Decoding"):
 
     for each part:  O_p, l_p = log2 sum of its weights       l = log2 Σ 2^l_p       O = Σ 2^(l_p - l) O_p
 
-The start of a job is a wait for its queries and first tiles, and programs with several would end after the others.  So
-the list has `lead` blanks before each job's tiles, as many as an SM would read meanwhile; none where programs have
-equally many jobs, or one.
+Each job starts with a wait for its queries and first tiles, so programs with several jobs would finish last.  The list
+therefore has `lead` empty entries before each job's tiles, as many as an SM reads during that wait; none where all
+programs have the same number of jobs.
 
 A program's share begins within a job at most once, and ends so at most once: it has room for two partial results,
-[2 P, BLOCK_M, BLOCK_V] fp32 and [2 P, BLOCK_M] of the logarithms, the first for a job that another has begun, the
-second for one that another goes on with.  Which they are follows from the numbers above, so nothing is counted by
-atomics and every sum has one order.  A sequence that sees no key has a tile all the same: its rows are written too.
+[2 P, BLOCK_M, BLOCK_V] fp32 and [2 P, BLOCK_M] of the logarithms, the first for a job that another program starts,
+the second for one that another continues.  Which they are follows from the numbers above, so there are no atomics and
+every sum has a fixed order.  A sequence that sees no key has one tile, so that its rows are written too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Softmax attention forward, tile by tile: a program takes a tile of queries through the keys they see.
+"""Softmax attention forward: a program computes a tile of queries, looping over the tiles of keys they see.
 
     for each tile of keys:  S = c Q Kᵀ,  m' = max(m, rowmax S),  P = exp(S - m'),  a = exp(m - m')
                             l = a l + rowsum P,  O = a O + P V,  m = m'
     O / l,  lse = m + ln l          (Dao 2023, arXiv:2307.08691, algorithm 1; exponentials in base 2, c folded in)
 
-A row that sees no key has O = 0 and lse = -∞.  `ahead` puts the scores of a tile before the product with the values
-of the last one, so that the softmax runs beside that product (Shah et al. 2024, arXiv:2407.08608, section 3.2); on
+A row that sees no key has O = 0 and lse = -∞.  `ahead` issues QKᵀ of a tile before PV of the tile before, so that
+the softmax overlaps with PV (Shah et al. 2024, arXiv:2407.08608, section 3.2); on
 sm_90 it is wrong (`flash.config.space.ahead_fault`).
 Masked tiles come after the others, or in the same loop behind a uniform branch.  Programs start with the last rows,
 which under a causal mask see most; they are numbered in sections of (sequence, head) pairs whose keys and values fit

@@ -2,7 +2,7 @@
 
     S = c Q Kᵀ        P = softmax(S, keys of blocks that are not in the map at -∞)        O = P V
 
-The map says it by blocks, for each query head; `causal` hides single keys as well.  Letters: `sparse.problem`.
+The map selects blocks for each query head; `causal` masks single keys as well.  Letters: `sparse.problem`.
 Takes bf16 and fp16 (fp32 for tests) and dims 1 to 128.
 """
 

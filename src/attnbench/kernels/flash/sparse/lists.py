@@ -1,4 +1,4 @@
-"""Lists of a block map: made by two launches on the map's device, without a wait, and good for many calls."""
+"""Lists of a block map: made by two launches on the map's device, without synchronisation, and reusable in many calls."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Split keys: how many parts the keys of a call are split into, and the sum of the parts.
 
-Few queries on many keys are fewer tiles of queries than a card has SMs.  There is no softmax, so sums over parts of the
-keys simply add: programs write theirs to a workspace, a second kernel adds them in one order.  For a given number of
-parts the result is bitwise reproducible; atomics would give other bits, and save no pass, for what they add to has
-to be zeroed before and converted after.
+Few queries on many keys are fewer tiles of queries than a card has SMs.  There is no softmax, so partial sums are
+just added: programs write theirs to a workspace, a second kernel adds them in a fixed order.  For a given number of
+parts the result is bitwise reproducible; atomics would not be, and would save no pass, since their target has to be
+zeroed before and converted after.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Block-sparse softmax attention forward for Hopper: the dense one's consumers, and a producer that walks lists.
 
-    producer      draws a row of the map, longest first; loads its queries, then the listed tiles of keys and values
-    consumer      `flash.hopper.attend`: scores of a tile beside the product with the last tile's values
+    producer      takes a row of the map, longest first; loads its queries, then the listed tiles of keys and values
+    consumer      `flash.hopper.attend`: QKᵀ of a tile overlaps with PV of the tile before
 
 From the last block of a list to the first: what a causal mask or the end of the keys hides is in its last blocks, and
-all others go through the loop unmasked.  A work item is a row of the map, or half of one, of a head; a program draws
-the next by an atomic counter.
+all others go through the loop unmasked.  A work item is a row of the map, or half of one, of a head; a program takes
+the next from an atomic counter.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The producer warp of the block-sparse forward for Hopper: draws work items, walks their lists and loads tiles."""
+"""The producer warp of the block-sparse forward for Hopper: finds work items, walks their lists and loads tiles."""
 
 from __future__ import annotations
 

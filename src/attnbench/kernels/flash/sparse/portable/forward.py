@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Block-sparse softmax attention forward: a program takes a tile of queries through the listed blocks of keys.
+"""Block-sparse softmax attention forward: a program computes a tile of queries, over the listed blocks of keys.
 
-The sums are those of `flash.portable.forward`; keys come from a list.  Blocks that every query sees whole are first in
-it and are not masked; those on a causal diagonal or at the end of the sequence follow in a loop of their own.
+The sums are those of `flash.portable.forward`; keys come from a list.  Blocks that need no mask come first in
+it; those on a causal diagonal or at the end of the sequence follow in a loop of their own.
 """
 
 from __future__ import annotations

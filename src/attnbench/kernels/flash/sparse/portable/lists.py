@@ -4,8 +4,8 @@
     list_blocks    a program a row of the map: its blocks of keys in rising order, and how many there are
     order_lists    the lists of a section, longest first: the place of one is how many come before it
 
-Blocks of keys that no query of a row sees under a causal mask are not listed.  The blocks that every query sees whole
-come first in a list, since blocks rise; `whole` counts them, and the rest is masked.
+Blocks of keys that no query of a row sees under a causal mask are not listed.  The blocks that need no mask come
+first in a list, since indices rise; `whole` counts them, and the rest is masked.
 
 Units of queries, blocks or halves of blocks, that SHARE a work item have one list, of what any of them sees, and each
 has a list of its own of the places of its blocks in that list.

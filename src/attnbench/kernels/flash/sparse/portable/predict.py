@@ -1,14 +1,14 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Which blocks matter, from means of blocks, on the device.
+"""Block selection from the means of blocks, on the device.
 
     pool_blocks       a program some blocks of queries or of keys: the means of their rows, and how alike these are
     multiply_means    a program a tile of scores: products of the means, or log Σ exp of those of PARTS x PARTS parts
     select_blocks     a program a row of blocks: those with the largest scores, by their number or by their share of the
                       softmax
 
-A row of scores lies in the registers of one program whole.  What is kept is all above a threshold, the threshold is
-found bit by bit, and of equal scores the first blocks are kept.  A score that is NaN or +∞ says nothing: its block is
-kept beside the others, and no other block is touched by it.
+One program holds a whole row of scores in registers.  It keeps all scores above a threshold, which it finds by bisection
+over the bits; of equal scores the first blocks are kept.  A block whose score is NaN or +∞ is always kept, and does not
+affect the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Block-sparse softmax attention in 8 bits for Hopper: a producer that walks lists, and the consumers of `flash.quant`.
 
-    producer      draws a row of the map, longest first; loads its queries, then the listed blocks of keys and values
-    consumer      `flash.quant.hopper.attend`: whose keys a tile has, and which scales, it asks of `ListedTiles`
+    producer      takes a row of the map, longest first; loads its queries, then the listed blocks of keys and values
+    consumer      `flash.quant.hopper.attend`, with keys and scales of a tile from `ListedTiles`
 
 From the last block of a list to the first: what a causal mask or the end of the keys hides is in its last blocks, and
 all others go through the loop unmasked.

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The producer warp of the block-sparse forward in 8 bits: draws rows of the map, walks their lists and loads tiles."""
+"""The producer warp of the block-sparse forward in 8 bits: finds work items, walks their lists and loads tiles."""
 
 from __future__ import annotations
 

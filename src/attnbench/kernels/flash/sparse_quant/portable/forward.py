@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Block-sparse softmax attention in 8 bits: a program takes a tile of queries through the listed blocks of keys.
+"""Block-sparse softmax attention in 8 bits: a program computes a tile of queries, over the listed blocks of keys.
 
-Work items and lists are those of `flash.sparse.portable.forward`, what is done with a tile is `flash.quant`'s.
+Work items and lists are those of `flash.sparse.portable.forward`, the arithmetic of a tile is that of `flash.quant`.
 """
 
 from __future__ import annotations

@@ -4,17 +4,17 @@
     attend   for a tile of the queries that chose block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
     combine  for a job of queries:                           out_t += g_selected Σ_s partial[t, s]
 
-A persistent kernel, whose warps have parts of their own (`queue` has those of one warp):
+A persistent warp-specialized kernel (`queue` has the partitions of one warp):
 
     produce_tiles → gather → attend → publish_done      tiles of a list: rows of queries, a block's keys and values
-    produce_jobs → combine → publish_done               jobs of some queries, behind
+    produce_jobs → combine → publish_done               jobs of some queries, when their tiles are done
 
-All of it runs at once, and an SM's instruction cache holds some 2,000 instructions: code beyond it stalls, that of
-single warps most.  So what two warpgroups or warps do alike is one partition, whose code is there once.
+All partitions run concurrently, and an SM's instruction cache holds some 2,000 instructions: code beyond it stalls,
+mostly in single warps.  So warps or warpgroups that do the same work share one partition, with one copy of its code.
 
-A row comes in pieces of 16 bytes, straight into the swizzled tile that products read; the tiles after the one that is
-multiplied are on their way meanwhile.  Partial rows go to a ring of pairs that stays in the L2.  A partial row is one
-query's and one block's alone and slots are added in order: bitwise reproducible.
+Rows are gathered by 16-byte copies straight into the swizzled tile that products read, while earlier tiles are being
+multiplied.  Partial rows go to a ring of pairs that stays in the L2.  A partial row belongs
+to one query and one block, and slots are added in order: bitwise reproducible.
 """
 
 from __future__ import annotations

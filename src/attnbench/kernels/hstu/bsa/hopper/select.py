@@ -5,14 +5,14 @@
             + c Σ_j (g_selected [j local] + g_sliding [t - j < w]) SiLU(α q·k_j) v_j        over keys j ≤ t
     blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
 
-The selection is that of hstu_bsa_select; what a row sees nearby is added here.  There are no targets and no pairs.
+The selection is that of hstu_bsa_select; the keys nearby are added here.  There are no targets and no pairs.
 A work item is one or two stripes of 64 rows for each warpgroup, all of one head; its tiles are the means of the blocks
 that its last row sees, then the keys nearby, through one ring:
 
     producer      loads rows of queries an item ahead, and tiles as soon as their stages are free
-    consumer      scores, SiLU, the product with the values; beside this the scores are ranked (`topk`)
+    consumer      scores, SiLU, the product with the values; meanwhile the scores are ranked (`topk`)
 
-A warpgroup skips tiles that none of its rows sees.  Warpgroups follow no order: what one computes runs beside the
+A warpgroup skips tiles that none of its rows sees.  Warpgroups are not ordered: computation of one overlaps with
 products of the others.  A program's next items are those of other heads and other tiles, long ones and short ones.
 """
 

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """What a warpgroup of hstu_bsa_hopper_select does with its stripes, 64 rows each: one or two.
 
-With two the scores of both are issued at once, and what is computed of one runs beside the products of the other; the
-tile is waited for and released once.  Of the keys nearby each stripe sees its own.
+With two, the scores of both are issued together, and computation of one overlaps with products of the other; the tile is
+waited for and released once.  Each stripe has its own range of keys nearby.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@
     attend   for a tile of the queries that chose block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
     combine  for a tile of queries:                          out_t += g_selected Σ_s partial[t, s]
 
-SiLU attention has no normaliser, so partial sums simply add.  A block's keys are loaded once for a tile of the
+SiLU attention has no normaliser, so partial sums are just added.  A block's keys are loaded once for a tile of the
 queries that chose it (one dense product), partial rows are written by query and slot, and each query adds its own
 in the order of its slots: no atomics, bitwise reproducible.
 
-Partial rows are most of the traffic, so they should die in the L2.  Two schedules:
+Partial rows are most of the traffic, so they should stay in the L2.  Two schedules:
 
     passes  attend and combine are launched in turn for so many (sequence, head) pairs at a time
     ticket  one launch: programs draw numbers that go through the pairs one after another, the sums of a pair
             `lag` pairs behind its tiles, in a ring of `ring` pairs of partial rows.  A program waits only for
-            programs with lower numbers, which have all started: it cannot hang, whatever order the card picks.
+            programs with lower numbers, which have all started: no deadlock in any launch order.
 """
 
 from __future__ import annotations

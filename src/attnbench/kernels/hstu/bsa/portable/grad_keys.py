@@ -5,11 +5,11 @@ With f the gates that see a pair, A = SiLU(S) and dA = dO Vᵀ of one branch:
 
     dV = c (f A)ᵀ dO        dK = α c (f SiLU'(S) dA)ᵀ Q        dQ[t, s] = α c f SiLU'(S) dA K
 
-    means   a tile of blocks goes through all queries that see it; what a mean gets is what each of its keys gets
-    keys    a block goes through the queries nearby and through its list; a listed query's part of dQ is written
+    means   loops over all queries that see a tile of blocks; the gradient of a mean goes to each of its keys
+    keys    loops over the queries near a block and those of its list; a listed query's part of dQ is written
             by query and slot, as in the forward
 
-A block's sums are made by one program in the order of its list: bitwise reproducible, whatever runs beside it.
+One program computes the sums of a block, in the order of its list: bitwise reproducible.
 """
 
 from __future__ import annotations

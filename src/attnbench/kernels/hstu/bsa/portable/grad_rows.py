@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Gradients of block-sparse HSTU attention by queries: dq and the gates', and what targets give themselves.
+"""Gradients of block-sparse HSTU attention by queries: dq, gradients of the gates, and the diagonal of targets.
 
-A tile of queries goes through the means it sees and the keys nearby, and adds the parts of dq that
+A program loops over the means that its queries see and the keys nearby, and adds the parts of dq that
 `hstu_bsa_grad_keys` wrote for its slots, in their order.  The gradient of a gate is dO · (its branch's output):
 
     dgate = c Σ_j SiLU(S_tj) dA_tj        dA = dO Vᵀ, which dq needs as well

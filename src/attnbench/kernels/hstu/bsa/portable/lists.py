@@ -8,8 +8,8 @@ An entry t (S - 1) + s says that slot s of query t chose a block before its loca
              that a block chosen by all is many tiles and not one long loop
     scatter  each entry goes to its place
 
-Up to there the order within a list is as the card's atomics have it: a forward's partial rows do not depend on it.  A
-backward, whose sums over a list are to be the same each time, has each list in ascending order:
+So far the order within a list depends on atomics, which does not affect a forward's partial rows.  For a backward, whose
+sums over a list are to be reproducible, each list is sorted:
 
     sort     each piece of so many places by block and entry: what a piece holds of a list is in order
     merge    an entry's place is behind the smaller ones of its list, which a search counts in each piece the list is in

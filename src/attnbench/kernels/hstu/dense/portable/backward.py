@@ -3,11 +3,11 @@
 
     dV = c Aᵀ dO      dS = dO Vᵀ ∘ M ∘ σ(x)(1 + x(1 - σ(x))), x = α S      dQ = α c dS K      dK = α c dSᵀ Q
 
-A column program takes a tile of keys through the rows that see them, dK and dV in registers: four products a
+A column program owns a tile of keys and loops over the rows that see them, dK and dV in registers: four products a
 tile (five where the registers do not hold both, and dV has a launch of its own).  dQ then comes from row
 programs, three products a tile (deterministic: seven products instead of five, no workspace), or from the column
-programs, which add its parts up in fp32 by atomics (five products, the order of sums differs each time;
-workspace 4 D bytes a query and head, and two passes over it).  The latter has a form of its own for Hopper, in
+programs, which accumulate it in fp32 by atomics (five products, in an order that varies;
+workspace 4 D bytes a query and head, and two passes over it).  For Hopper the latter is a kernel of its own,
 hopper.backward.
 """
 

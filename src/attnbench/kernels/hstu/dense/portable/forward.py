@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Dense HSTU attention forward: a program takes a tile of rows through the keys they see.
+"""Dense HSTU attention forward: a program computes a tile of rows, looping over the tiles of keys they see.
 
     O = c Σ_tiles SiLU(α Q Kᵀ) ∘ M · V        first the key tiles that every row sees, unmasked, then the others
 
 There is no softmax: no maximum, no rescaling, and the factor c comes once at the end.  Programs start with the
 longest rows.  They are numbered in sections of `group` (sequence, head) pairs whose keys and values fit the L2
-together, since each row tile of a pair reads them all again.  No workspace, but for the Hopper kernel's ticket.
+together, since each row tile of a pair reads them all again.  No workspace, except the Hopper kernel's tile counter.
 """
 
 from __future__ import annotations
