@@ -302,7 +302,7 @@ def _against(contests: Sequence[Standing], name: str) -> str:
 
 
 def _short(ratio: float, half: float | None = None) -> str:
-    """Two decimals, or fewer where the interval bears no more."""
+    """Two decimals, or fewer where the interval supports no more."""
     return min(f"{ratio:.2f}", figures.measured(ratio, half), key=len)
 
 

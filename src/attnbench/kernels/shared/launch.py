@@ -26,7 +26,7 @@ MOST_MAPS = 64
 
 
 def is_observed() -> bool:
-    """Whether somebody asked Triton to be told of launches, or to look into compilations: then it launches."""
+    """Whether hooks for launches or compilations are registered with Triton: then Triton launches."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or runtime.add_stages_inspection_hook)

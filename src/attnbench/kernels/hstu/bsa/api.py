@@ -17,7 +17,8 @@ with `attnbench.workloads.hstu.oracle_bsa`.  Pooling, ranking and lists are part
 
 The selection is a constant of the gradients.  Every sum of forward and backward has a fixed order: bitwise
 reproducible.  Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes
-bf16, fp16 and fp32, dims 1 to 256, blocks of 16 to 128 keys, 1 to 16 blocks a query, any strides but the last, lengths from 0.
+bf16, fp16 and fp32, dims 1 to 256, blocks of 16 to 128 keys, 1 to 16 blocks a query, any strides but the last, and
+lengths from 0.
 """
 
 from __future__ import annotations
