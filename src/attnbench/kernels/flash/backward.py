@@ -154,6 +154,7 @@ def _prepare(
         PAD=pad,
         PACKED=problem.packed,
         ATOMIC=not config.deterministic,
+        DEPENDENT=config.order == "ws",
         num_warps=8 if pad * block_of(dim_v) > 4096 else 4,
     )
 
@@ -299,6 +300,7 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
         COLUMNS=config.columns_of_sums(dq.shape[-1]),
         PARTS=config.order == "ws",
         num_warps=4,
+        **({"launch_pdl": True} if config.order == "ws" else {}),
     )
 
 

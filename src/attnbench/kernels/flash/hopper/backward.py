@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, no_type_check
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.flash.hopper.backward_step import (
     LN_2,
@@ -90,11 +91,16 @@ def produce(producer):
     members = problem.members
     heads = problem.heads_kv * members
     tile = key_tile_of(problem)
-    if (tile.start < tile.keys) & (tile.begin < tile.end):
+    has_work = (tile.start < tile.keys) & (tile.begin < tile.end)
+    if has_work:
         for which in gl.static_range(2):
             first = tile.start + which * ROWS
             rings.k.fill(which, producer.k_desc, tile.key_start, tile.keys, first, tile.head_kv)
             rings.v.fill(which, producer.v_desc, tile.key_start, tile.keys, first, tile.head_kv)
+    # Launched while `flash_backward_prepare` ends, which writes the statistics, and zeros where dQ is added up.  Every
+    # program waits: what comes behind this kernel takes that one for ended.
+    gdc_wait()
+    if has_work:
         count = 0
         for member in range(members):
             head = tile.head_kv * members + member
@@ -211,6 +217,7 @@ def flash_hopper_backward(
     STAGES: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
+    gdc_launch_dependents()  # of `flash_backward_round`, which waits for the end
     PARTS: gl.constexpr = BLOCK_M // ROWS
     PLACES: gl.constexpr = STAGES * PARTS
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
@@ -338,6 +345,7 @@ def launch_hopper_columns(
         BLOCK_M=cut.block_m,
         STAGES=cut.stages,
         num_warps=4,
+        launch_pdl=True,
     )
 
 

@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.flash.hopper.backward_step import (
     LN_2,
@@ -129,8 +130,11 @@ def produce(producer):
     members = problem.members
     heads = problem.heads_kv * members
     tile = key_tile_of(problem)
-    if (tile.start < tile.keys) & (tile.begin < tile.end):
+    has_work = (tile.start < tile.keys) & (tile.begin < tile.end)
+    if has_work:
         fill_halves(rings.k, 0, producer.k_desc, tile.key_start, tile.keys, tile.start, tile.head_kv)
+    gdc_wait()  # as in `hopper.backward`
+    if has_work:
         count = 0
         for member in range(members):
             head = tile.head_kv * members + member
@@ -340,6 +344,7 @@ def flash_hopper_backward_wide(
     STAGES: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step."""
+    gdc_launch_dependents()
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
     problem = GridProblem(
         cu_q_ptr=cu_q_ptr,

@@ -7,6 +7,7 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.flash.tiles import (
     BACKWARD_COUNTS,
@@ -50,11 +51,15 @@ def flash_backward_prepare(
     PAD: tl.constexpr,
     PACKED: tl.constexpr,
     ATOMIC: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """-lse / scale and -delta of a tile of rows, and with ATOMIC zeros where dQ is added up.
 
-    Rows that see no key and the rows between sequences get -inf and 0: their probabilities come out as 0.
+    Rows that see no key and the rows between sequences get -inf and 0: their probabilities come out as 0.  DEPENDENT:
+    the kernel behind it may start on SMs that this one has left, and waits by itself for what is written here.
     """
+    if DEPENDENT:
+        gdc_launch_dependents()
     tile = tl.program_id(0) % tiles
     pair = tl.program_id(0) // tiles
     number = pair // heads
@@ -310,7 +315,12 @@ def flash_backward_round(
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Scale and round what the atomics added up, a tile of rows, into dQ; PARTS: as `place_in_part` has 64 rows."""
+    """Scale and round what the atomics added up, a tile of rows, into dQ.
+
+    PARTS: as `place_in_part` has 64 rows, by a kernel behind which this one is launched before it has ended.
+    """
+    if PARTS:
+        gdc_wait()  # in every program: what comes behind this kernel takes the one before it for ended
     tile = tl.program_id(0) % tiles
     pair = tl.program_id(0) // tiles
     number = pair // heads

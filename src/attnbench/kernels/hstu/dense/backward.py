@@ -57,7 +57,7 @@ def launch_backward(
             )
         else:
             _columns(q=q, k=k, v=v, dout=dout, dq=workspace, dk=dk, dv=dv, problem=problem, config=config.columns)
-        _round(workspace, dq, problem)
+        _round(workspace, dq, problem, dependent=config.columns.hopper)
         return
     if config.columns.hopper:
         raise wrong("columns.order", config.columns.order, "adds up dQ by atomics", "atomic=True, or another order")
@@ -165,7 +165,7 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dq: Tensor, problem: Pr
     )
 
 
-def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
+def _round(total: Tensor, dq: Tensor, problem: Problem, *, dependent: bool) -> None:
     _, heads, dims = dq.shape
     rows = rows_in(dq) * heads
     if dq.numel() == 0:
@@ -183,5 +183,7 @@ def _round(total: Tensor, dq: Tensor, problem: Problem) -> None:
         ATTN_DIM=dims,
         BLOCK_D=block_of(dims),
         ROWS=together,
+        DEPENDENT=dependent,
         num_warps=4,
+        **({"launch_pdl": True} if dependent else {}),
     )

@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.configs import hopper_columns_fault
 from attnbench.kernels.hstu.dense.hopper import backward_wide as wide
@@ -263,6 +264,7 @@ def hstu_hopper_backward(
     META: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
+    gdc_launch_dependents()  # of `hstu_dense_backward_round`, which waits for the end
     mask = Mask(
         window=window,
         CAUSAL=META.CAUSAL,

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.hopper.tiles import (
     BackwardProducer,
@@ -287,6 +288,7 @@ def hstu_hopper_backward_wide(
     META: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step."""
+    gdc_launch_dependents()
     mask = Mask(
         window=window,
         CAUSAL=META.CAUSAL,

@@ -17,6 +17,7 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from attnbench.kernels.hstu.dense.portable.backward_step import fold_keys, fold_rows
 from attnbench.kernels.hstu.tiles import COUNTS, load_whole, masked_tile, rows_of_keys, sees, sequence, tiles_of_rows
@@ -406,8 +407,14 @@ def hstu_dense_backward_round(
     ATTN_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Round what the atomics added up, fp32 [rows = Tq H, D], into dQ."""
+    """Round what the atomics added up, fp32 [rows = Tq H, D], into dQ.
+
+    DEPENDENT: launched before the kernel that adds up has ended.
+    """
+    if DEPENDENT:
+        gdc_wait()
     # One wide division a program and narrow ones a row, none an element: this is to be pure traffic.
     first = tl.program_id(0).to(tl.int64) * ROWS
     query = first // heads
