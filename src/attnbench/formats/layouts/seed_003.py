@@ -270,18 +270,18 @@ def _lines(x: str, points: Sequence[Point]) -> list[str]:
         given = x == "seqlen" or point.map.startswith("map given")
         return str(getattr(point, name)) if name != "map" or given else ""
 
-    told = []
+    shown = []
     for name in ("batch", "nheads", "headdim", "dtype", "map"):
         there: dict[tuple[str, float], set[str]] = {}
         for point in points:
             there.setdefault((point.series, point.seqlen), set()).add(value(point, name))
         if any(len(values) > 1 for values in there.values()):
-            told.append(name)
+            shown.append(name)
     return [
         ", ".join(
             [
                 point.series,
-                *(f"{name} {text}" if name != "map" else text for name in told if (text := value(point, name))),
+                *(f"{name} {text}" if name != "map" else text for name in shown if (text := value(point, name))),
             ]
         )
         for point in points

@@ -104,7 +104,7 @@ def compile_all(
     Args:
         jobs: drawn from one by one, whenever there is room for another process.
         processes: at a time.
-        on_end: told of each job whether it is in the cache now, in no order.
+        on_end: called for each job with whether it is in the cache now, in no order.
     """
     running: dict[int, Job] = {}
 

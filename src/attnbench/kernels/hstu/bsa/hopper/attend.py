@@ -41,11 +41,11 @@ from attnbench.kernels.hstu.bsa.hopper.queue import (
     TileProducer,
     TileRing,
     allocate_slots,
-    grant_places,
     number_of,
     produce_jobs,
     produce_tiles,
     publish_done,
+    signal_places,
 )
 from attnbench.kernels.hstu.bsa.hopper.schedule import COUNTERS, SPREAD, GridProblem
 from attnbench.kernels.hstu.bsa.tiles import SELECTED, gate_of
@@ -109,7 +109,7 @@ def gather(slots, ring, q_ptr, ATTN_DIM: gl.constexpr):
 class Consumer:
     """What the warpgroups of `attend` work with."""
 
-    granted: gl.shared_memory_descriptor
+    place_free: gl.shared_memory_descriptor
     "mbarriers of slots: a tile's partial rows have a place"
     partial_ptr: Argument
     half_alpha: Argument
@@ -157,7 +157,7 @@ def attend_rows(consumer, slot, phase):
     else:
         rows = gl.convert_layout(rows, STORES)
     columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, STORES))
-    mbarrier.wait(consumer.granted.index(slot), phase)
+    mbarrier.wait(consumer.place_free.index(slot), phase)
     gl.store(
         consumer.partial_ptr + target[:, None] + columns[None, :],
         rows,
@@ -303,10 +303,10 @@ def hstu_bsa_hopper_attend(
     slots = allocate_slots(STAGES, TILE_ROWS)
     jobs = allocate_slots(JOBS, JOB_ROWS)
     counts = gl.allocate_shared_memory(gl.int32, [JOBS, JOB_ROWS], PLAIN)
-    granted = allocate_barriers(STAGES, ARRIVALS=1)
+    place_free = allocate_barriers(STAGES, ARRIVALS=1)
     fence_async_shared()
     consumer = Consumer(
-        granted=granted,
+        place_free=place_free,
         partial_ptr=partial_ptr,
         half_alpha=half_alpha,
         scale=scale,
@@ -362,7 +362,7 @@ def hstu_bsa_hopper_attend(
             (combine, (combiner,)),
             (gather, (slots, tiles, q_ptr, ATTN_DIM)),
             (produce_tiles, (tile_producer,)),
-            (grant_places, (slots, granted, finished, ring)),
+            (signal_places, (slots, place_free, finished, ring)),
             (produce_jobs, (job_producer,)),
             (publish_done, (slots, attended, False)),
             (publish_done, (jobs, finished, True)),

@@ -2,7 +2,7 @@
 """Single-warp partitions of the selected branch for Hopper.
 
     produce_tiles   fetches tiles of the lists: publishes rows and addresses, loads keys and values
-    grant_places    signals for each tile that its step has a place in the ring, which attend needs only when it writes
+    signal_places    signals for each tile that its step has a place in the ring, which attend needs only when it writes
     produce_jobs    fetches jobs: waits until all tiles of their step are published, publishes rows
     publish_done    signals to other programs that the tile or job of a slot is done
 
@@ -68,7 +68,7 @@ class Slots:
     done: gl.shared_memory_descriptor
     "who computes"
     free: gl.shared_memory_descriptor
-    "who has told other programs"
+    "who has signalled to other programs"
     SLOTS: gl.constexpr
 
     @gluon.jit
@@ -283,7 +283,7 @@ def produce_tiles(producer):
 
 @gluon.jit
 @no_type_check
-def grant_places(slots, granted, finished, ring):
+def signal_places(slots, place_free, finished, ring):
     """One warp: let each tile's partial rows be written when the step that had their place is done."""
     SLOTS: gl.constexpr = slots.SLOTS
     count = 0
@@ -298,7 +298,7 @@ def grant_places(slots, granted, finished, ring):
             end = gl.minimum(step - ring, checked + LANES - 1)
             wait_for(finished, checked, end, DONE)
             checked = end + 1
-        mbarrier.arrive(granted.index(slot))
+        mbarrier.arrive(place_free.index(slot))
         count += 1
 
 
