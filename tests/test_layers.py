@@ -157,6 +157,7 @@ KERNELS = {
     "hstu": {"shared"},
     "hstu.dense": {"shared", "hstu"},
     "hstu.bsa": {"shared", "hstu", "hstu.dense"},
+    "hstu.layer": {"shared", "hstu", "hstu.dense"},
     "hstu.paged": {"shared", "hstu", "hstu.dense"},
     "compat": {"flash", "hstu.dense"},
 }

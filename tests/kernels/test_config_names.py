@@ -24,9 +24,8 @@ from attnbench.kernels.hstu.paged import configs as paged
 from attnbench.workloads.base import load_workload
 
 KEPT = json.loads(Path(__file__).with_name("config_names.json").read_text(encoding="utf-8"))
-ADDED = {"sharers": 2}
-NEWER = ("b64x64w8s1-atomic-tma-ws", "b64x64w8s2-atomic-tma-ws")
-"How configurations of flash begin that there were not then."
+ADDED = {"sharers": 2, "dims": "padded", "weights": "held"}
+"Fields that were added since, and the default by which older names keep their meaning."
 CARDS, DIMS, SEQLENS = ((0, 0), (8, 0), (9, 0), (10, 0)), (64, 128, 256), (512, 2048, 4096, 8192)
 
 
@@ -65,7 +64,6 @@ def backward_spaces():
         f"{card} {item} {dim} {deterministic}": {
             config.short: asdict(config)
             for config in backward.backward_space(card, item, dim, dim, deterministic=deterministic)
-            if not config.short.startswith(NEWER)
         }
         for card, item, dim, deterministic in product(CARDS, (2, 4), DIMS, (False, True))
     }
@@ -112,17 +110,13 @@ def listed(name):
     for mode, dim in product(("fwd", "bwd", "fwd-bwd"), DIMS):
         axes = ("headdim",) if workload.name == "attention" else ("attn_dim", "linear_dim")
         case = workload.case({**dict.fromkeys(axes, dim), "mode": mode, "dtype": "bf16"})
-        found[f"{mode} {dim}"] = {
-            config.short: without_added(config.values)
-            for config in backend.configs(case)
-            if not config.short.startswith(NEWER)
-        }
+        found[f"{mode} {dim}"] = {config.short: without_added(config.values) for config in backend.configs(case)}
     return found
 
 
 def every(found):
     """The configurations of all shapes, by name."""
-    return {name: values for configs in found.values() for name, values in configs.items()}
+    return {name: without_added(values) for configs in found.values() for name, values in configs.items()}
 
 
 LISTED = {

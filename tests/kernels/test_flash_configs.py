@@ -77,7 +77,8 @@ def _reads(text):
         (
             "m128n128w8s2-wibble",
             "has the word wibble; "
-            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, few, ticket, persistent, rN, lN, xN",
+            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, pieces, stored, few, ticket, persistent, "
+            "rN, lN, xN",
         ),
         ("m128n128w8s2-tma-tma", "says loads twice; each once"),
         ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
@@ -174,6 +175,7 @@ def test_the_space_is_large_enough_to_search_and_holds_each_once():
     assert {(config.order, config.grid, config.warps) for config in narrow if config.order in HOPPER} == {
         *product(HOPPER, WORDS["grid"], WARPGROUPS)
     }
+    found += space(replace(LONG, dim=96, dim_v=96))
     for name, words in WORDS.items():
         assert {getattr(config, name) for config in found} == set(words) - {"ahead", "decode"}
     assert {config.order for config in space(replace(LONG, capability=(8, 0)))} == {"plain", "ahead"}
@@ -268,3 +270,32 @@ def test_estimates_are_those_worked_out_by_hand():
     assert shared_bytes(replace(split, rings="deep"), wide) == 2 * (2 * 128 * 128 + 3 * 64 * 256 + 2 * 64 * 256)
     # With a stage more there is no room for the next queries.
     assert shared_bytes(replace(config, stages=3), LONG) == 2 * (128 * 128 + 3 * 128 * 256)
+    # Of 96 dims in pieces 96 columns are held, and stored weights take no registers but shared memory.
+    pieces, narrow = parse("m192n128w12s2-tma-ws-pieces-ticket"), replace(LONG, dim=96, dim_v=96)
+    assert shared_bytes(pieces, narrow) == 2 * 96 * (2 * 192 + 2 * 256)
+    assert registers(pieces, narrow) == 48 + 64 + 32 + 32
+    stored = replace(pieces, weights="stored")
+    assert shared_bytes(stored, narrow) == shared_bytes(pieces, narrow) + 2 * 192 * 128
+    assert registers(stored, narrow) == 48 + 64 + 32
+
+
+@pytest.mark.parametrize(
+    ("dims", "pieces"),
+    [
+        ((64, 64), (64,)),
+        ((72, 72), (64, 16)),
+        ((80, 80), (64, 16)),
+        ((72, 96), (64, 32)),
+        ((104, 104), (128,)),
+        ((144, 144), (128, 16)),
+        ((160, 136), (128, 32)),
+        ((192, 192), (128, 64)),
+        ((200, 200), (256,)),
+    ],
+)
+def test_pieces_are_powers_of_two_and_fewer_columns_than_one_tile(dims, pieces):
+    shape = replace(LONG, dim=dims[0], dim_v=dims[1])
+    assert shape.pieces == pieces
+    found = fault(parse("m128n64w8s2-tma-ws-pieces"), shape)
+    assert (found is None) == (len(pieces) == 2)
+    assert found is None or found[1].startswith(f"has the order ws, which cuts no {dims[0]} dims into pieces")

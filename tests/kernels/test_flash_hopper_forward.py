@@ -127,6 +127,31 @@ CASES = {
     "split-lazy": ({"batch": 3, "seqlen": 290, "headdim": 256}, "m128n64w8s2-tma-ws-split-lazy-ticket"),
     "deep": ({"seqlen": 300, "headdim": 256, "causal": True}, "m128n64w8s2-tma-ws-deep"),
     "deep-split": ({"batch": 3, "seqlen": 310, "headdim": 256}, "m128n64w8s2-tma-ws-split-deep-lazy-ticket"),
+    "pieces": ({"seqlen": 140, "seqlen_k": 200, "headdim": 96, "causal": True}, f"{TWO}-pieces"),
+    "pieces-16": ({"seqlen": 70, "headdim": 72, "window": (20, 9)}, "m128n32w8s2-tma-pp-pieces"),
+    "pieces-128": ({"seqlen": 150, "seqlen_k": 90, "headdim": 144, "dtype": "fp16"}, "m128n64w8s2-tma-ws-lazy-pieces"),
+    "pieces-other-values": (
+        {"batch": 2, "seqlen": 200, "headdim": 72, "headdim_v": 96, "causal": True},
+        "m128n64w8s2-tma-ws-deep-pieces-ticket",
+    ),
+    "pieces-no-room-for-two": (
+        {"batch": 3, "seqlen": 150, "seqlen_k": 300, "headdim": 160, "nheads": 2, "nheads_kv": 1, "causal": True},
+        "m128n128w8s2-tma-ws-pieces-ticket",
+    ),
+    "pieces-packed": (
+        {"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "headdim": 192, "nheads": 4, "nheads_kv": 2},
+        "m128n64w8s2-tma-pp-pieces-ticket",
+    ),
+    "pieces-stored": (
+        {"batch": 2, "seqlen": 390, "headdim": 96, "nheads": 2, "nheads_kv": 1, "causal": True},
+        "m192n128w12s2-tma-ws-pieces-stored-ticket",
+    ),
+    "pieces-stored-packed": (
+        {"batch": 3, "seqlen": 210, "lengths": "210:1:30", "headdim": 80, "window": (100, 30)},
+        "m192n64w12s2-tma-ws-lazy-pieces-stored-ticket",
+    ),
+    "stored": ({"batch": 2, "seqlen": 200, "seqlen_k": 270, "causal": True}, "m192n64w12s2-tma-pp-deep-stored-ticket"),
+    "stored-32-keys": ({"seqlen": 140, "headdim": 128}, "m128n32w8s2-tma-ws-stored"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }
 

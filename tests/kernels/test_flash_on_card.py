@@ -106,6 +106,21 @@ def test_the_hopper_path_is_right_for_every_mask(name, dim):
         assert not wrong_with(f"flash-triton[{short}]", case), short
 
 
+@pytest.mark.hopper
+@pytest.mark.parametrize("dim", [72, 80, 96, 160, 192])
+@pytest.mark.parametrize("name", [*CASES, "long"])
+def test_dims_in_pieces_are_right_for_every_mask(name, dim):
+    narrow = ("m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16", "m192n128w12s2-tma-ws-pieces-stored-ticket-l16")
+    wide = ("m128n64w8s2-tma-ws-pieces-ticket-l16", "m128n64w8s2-tma-pp-lazy-pieces-stored")
+    values = CASES.get(name, {"batch": 1, "seqlen": 4100, "nheads": 16, "causal": True})
+    case = case_of(headdim=dim, dtype="fp16" if dim in (72, 160) else "bf16", **values)
+    shape = Shape(dim=dim, dim_v=dim, seqlen_q=case.seqlen, seqlen_k=case.seqlen_k, packed=case.packed)
+    for form in narrow if dim <= 96 else wide:
+        short = nearest(form, shape)  # of few rows with fewer to a tile
+        assert parse(short).dims == "pieces"
+        assert not wrong_with(f"flash-triton[{short}]", case), short
+
+
 MASKS = ("window", "odd", "packed")
 SHARES = [("plain", 0, 1), *((order, part, 4) for order in HOPPER for part in range(4))]
 "An order, and which part of its configurations, of how many: each is compiled."
@@ -141,17 +156,24 @@ def test_every_configuration_is_right_or_does_not_fit_the_card(name, order, part
 @pytest.mark.hopper
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("dim", "seqlen"), [(64, 512), (128, 512), (256, 512), (256, 1024), (64, 4096), (128, 4096), (256, 4096)]
+    ("dim", "seqlen", "forward"),
+    [
+        *((dim, seqlen, None) for dim, seqlen in ((64, 512), (128, 512), (256, 512), (256, 1024))),
+        *((dim, 4096, None) for dim in (64, 128, 256)),
+        *((96, seqlen, "m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16") for seqlen in (512, 4096)),
+        *((96, seqlen, "m192n128w12s2-tma-ws-pieces-stored-ticket-l16") for seqlen in (512, 4096)),
+        (192, 4096, "m128n64w8s2-tma-ws-pieces-ticket-l16"),
+    ],
 )
-def test_the_default_has_the_same_bits_in_every_call(dim, seqlen, causal):
+def test_a_configuration_has_the_same_bits_in_every_call(dim, seqlen, forward, causal):
     """What one job leaves and the next takes up meets in hundreds of calls: once single rows were wrong in a tenth."""
     q, k, v = (
         torch.randn(16384 // seqlen, seqlen, 2048 // dim, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3)
     )
-    first = flash_attention(q, k, v, causal=causal)[0]
+    first = flash_attention(q, k, v, causal=causal, forward=forward)[0]
     differ = torch.zeros(300, *first.shape[:3], device="cuda", dtype=torch.bool)
     for turn in range(300):
-        torch.any(flash_attention(q, k, v, causal=causal)[0] != first, -1, out=differ[turn])
+        torch.any(flash_attention(q, k, v, causal=causal, forward=forward)[0] != first, -1, out=differ[turn])
     found = differ.nonzero()
     assert not len(found), (
         f"{len(found)} rows of {len(found[:, 0].unique())} calls; (call, sequence, row, head) from "

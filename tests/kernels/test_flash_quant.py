@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from attnbench.kernels.flash.quant import api as compiled
+from attnbench.kernels.flash.quant.prepare import inverse_of
 
 from .interpreter import interpreted
 from .quant_cases import held, inputs_of, key_scales, packed_of, recipe_of
@@ -102,38 +103,46 @@ def test_what_is_quantised(kernels, dim):
         assert ((values.T - want[places]).abs() <= want[places].abs() / 16 + step).all()
 
 
+@pytest.mark.parametrize("by", [1, 2, 3, 7, 640, 896, 2**16 - 1, 2**30 + 1, 2**31 - 1])
+def test_a_product_with_the_inverse_is_a_quotient_or_one_less(by):
+    largest = 2**31 - 1
+    assert 0 < inverse_of(by) <= largest
+    multiples = [place * by for place in (1, 2, 1000, largest // by) if place * by <= largest]
+    for number in {0, largest, *multiples, *(one - 1 for one in multiples)}:
+        # What the high half of a product of 32 bits each is.
+        assert number // by - (2 * number * inverse_of(by) >> 32) in (0, 1)
+
+
 ORDERS = {
-    "apart": (False, {}),
-    "packed-apart": (True, {}),
-    "packed-ahead": (True, {"AHEAD": 1}),
-    "packed-far-ahead": (True, {"AHEAD": 9}),
+    "apart": (False, 0),
+    "packed-apart": (True, 0),
+    "packed-one-ahead": (True, 1),
+    "packed-three-ahead": (True, 3),
 }
-"""Whether sequences are packed, and how `prepare` orders its programs, in groups of three heads."""
+"""Whether sequences are packed, and how many heads the statistics are ahead; without, the launch is cut in two."""
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_groups_and_their_order_change_no_bit(kernels, monkeypatch, name):
-    packed, order = ORDERS[name]
+def test_the_order_of_programs_changes_no_bit(kernels, monkeypatch, name):
+    packed, ahead = ORDERS[name]
     inputs = (
         packed_of([(1, 140), (70, 3), (0, 5), (7, 0)], heads=4, heads_kv=2)
         if packed
         else inputs_of(70, 140, batch=2, heads=4, heads_kv=2)
     )
     module = kernels.launch_prepare.__globals__
-    monkeypatch.setitem(module, "LEAST_CHUNK", 128)
+    monkeypatch.setitem(module, "LEAST_CHUNK", 128 * 64)
     lengths = {key: value for key, value in inputs.options.items() if key != "causal"}
     problem = kernels.quant_problem_of(inputs.q, inputs.k, inputs.v, **lengths)
     found = []
     for cut in (False, True):
         if cut:
-            monkeypatch.setitem(module, "GROUP_MIB", 3 * 140 * 256 / 2**20)
-            for one, value in order.items():
-                monkeypatch.setitem(module, one, value)
+            monkeypatch.setitem(module, "AHEAD_MIB", ahead * 140 * 256 / 2**20)
         made = kernels.allocate(inputs.q, inputs.k, problem)
         tensors = [getattr(made, one) for one in ("q", "k", "v", "q_scale", "q_shift", "k_scale", "v_scale")]
         for x in (*tensors, made.parts, made.found, made.counters):
             x.view(torch.uint8).fill_(0x7F)
-        launches = (kernels.launch_smooth, kernels.launch_quantise) if cut and not order else (kernels.launch_prepare,)
+        launches = (kernels.launch_smooth, kernels.launch_quantise) if cut and not ahead else (kernels.launch_prepare,)
         for launch in launches:
             launch(inputs.q, inputs.k, inputs.v, made, problem)
             assert made.counter.item() == 0

@@ -75,6 +75,40 @@ def test_rows_that_attention_has_not_written_stay_numbers(api, count, whole):
     assert found.isfinite().all()
 
 
+def shuffled(sums):
+    """Parts as the kernels for Hopper write them: of sixteen columns 8 k + 2 i + j is column 4 i + 2 k + j."""
+    return sums.unflatten(3, (-1, 2, 4, 2)).transpose(4, 5).flatten(3).contiguous()
+
+
+@pytest.mark.parametrize("hopper", [True, False])
+@pytest.mark.parametrize(("parts", "heads", "dim"), [(2, 4, 16), (11, 3, 32), (17, 1, 64), (33, 2, 16)])
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+def test_parts_are_added_up_to_the_bits_of_their_sum(dtype, parts, heads, dim, hopper):
+    """As by the sum's kernel and the gate of what it rounds; what nobody wrote reaches no other row."""
+    with interpreted(API, "attnbench.kernels.hstu.dense.parts", "attnbench.kernels.hstu.arguments") as found:
+        api, dense, arguments = found
+        sums = drawn(5, parts, heads, dim, dtype=torch.float32)
+        u, weight, bias = (
+            drawn(*shape, dtype=dtype, seed=2) for shape in ((5, heads * dim), (heads * dim,), (heads * dim,))
+        )
+        a = torch.empty(5, heads, dim, dtype=dtype)
+        dense.launch_sum(sums, a, 0.37, hopper=False)
+        given = arguments.Parts(shuffled(sums) if hopper else sums, 0.37, hopper)
+        given.sums[4] = torch.nan
+        for whole in (True, False):
+            named = {"eps": 1e-5, "whole": whole, "count": torch.tensor([4], dtype=torch.int32)}
+            wanted = api.gate(a.flatten(1), u, weight, bias, **named)
+            assert torch.equal(api.gate(given, u, weight, bias, **named), wanted)
+            assert wanted[:4].abs().sum() > 0
+        for wrong, said in (
+            (given._replace(sums=sums.half()), r"hstu_gate: a.sums=torch.float16\[5.*\] are no parts; float32 \[rows"),
+            (given._replace(sums=sums[:, :, :, : dim // 2].contiguous()), "hstu_gate: u.shape=.* does not fit"),
+            (given._replace(sums=sums[:4]), "hstu_gate: u.shape=5 does not fit; 4"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                api.gate(wrong, u, weight, bias, **named)
+
+
 @pytest.mark.parametrize("dtype", EPS, ids=str)
 @pytest.mark.parametrize("dim", [1, 63, 129, 1024])
 def test_rows_are_normalised(api, dim, dtype):
@@ -114,6 +148,21 @@ def test_picked_rows_have_length_one(api, dim, dtype):
             held(found, picked / picked.norm(dim=1, keepdim=True).clamp(min=1e-6), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)  # the interpreter multiplies no bf16
+@pytest.mark.parametrize(("towers", "before", "after"), [(3, 128, 10), (3, 10, 1), (1, 300, 40), (2, 1, 17)])
+def test_towers_multiply_what_is_positive(api, towers, before, after, dtype):
+    weight, bias = drawn(towers, after, before, dtype=dtype), drawn(towers, after, dtype=dtype, seed=1)
+    for rows in (0, 1, 37):
+        x = drawn(rows, towers * before, dtype=dtype, seed=2)
+        found = api.tower(x, weight, bias)
+        assert found.shape == (rows, towers * after)
+        if rows:
+            seen = x.double().relu().unflatten(1, (towers, before))
+            held(found, (torch.einsum("rti,toi->rto", seen, weight.double()) + bias.double()).flatten(1), dtype)
+            x[0, 0] = torch.nan
+            assert api.tower(x, weight, bias).isnan().sum() == after
+
+
 def test_what_cannot_be_used_is_named(api):
     x, rows = torch.ones(3, 4), torch.zeros(3, dtype=torch.int32)
     for call, said in (
@@ -127,6 +176,10 @@ def test_what_cannot_be_used_is_named(api):
         (lambda: api.norm(x, x[0, :2], x[0], eps=1), "hstu_norm: weight.shape=2 does not fit; 4"),
         (lambda: api.silu(x.T), "hstu_silu: x.stride=.* has gaps"),
         (lambda: api.silu(x[:1].expand(3, 4)), r"hstu_silu: x.stride=\(0, 1\) has rows in one another; rows apart"),
+        (lambda: api.tower(x, x, x), r"hstu_tower: weight.shape=\(3, 4\) does not fit; \[towers, outputs, inputs\]"),
+        (lambda: api.tower(x, torch.ones(2, 3, 4), x), "hstu_tower: x.shape=4 does not fit; 8"),
+        (lambda: api.tower(x, torch.ones(1, 3, 4), x), r"hstu_tower: bias.shape=\(3, 4\) does not fit; \(1, 3\)"),
+        (lambda: api.tower(x, None, x), "hstu_tower: weight=None is of type NoneType; a tensor"),
         (lambda: api.silu(3), "hstu_silu: x=3 is of type int; a tensor"),
         (lambda: api.norm(x, None, x[0], eps=1), "hstu_norm: weight=None is of type NoneType; a tensor"),
         (lambda: api.norm(x, x[0], x[0], eps=float("nan")), "hstu_norm: eps=nan cannot be used; a finite number from"),

@@ -175,6 +175,53 @@ def test_append_writes_the_new_history_and_nothing_else(paged, page_size, target
     assert torch.equal(step.pool.nan_to_num(9.0), wanted.nan_to_num(9.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("targets", [True, False])
+def test_silu_and_append_in_one_launch_are_the_bits_of_both(targets, dtype):
+    """In place, in tensors with gaps; rows of no sequence stay as they are."""
+    lengths = [(0, 5, 3), (31, 2, 1), (32, 1, 0), (3, 0, 4), (0, 0, 0), (10, 64, 2)]
+    lengths = lengths if targets else [(cached, history, 0) for cached, history, _ in lengths]
+    with interpreted("attnbench.kernels.hstu.paged.api", "attnbench.kernels.hstu.layer.api") as (paged, layer):
+        step = make_step(lengths, heads=2, dim=24, seed=5, dtype=dtype)
+        table = paged.Step(**step.table if targets else step.table | {"num_targets": None})
+        count = len(step.q)
+        whole = torch.cat([x.flatten(1) for x in (step.q, step.v, step.k)], dim=1)
+        whole = torch.cat([whole, torch.full((3, 3 * 48), torch.nan, dtype=dtype)])
+        apart = layer.silu(whole.clone())
+        q, v, k = (x.unflatten(1, (2, 24)) for x in whole.split(48, dim=1))
+        wanted = step.pool.clone()
+        paged.hstu_paged_append(
+            *(apart[:, at : at + 48].unflatten(1, (2, 24)) for at in (96, 48)), wanted, table, validate=False
+        )
+        paged.hstu_paged_silu_append(q, k, v, step.pool, table)
+        assert torch.equal(whole[:count], apart[:count])
+        assert whole[count:].isnan().all()
+        assert torch.equal(step.pool.nan_to_num(9.0), wanted.nan_to_num(9.0))
+        with pytest.raises(ValueError, match=r"hstu_paged_silu_append: q\.shape=.* does not fit"):
+            paged.hstu_paged_silu_append(q[:, :1], k, v, step.pool, table)
+        with pytest.raises(ValueError, match=r"hstu_paged_silu_append: v\.stride=\(0, 24, 1\) has rows in one another"):
+            paged.hstu_paged_silu_append(q, k, v[:1].expand(v.shape), step.pool, table)
+
+
+@pytest.mark.parametrize(("dim", "splits"), [(16, 3), (32, 1), (24, 3)])
+def test_parts_are_what_the_output_is_the_sum_of(dim, splits):
+    """Where keys are not split, or heads narrower than a part's, the output itself."""
+    with interpreted(
+        "attnbench.kernels.hstu.paged.api", "attnbench.kernels.hstu.layer.api", "attnbench.kernels.hstu.arguments"
+    ) as (paged, layer, arguments):
+        step = make_step([(70, 18, 5), (5, 0, 3), (40, 1, 0)], seed=2, heads=2, dim=dim, dtype=torch.float16)
+        given = step.q, step.k, step.v, step.pool, paged.Step(**step.table)
+        named = {"alpha": ALPHA, "scaling_seqlen": SCALE, "splits": splits, "config": "m16n16w4s1-exp"}
+        found, wanted = paged.hstu_paged_parts(*given, **named), paged.hstu_paged_attention(*given, **named)
+        assert isinstance(found, arguments.Parts) == (splits > 1 and dim != 24)
+        u, weight = torch.randn(len(step.q), 2 * dim).half(), torch.ones(2 * dim).half()
+        gated = [
+            layer.gate(x.flatten(1) if isinstance(x, torch.Tensor) else x, u, weight, weight, eps=1e-5, whole=True)
+            for x in (found, wanted)
+        ]
+        assert torch.equal(*gated)
+
+
 def test_token_by_token_is_the_same_as_at_once(paged):
     """Attention and append of one new token after another, over a page's end, as one long step."""
     whole = make_step([(28, 8, 0)], seed=21)

@@ -15,6 +15,7 @@ from attnbench.kernels.hstu.dense import parts
 from attnbench.kernels.hstu.paged import forward, portable
 from attnbench.kernels.hstu.paged.configs import TABLE, PagedConfig, default_config
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
+from attnbench.kernels.shared.card import Card, stood_in_for
 
 from .aot import EVERY, NO_OLDEST, compile_with, recorded, tritons
 
@@ -50,10 +51,12 @@ def jobs_of(row, capability, page_size, *, targets=True):
             splits=2,
             workspace=torch.empty(shape, dtype=torch.float32, device="meta"),
         )
-        portable.launch_append(k, v, pool, step)
-    jobs = [own[0], sums[0], own[1]]
+        with stood_in_for(Card((capability // 10, 0), 132)):
+            portable.launch_append(k, v, pool, step)
+            portable.launch_append(k, v, pool, step, silu_with=q)
+    jobs = [own[0], sums[0], *own[1:]]
     label = f"{capability} {row['item_bytes']}-byte d{row['dim']} p{page_size}{' targets' * targets}"
-    return [replace(job, label=f"{job.label} {label}") for job in jobs[: 3 if row["dim"] == 256 else 1]]
+    return [replace(job, label=f"{job.label} {label}") for job in jobs[: 4 if row["dim"] == 256 else 1]]
 
 
 def jobs_to_hold(*, oldest):

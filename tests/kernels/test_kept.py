@@ -37,7 +37,14 @@ from attnbench.kernels.hstu.bsa.plan import BsaConfig
 from attnbench.kernels.hstu.dense import calls as dense
 from attnbench.kernels.hstu.dense.api import ForwardConfig
 from attnbench.kernels.hstu.paged import calls as paged
-from attnbench.kernels.hstu.paged.api import PagedConfig, Step, hstu_paged_append, hstu_paged_attention
+from attnbench.kernels.hstu.paged.api import (
+    PagedConfig,
+    Step,
+    hstu_paged_append,
+    hstu_paged_attention,
+    hstu_paged_parts,
+    hstu_paged_silu_append,
+)
 from attnbench.kernels.shared import kept
 
 from .aot import OLDEST
@@ -134,7 +141,9 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "dense": (hstu_attention, dense_given),
     "bsa": (hstu_bsa_attention, bsa_given),
     "paged": (hstu_paged_attention, paged_given),
+    "paged-parts": (hstu_paged_parts, lambda: paged_given() | {"splits": 3}),
     "append": (hstu_paged_append, append_given),
+    "silu-append": (hstu_paged_silu_append, lambda: append_given() | {"q": rows(64, 4, 64)}),
     "quant": (flash_quant_attention, quant_given),
     "sparse": (flash_sparse_attention, sparse_given),
     "sparse-quant": (flash_sparse_quant_attention, lambda: sparse_given("m64n64w4s2")),
@@ -237,6 +246,8 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"block_map": torch.ones(2, 4, 5, 2, dtype=torch.bool).mT},
     ],
     "sparse-quant": [{"causal": True}, {"scale": 0.3}, {"config": "m128n64w8s3"}],
+    "paged-parts": [{"splits": 1}, {"splits": 4}, {"alpha": 0.3}, {"config": "m64n32w4s2"}],
+    "silu-append": [{"step": step(max_new=64)}, {"step": step(num_targets=None)}, {"q": rows(64, 4, 64, offset=1)}],
     "append": [{"step": step(max_new=64)}, {"step": step(num_targets=None)}, {"k": rows(64, 4, 64, offset=1)}],
 }
 

@@ -18,6 +18,7 @@ from attnbench.kernels import flash_attention, flash_quant_attention, hstu_atten
 from attnbench.kernels.flash import calls as flash
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.quant import calls as quant
+from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.bsa import calls as bsa
 from attnbench.kernels.hstu.bsa.hopper.attend_config import AttendConfig
 from attnbench.kernels.hstu.bsa.hopper.select_config import SelectConfig
@@ -26,7 +27,13 @@ from attnbench.kernels.hstu.dense import calls as dense
 from attnbench.kernels.hstu.dense.api import BackwardConfig, ColumnConfig, ForwardConfig, RowConfig
 from attnbench.kernels.hstu.layer import api as layer
 from attnbench.kernels.hstu.paged import calls as paged
-from attnbench.kernels.hstu.paged.api import PagedConfig, hstu_paged_append, hstu_paged_attention
+from attnbench.kernels.hstu.paged.api import (
+    PagedConfig,
+    hstu_paged_append,
+    hstu_paged_attention,
+    hstu_paged_parts,
+    hstu_paged_silu_append,
+)
 
 from .launches import Card, on_no_card
 from .test_kept import ints, launches_of, rows, step
@@ -133,7 +140,9 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "paged-split": (hstu_paged_attention, lambda count: paged_given(count, config=hopper_pages, splits=3)),
     "paged-portable-split": (hstu_paged_attention, lambda count: paged_given(count, config="m64n32w4s2", splits=2)),
     "paged-portable-tma": (hstu_paged_attention, lambda count: paged_given(count, config="m64n32w4s2-tma", splits=1)),
+    "paged-parts": (hstu_paged_parts, lambda count: paged_given(count, config=hopper_pages, splits=3)),
     "append": (hstu_paged_append, append_given),
+    "silu-append": (hstu_paged_silu_append, lambda count: append_given(count) | {"q": rows(count, 4, 64)}),
     "bsa": (hstu_bsa_attention, bsa_given),
     "bsa-shared": (hstu_bsa_attention, lambda count: bsa_given(count, selection="shared", pairs=True)),
     "bsa-passes": (hstu_bsa_attention, lambda count: bsa_given(count, config=BsaConfig(schedule="passes"))),
@@ -173,7 +182,12 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "norm": (layer.norm, lambda count: {"x": rows(count, 64), "weight": vector(), "bias": vector(), "eps": 1e-5}),
     "silu": (layer.silu, lambda count: {"x": rows(count, 192)[:, 64:]}),
     "gate": (layer.gate, gate_given),
+    "gate-parts": (
+        layer.gate,
+        lambda count: gate_given(count) | {"a": Parts(rows(count, 3, 2, 32, dtype=torch.float32), 0.5, True)},
+    ),
     "pick": (layer.pick, lambda count: {"x": rows(count, 64), "rows": ints(*range(count // 3)), "eps": 1e-6}),
+    "tower": (layer.tower, lambda count: {"x": rows(count, 64), "weight": rows(2, 10, 32), "bias": rows(2, 10)}),
 }
 
 
@@ -282,7 +296,7 @@ def test_an_append_is_kept_by_its_tiles_and_wrong_bounds_stay_refused():
     with on_no_card() as card:
         truth = launches_of(card, hstu_paged_append, given)
         before = card.through_triton
-        for max_cached, max_new in ((5000, 4000), (0, 4000), (7, 3999), (7, 3985)):
+        for max_cached, max_new in ((5000, 4000), (0, 4000), (7, 3999), (7, 3993)):
             bounds = {"max_cached": max_cached, "max_new": max_new}
             assert launches_of(card, hstu_paged_append, given | {"step": replace(given["step"], **bounds)}) == truth
         assert card.through_triton == before

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.layer import api as layer
 
 from .launches import on_no_card
@@ -37,8 +38,16 @@ def gate_given() -> dict[str, Any]:
     return given | {"eps": 1e-5, "whole": True, "count": ints(5)}
 
 
+def parts_of(count: int = 3, *, scale: float = 0.5, shuffled: bool = True) -> Parts:
+    return Parts(torch.ones(5, count, 2, 32), scale, shuffled)
+
+
 def pick_given() -> dict[str, Any]:
     return {"x": rows(9, 64), "rows": ints(4, 4, 1), "eps": 1e-6}
+
+
+def tower_given() -> dict[str, Any]:
+    return {"x": rows(70, 64), "weight": rows(2, 10, 32), "bias": rows(2, 10)}
 
 
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
@@ -46,13 +55,18 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "norm": (layer.norm, norm_given),
     "silu": (layer.silu, silu_given),
     "gate": (layer.gate, gate_given),
+    "gate-parts": (layer.gate, lambda: gate_given() | {"a": parts_of()}),
     "pick": (layer.pick, pick_given),
+    "tower": (layer.tower, tower_given),
 }
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "embed": [{"scale": 1.0}, {"ids": ints(1, 2), "positions": ints(3, 4)}, {"table": rows(9, 64, offset=1)}],
     "norm": [{"x": rows(6, 64)}, {"eps": 1e-6}, {"weight": vector(64, offset=1)}],
     "silu": [{"x": rows(6, 192)}, {"x": rows(5, 192, dtype=torch.float16)}, {"x": rows(5, 200)[:, 8:136]}],
     "gate": [{"count": None}, {"whole": False}, {"u": rows(5, 64)}, {"eps": 1e-6}],
+    "gate-parts": [{"a": rows(5, 64)}]
+    + [{"a": parts_of(**one)} for one in ({"count": 4}, {"scale": 1.0}, {"shuffled": False})],
+    "tower": [{"x": rows(80, 64) + 1}, {"weight": rows(2, 3, 32), "bias": rows(2, 3)}, {"bias": rows(2, 10, offset=1)}],
     "pick": [{"rows": ints(4)}, {"x": rows(9, 64, dtype=torch.float16)}, {"eps": 1e-5}],
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import InPlace, Launch
@@ -17,6 +18,7 @@ from attnbench.workloads.hstu_serving.case import GROWTH, POOL, SERIES
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.kernels.hstu.arguments import Parts
     from attnbench.models.hstu_ranking.attention import AttentionMaker
     from attnbench.models.hstu_ranking.host_hits import HostHits
     from attnbench.models.hstu_ranking.model import Mark, Prepared
@@ -355,8 +357,10 @@ class _Parts:
         self.prepared: Prepared = self.strip()
         self.layer = self.model.layers[0]
         self.x = self.embedding()
-        self.u, self.q, self.k, self.v = self.projection()
+        self.u, *self.qkv = self.projection()
         self.append()
+        self.attended = [_copied(x) for x in self.qkv] if self.prepared.appends_silu else self.qkv
+        "of an append that changes queries, keys and values, every time that it is called, what they were after once"
         self.a = self.attend()
         if session.graphs is not None and session.graphs.capture:
             self._capture()
@@ -389,13 +393,14 @@ class _Parts:
         return self._call(self.model.tokens, self.prepared.rows, self.model.operations)
 
     def projection(self) -> Any:
-        return self._call(self.layer.project, self.x, self.model.operations)
+        silu = not self.prepared.appends_silu
+        return self._call(partial(self.layer.project, silu=silu), self.x, self.model.operations)
 
     def append(self) -> None:
-        self._call(self.prepared.append, 0, self.k, self.v)
+        self._call(self.prepared.append, 0, *self.qkv)
 
-    def attend(self) -> Tensor:
-        return self._call(self.prepared.attend, 0, self.q, self.k, self.v)
+    def attend(self) -> Tensor | Parts:
+        return self._call(self.prepared.attend, 0, *self.attended)
 
     def output(self) -> Tensor:
         return self._call(self.layer.output, self.x, self.u, self.a, self.model.operations, self.prepared.count)
@@ -408,3 +413,10 @@ class _Parts:
 
         with torch.no_grad():
             return part(*given)
+
+
+def _copied(x: Tensor) -> Tensor:
+    """A tensor of the same strides."""
+    import torch
+
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)

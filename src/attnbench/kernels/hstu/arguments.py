@@ -29,3 +29,14 @@ class Sequences(NamedTuple):
     "of the queries, with HAS_CACHE"
     num_targets_ptr: Any
     "[sequences], with HAS_TARGETS"
+
+
+class Parts(NamedTuple):
+    """An output [rows, heads, dim] whose keys are split, before its parts are added up."""
+
+    sums: Tensor
+    "fp32 [rows, parts, heads, dim]"
+    scale: float
+    "factor of their sum"
+    shuffled: bool
+    "whether columns are as the kernels for Hopper leave them (`dense.parts`)"

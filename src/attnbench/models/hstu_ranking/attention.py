@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attnbench.errors import unknown
+from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.models.hstu_ranking.config import WHO
 from attnbench.models.paged_cache.packing import send
@@ -122,14 +123,31 @@ class Paged:
 
         hstu_paged_append(k, v, pool, self.sequences.table)
 
+    def silu_append(self, pool: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """SiLU of q, k and v in place, and the append, in one launch."""
+        from attnbench.kernels.hstu.paged.api import hstu_paged_silu_append
+
+        hstu_paged_silu_append(q, k, v, pool, self.sequences.table)
+
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Attention`."""
         from attnbench.kernels.hstu.paged.api import hstu_paged_attention
 
-        given = self.sequences
-        if pool is None:
-            pool = q.new_empty(1, 2, given.page_size, *q.shape[1:])  # no table names its page
-        return hstu_paged_attention(q, k, v, pool, given.table, alpha=given.alpha, scaling_seqlen=given.scaling_seqlen)
+        return hstu_paged_attention(q, k, v, self._pool(pool, q), self.sequences.table, **self._numbers)
+
+    def attend_parts(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor | Parts:
+        """The same, where keys are split before the parts are added up."""
+        from attnbench.kernels.hstu.paged.api import hstu_paged_parts
+
+        return hstu_paged_parts(q, k, v, self._pool(pool, q), self.sequences.table, **self._numbers)
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        return {"alpha": self.sequences.alpha, "scaling_seqlen": self.sequences.scaling_seqlen}
+
+    def _pool(self, pool: Tensor | None, q: Tensor) -> Tensor:
+        """A pool, where nothing is cached one whose page no table names."""
+        return q.new_empty(1, 2, self.sequences.page_size, *q.shape[1:]) if pool is None else pool
 
 
 class Gathered(Reference):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attnbench.kernels.hstu.arguments import Parts
 from attnbench.models.hstu_ranking.config import ACTION_DIM, ACTION_HIDDEN, ModelConfig
 from attnbench.models.hstu_ranking.operations import PLAIN, Operations
 from attnbench.models.hstu_ranking.rows import POSITIONS, TIME_BUCKETS, Rows
@@ -87,24 +88,35 @@ class Layer(nn.Module):
         self.norm_out = nn.LayerNorm(wide, eps=config.eps)
         self.out = nn.Linear(wide if self.whole else 3 * wide, config.hidden, bias=False)
 
-    def project(self, x: Tensor, operations: Operations = PLAIN) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[rows, hidden] to u [rows, heads · dim], before its SiLU, and q, k, v [rows, heads, dim]."""
+    def project(
+        self, x: Tensor, operations: Operations = PLAIN, *, silu: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[rows, hidden] to u [rows, heads · dim], before its SiLU, and q, k, v [rows, heads, dim].
+
+        Without `silu` q, k and v are before theirs too, if they have one.
+        """
         wide = self.heads * self.dim
         u, vqk = self.uvqk(operations.norm(x, self.norm)).split((wide, 3 * wide), dim=1)
-        if self.whole:
+        if self.whole and silu:
             vqk = operations.silu(vqk)
         v, q, k = vqk.split(wide, dim=1)
         q, k, v = (part.view(-1, self.heads, self.dim) for part in (q, k, v))
         return u, q, k, v
 
     def output(
-        self, x: Tensor, u: Tensor, attended: Tensor, operations: Operations = PLAIN, count: Tensor | None = None
+        self,
+        x: Tensor,
+        u: Tensor,
+        attended: Tensor | Parts,
+        operations: Operations = PLAIN,
+        count: Tensor | None = None,
     ) -> Tensor:
         """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim].
 
         The input may be overwritten.  `count` [1] says how many rows attention has an output for; None: all.
         """
-        gated = operations.gate(attended.flatten(1), u, self.norm_out, self.whole, count)
+        a = attended.flatten(1) if isinstance(attended, Tensor) else attended
+        gated = operations.gate(a, u, self.norm_out, self.whole, count)
         return operations.add(x, gated, self.out.weight)
 
 
@@ -122,11 +134,10 @@ class Towers(nn.Module):
     def forward(self, x: Tensor, candidates: Tensor, operations: Operations = PLAIN) -> Tensor:
         """[rows, hidden], of which [candidates] are to be scored, to [candidates, tasks]."""
         x = operations.unit(x, candidates) if self.norm is None else self.norm(x.index_select(0, candidates))
-        first = functional.linear(x, self.weights[0].flatten(0, 1), self.biases[0].flatten())
-        y = first.view(len(x), *self.biases[0].shape).transpose(0, 1)
+        y = functional.linear(x, self.weights[0].flatten(0, 1), self.biases[0].flatten())
         for number in range(1, len(self.weights)):
-            y = torch.baddbmm(self.biases[number][:, None], functional.relu(y), self.weights[number].mT)
-        return y.transpose(0, 1).flatten(1)
+            y = operations.tower(y, self.weights[number], self.biases[number])
+        return y
 
 
 def _mlp(sizes: tuple[int, ...]) -> nn.Sequential:

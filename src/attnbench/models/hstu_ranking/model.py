@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.errors import UsageError, refusal
-from attnbench.models.hstu_ranking.attention import Attention, AttentionMaker, Sequences, attention_of
+from attnbench.kernels.hstu.arguments import Parts
+from attnbench.models.hstu_ranking.attention import Attention, AttentionMaker, Paged, Sequences, attention_of
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 from attnbench.models.hstu_ranking.layers import CountedBack, Layer, Tokens, Towers
 from attnbench.models.hstu_ranking.operations import PLAIN, Operations, operations_of
@@ -217,8 +218,11 @@ class HstuRanking(nn.Module):
             self.config.dim**-0.5,
             self.config.scaling_seqlen,
         )
+        found = attention_of(attention, sequences)
+        joined = found if isinstance(found, Paged) and self.operations.joins else None
+        silu = joined is not None and cache is not None and self.config.variant == "hstu"
         return Prepared(
-            staging.rows, staging.table.offsets[-1:], attention_of(attention, sequences), step, cache, step.wait_layer
+            staging.rows, staging.table.offsets[-1:], found, step, cache, step.wait_layer, joined, appends_silu=silu
         )
 
     @torch.no_grad()
@@ -235,9 +239,9 @@ class HstuRanking(nn.Module):
         with mark(FORWARD):
             for number, layer in enumerate(self.layers):
                 with mark("projection"):
-                    u, q, k, v = layer.project(x, does)
+                    u, q, k, v = layer.project(x, does, silu=not prepared.appends_silu)
                 with mark("append"):
-                    prepared.append(number, k, v)
+                    prepared.append(number, q, k, v)
                 with mark("attention"):
                     attended = prepared.attend(number, q, k, v)
                 with mark("output"):
@@ -265,17 +269,26 @@ class Prepared:
     cache: PagedCache | None
     waits: Callable[[int], None]
     "lets the device wait until a layer's pages are there"
+    joined: Paged | None = None
+    "the attention, where the sum of split keys is left to the gate"
+    appends_silu: bool = False
+    "whether SiLU of q, k and v is left to the append"
 
     def every_wait(self) -> Prepared:
         """The same for any step, whether anything comes from host memory or not."""
         return self if self.cache is None else replace(self, waits=self.cache.wait_layer)
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Write keys and values of the new history to a layer's pages, where there is a cache."""
-        if self.cache is not None:
-            self.waits(layer)
+        if self.cache is None:
+            return
+        self.waits(layer)
+        if self.appends_silu and self.joined is not None:
+            self.joined.silu_append(self.cache.pool[layer], q, k, v)
+        else:
             self.attention.append(self.cache.pool[layer], k, v)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | Parts:
         """Attend from the new rows; q, k, v and the result are [rows, heads, dim]."""
-        return self.attention.attend(None if self.cache is None else self.cache.pool[layer], q, k, v)
+        attend = self.attention.attend if self.joined is None else self.joined.attend_parts
+        return attend(None if self.cache is None else self.cache.pool[layer], q, k, v)

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attnbench.kernels.hstu.arguments import Parts
+
 
 class Operations(Protocol):
     """All take and give tensors of the model's precision, [rows, columns]."""
 
     name: str
+    joins: bool
+    "whether `gate` takes attention in parts too, and SiLU may be left to the append (`attention.Paged`)"
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
         """Rows of tokens with their positions: x √d + P."""
@@ -26,7 +30,7 @@ class Operations(Protocol):
     def silu(self, x: Tensor) -> Tensor:
         """SiLU; x may be overwritten."""
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+    def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """LN(a) s with s = SiLU(u), or Meta's [s, a, LN(a) s].
 
         Rows of a from `count` [1] on hold nothing; what is returned for them is nobody's, but a number on a card, where
@@ -39,11 +43,15 @@ class Operations(Protocol):
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
         """Some rows, each divided by its length."""
 
+    def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """ReLU(x) Wᵀ + b of x [rows, towers · before], with weights [towers, after, before], a bias of each."""
+
 
 class Plain:
     """Each step of a formula by itself."""
 
     name = "torch"
+    joins = False
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
         """As of `Operations`."""
@@ -59,8 +67,9 @@ class Plain:
         """As of `Operations`."""
         return functional.silu(x)
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+    def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """As of `Operations`."""
+        assert isinstance(a, Tensor)
         s = functional.silu(u)
         gated: Tensor = norm(a) * s
         return gated if whole else torch.cat([s, a, gated], dim=1)
@@ -73,11 +82,17 @@ class Plain:
         """As of `Operations`."""
         return functional.normalize(x.index_select(0, rows), dim=1, eps=1e-6)
 
+    def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """As of `Operations`."""
+        y = functional.relu(x).unflatten(1, (weight.shape[0], weight.shape[2])).transpose(0, 1)
+        return torch.baddbmm(bias[:, None], y, weight.mT).transpose(0, 1).flatten(1)
+
 
 class Fused:
     """A launch each, computed in fp32 and rounded once."""
 
     name = "triton"
+    joins = True
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
         """As of `Operations`."""
@@ -97,7 +112,7 @@ class Fused:
 
         return silu(x)
 
-    def gate(self, a: Tensor, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
+    def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """As of `Operations`."""
         from attnbench.kernels.hstu.layer.api import gate
 
@@ -112,6 +127,12 @@ class Fused:
         from attnbench.kernels.hstu.layer.api import pick
 
         return pick(x, rows, eps=1e-6)
+
+    def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """As of `Operations`."""
+        from attnbench.kernels.hstu.layer.api import tower
+
+        return tower(x, weight, bias)
 
 
 PLAIN, FUSED = Plain(), Fused()

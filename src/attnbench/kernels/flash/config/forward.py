@@ -53,6 +53,11 @@ class ForwardConfig(LaunchConfig):
     rescale: Annotated[str, Spelled("-{}", ("eager", "lazy"))] = "eager"
     """eager: the output so far takes a factor as soon as it is known, beside no product of its warpgroup; lazy: beside
     the next scores' (ws and pp)"""
+    dims: Annotated[str, Spelled("-{}", ("padded", "pieces"))] = "padded"
+    """padded: tiles have as many columns as the next power of two; pieces: they are two, of a power of two each, as 64
+    and 32 for 96 dims (ws and pp)"""
+    weights: Annotated[str, Spelled("-{}", ("held", "stored"))] = "held"
+    "held: products with values read weights from registers; stored: from shared memory (ws and pp)"
     grid: Annotated[str, Spelled("-{}", ("tiles", "few", "ticket", "persistent"))] = "tiles"
     """tiles: a program each; persistent: a program an SM, which takes every so many-th.  Of ws and pp too: few: a
     program takes four of a section, long and short ones; ticket: a program an SM, which draws whichever is next"""

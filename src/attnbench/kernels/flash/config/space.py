@@ -46,6 +46,14 @@ class Shape:
         return max(16, 1 << (dim - 1).bit_length())
 
     @property
+    def pieces(self) -> tuple[int, ...]:
+        """Columns of the tiles that dims are cut into: powers of two, of which two are fewer than one."""
+        dim = max(self.dim, self.dim_v)
+        first = self.block(dim) // 2
+        rest = self.block(dim - first)
+        return (first, rest) if first >= 64 and rest < first else (2 * first,)
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory a program may have (CUDA programming guide, compute capabilities)."""
         kib = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.capability, 99)
@@ -60,7 +68,7 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     rows = config.stages * config.block_n * (block_d + block_v)
     if config.order in HOPPER:
-        apart = config.queries == "shared" and out_columns(config, shape) < block_v
+        apart = config.queries == "shared" and out_columns(config, shape) < tile_columns(config, shape)[0]
         return _keys_and_queries(config, shape, query_tiles(config, shape)) + apart * _half_output(config, shape)
     if config.order == DECODE:
         # Products of single warps read a tile into registers before the next but `stages` comes, and the weights again.
@@ -75,9 +83,14 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     return rows * shape.item_bytes
 
 
+def tile_columns(config: ForwardConfig, shape: Shape) -> tuple[int, ...]:
+    """Columns of a tile of keys of the Hopper path, and those of its second piece if it has one; of values as many."""
+    return shape.pieces if config.dims == "pieces" else (shape.block(shape.dim),)
+
+
 def query_columns(config: ForwardConfig, shape: Shape) -> int:
     """Columns of a tile of queries of the Hopper path: half where the other half is another tile's, for registers."""
-    return shape.block(shape.dim) // (2 if config.queries == "split" else 1)
+    return tile_columns(config, shape)[0] // (2 if config.queries == "split" else 1)
 
 
 def key_stages(config: ForwardConfig) -> int:
@@ -96,19 +109,22 @@ def out_columns(config: ForwardConfig, shape: Shape) -> int:
     Or where it has one beside theirs: where a program of several jobs has no room for the next queries, but for half an
     output.
     """
-    block_v = shape.block(shape.dim_v)
+    block_v = tile_columns(config, shape)[0]
+    if config.dims == "pieces":
+        return block_v
     alone = config.grid != "tiles" and query_tiles(config, shape) == 1
     fits = _keys_and_queries(config, shape, 1) + _half_output(config, shape) + 2048 <= shape.shared_bytes
     return block_v // 2 if config.queries == "split" or (alone and fits) else block_v
 
 
 def _keys_and_queries(config: ForwardConfig, shape: Shape, tiles: int) -> int:
-    """Bytes of the rings of the Hopper path, with so many tiles of queries; of what registers hold there is one."""
-    columns = query_columns(config, shape)
-    held = config.block_m * (shape.block(shape.dim) - columns)
-    keys = key_stages(config) * config.block_n * shape.block(shape.dim)
-    keys += config.stages * config.block_n * shape.block(shape.dim_v)
-    return (keys + tiles * config.block_m * columns + held) * shape.item_bytes
+    """Bytes of the Hopper path: rings, with so many tiles of queries and one of what registers hold, and stored weights."""
+    columns = sum(tile_columns(config, shape))
+    held = columns // 2 if config.queries == "split" else 0
+    keys = (key_stages(config) + config.stages) * config.block_n * columns
+    if config.weights == "stored":
+        keys += config.block_m * config.block_n
+    return (keys + config.block_m * (tiles * (columns - held) + held)) * shape.item_bytes
 
 
 def _half_output(config: ForwardConfig, shape: Shape) -> int:
@@ -122,8 +138,10 @@ def registers(config: ForwardConfig, shape: Shape) -> int:
     piece.  Below sm_90 products take the queries, and pieces of keys and values, out of registers too.
     """
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
+    if config.dims == "pieces":
+        block_d = block_v = sum(shape.pieces)
     words = shape.item_bytes / 4
-    scores = 1 + words * (2 if config.order == "ahead" else 1)
+    scores = 1 + words * (2 if config.order == "ahead" else config.weights == "held")
     held = config.block_m * block_v + config.block_m * config.block_n * scores
     if config.queries == "split":
         held += config.block_m * block_d // 2 * words
@@ -144,8 +162,9 @@ def _limit(config: ForwardConfig) -> int:
 def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
     if config.order not in HOPPER:
-        if {"split", "deep", "lazy"} & {config.queries, config.rings, config.rescale}:
-            return "has split, deep or lazy, which only the orders ws and pp have; without"
+        said = {config.queries, config.rings, config.rescale, config.dims, config.weights}
+        if {"split", "deep", "lazy", "pieces", "stored"} & said:
+            return "has split, deep, lazy, pieces or stored, which only the orders ws and pp have; without"
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
@@ -166,6 +185,12 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
             config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps > 12),
             "splits queries from 128 dims on, of two or three warpgroups; w8 or w12, or without split",
         ),
+        (
+            config.dims == "pieces" and len(shape.pieces) == 1,
+            f"cuts no {shape.dim} dims into pieces; 65 to 96 or 129 to 192 dims, or without pieces",
+        ),
+        (config.dims == "pieces" and config.queries == "split", "has pieces or split queries; one of both"),
+        (config.weights == "stored" and config.block_n < 32, "stores weights of 32 keys at least; n32"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
@@ -337,6 +362,28 @@ def candidates() -> Iterator[ForwardConfig]:
             yield replace(config, rescale="lazy", exp="mix")
 
 
+def pieces_candidates() -> Iterator[ForwardConfig]:
+    """Everything the enumeration looks at beside `candidates`, where dims have pieces."""
+    for warps, block_n, stages, order, grid in product((8, 12), (64, 128), (2, 3), HOPPER, ("tiles", "ticket")):
+        for rings, rescale, weights in product(WORDS["rings"], WORDS["rescale"], WORDS["weights"]):
+            config = ForwardConfig(
+                block_m=16 * warps,
+                block_n=block_n,
+                warps=warps,
+                stages=stages,
+                loads="tma",
+                order=order,
+                rings=rings,
+                rescale=rescale,
+                dims="pieces",
+                weights=weights,
+                grid=grid,
+            )
+            yield config
+            if grid == "ticket":
+                yield replace(config, section_mib=16)
+
+
 def decode_candidates(rows: int) -> Iterator[ForwardConfig]:
     """Everything the enumeration looks at for so many rows of a tile, where queries are few."""
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
@@ -350,7 +397,8 @@ def decode_candidates(rows: int) -> Iterator[ForwardConfig]:
 def space(shape: Shape) -> list[ForwardConfig]:
     """Every valid configuration of the enumeration for a shape, in one order; of few queries first those of `decode`."""
     decode = decode_candidates(shape.seqlen_q * shape.repeats) if shape.decodes else ()
-    return [config for config in (*decode, *candidates()) if fault(config, shape) is None]
+    pieces = pieces_candidates() if len(shape.pieces) == 2 else ()
+    return [config for config in (*decode, *candidates(), *pieces) if fault(config, shape) is None]
 
 
 def nearest(text: str, shape: Shape) -> str:

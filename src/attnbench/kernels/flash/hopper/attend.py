@@ -11,24 +11,36 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
 from attnbench.kernels.flash.hopper.epilogue import epilogue
+from attnbench.kernels.flash.hopper.pieces import add_values, pieces_of, scaled, wait_for_output, zero_output
 from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, sums_of
-from attnbench.kernels.shared.hopper import ROWS, pass_turn, skip_tiles, wait_turn
+from attnbench.kernels.shared.hopper import ROWS, pass_turn, skip_tiles, sync_warps, wait_turn
 
 
 @gluon.jit
 @no_type_check
 def scores_of(held, q, k, none):
-    """Issue the scores of queries and of keys [BLOCK_N, dims]; of split queries half the dims, the first, is `held`."""
-    HALF: gl.constexpr = q.shape[1] % k.shape[1]
+    """Issue the scores of queries and of keys, in pieces of dims; of split queries half of them, the first, is `held`."""
+    HALF: gl.constexpr = q[0].shape[1] % k[0].shape[1]
     if HALF:
-        first = warpgroup_mma(held, k.slice(0, HALF, 1).permute([1, 0]), none, use_acc=False, is_async=True)
-        scores = warpgroup_mma(q, k.slice(HALF, HALF, 1).permute([1, 0]), first, is_async=True)
+        first = warpgroup_mma(held, k[0].slice(0, HALF, 1).permute([1, 0]), none, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q[0], k[0].slice(HALF, HALF, 1).permute([1, 0]), first, is_async=True)
     else:
-        scores = warpgroup_mma(q, k.permute([1, 0]), none, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q[0], k[0].permute([1, 0]), none, use_acc=False, is_async=True)
+        if len(k) == 2:
+            scores = warpgroup_mma(q[1], k[1].permute([1, 0]), scores, is_async=True)
     return scores
+
+
+@gluon.jit
+@no_type_check
+def store_weights(weights, place):
+    """Store a tile's weights for products that read them there; those that read the last ones have been waited for."""
+    place.store(weights)
+    fence_async_shared()
+    sync_warps()
 
 
 @gluon.jit
@@ -43,8 +55,8 @@ def through_keys(
     TURNS: gl.constexpr = consumer.TURNS
     LAZY: gl.constexpr = consumer.LAZY
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    OF_OUT: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc[0].type.layout, 2)
+    rests = consumer.rests
     q_ring = consumer.rings.q[WARPGROUP]
     k_ring = consumer.rings.k
     v_ring = consumer.rings.v
@@ -52,14 +64,14 @@ def through_keys(
     k_ring.wait(count)
     if TURNS:
         wait_turn(turns, count, WARPGROUP)
-    scores = scores_of(held, q, k_ring.tile(count), none)
+    scores = scores_of(held, q, pieces_of(k_ring, rests.k, count), none)
     if TURNS:
         pass_turn(turns, WARPGROUP)
     if q_ring.STAGES > 1:
         q_ring.release_stored(done)
     scores = warpgroup_mma_wait(0, [scores])
     k_ring.release(count)
-    if q.shape[1] != acc.shape[1]:
+    if q[0].shape[1] != acc[0].shape[1]:
         # Not before a product that read them: a barrier of the warps does not wait for loads into registers, and shared
         # memory that products keep busy serves them so late that the next queries could be there.
         consumer.held_rings[WARPGROUP].release(done)
@@ -69,7 +81,13 @@ def through_keys(
     if masked:
         scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), end - 1, row)
     weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
-    weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
+    STORED: gl.constexpr = len(consumer.stored) == 1
+    if STORED:
+        place = consumer.stored[0].index(WARPGROUP)
+        store_weights(weights.to(q[0].dtype), place)
+        weights = place
+    else:
+        weights = gl.convert_layout(weights.to(q[0].dtype), WEIGHTS)
     if begin + 1 < end:
         k_ring.wait(count + 1)
     for index in range(1, end - begin):
@@ -78,14 +96,14 @@ def through_keys(
             v_ring.wait(count)
         if TURNS:
             wait_turn(turns, count + 1, WARPGROUP)
-        scores = scores_of(held, q, k_ring.tile(count + 1), none)
+        scores = scores_of(held, q, pieces_of(k_ring, rests.k, count + 1), none)
         if LAZY:
             v_ring.wait(count)
-            acc = acc * gl.convert_layout(not_sooner(factor), OF_OUT)[:, None]
-        acc = warpgroup_mma(weights, v_ring.tile(count), acc, is_async=True)
+            acc = scaled(acc, not_sooner(factor))
+        acc = add_values(weights, pieces_of(v_ring, rests.v, count), acc, STORED)
         if TURNS:
             pass_turn(turns, WARPGROUP)
-        scores = warpgroup_mma_wait(1, [scores])
+        scores = warpgroup_mma_wait(len(acc), [scores])  # all but the products that add to the output
         k_ring.release(count + 1)
         masked = tile >= split
         if consumer.mask.HAS_LEFT:
@@ -96,16 +114,20 @@ def through_keys(
         # Here, and not where they are read: between the softmax and the wait for what it runs beside.
         if tile > begin:
             k_ring.wait(count + 2)
-        acc = warpgroup_mma_wait(0, [acc])
+        acc = wait_for_output(acc)
         v_ring.release(count)
         if not LAZY:
-            acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
-        weights = gl.convert_layout(following.to(q.dtype), WEIGHTS)
+            acc = scaled(acc, factor)
+        if STORED:
+            store_weights(following.to(q[0].dtype), weights)
+        else:
+            weights = gl.convert_layout(following.to(q[0].dtype), WEIGHTS)
         count += 1
     if LAZY:
-        acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
-    acc = warpgroup_mma(weights, v_ring.take(count), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, [acc])
+        acc = scaled(acc, factor)
+    v_ring.wait(count)
+    acc = add_values(weights, pieces_of(v_ring, rests.v, count), acc, STORED)
+    acc = wait_for_output(acc)
     v_ring.release(count)
     return acc, row_max, sums, count + 1
 
@@ -116,15 +138,15 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     """Attend to a work item's keys and store the output; how many tiles of keys there have been then."""
     BLOCK_V: gl.constexpr = consumer.BLOCK_V
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
-    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     rings = consumer.rings
+    rests = consumer.rests
     q_ring = rings.q[WARPGROUP]
     held_ring = consumer.held_rings[WARPGROUP]
     SPLIT: gl.constexpr = q_ring.COLUMNS != BLOCK_V
     work = read_work(consumer.queue, done)
     begin, end = work.begin, work.end
     row = work.first + WARPGROUP * ROWS
-    acc = gl.zeros([ROWS, BLOCK_V], gl.float32, OUT)
+    acc = zero_output(BLOCK_V, consumer.REST_V)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     sums = sums_of(gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES))
     unseen = consumer.mask.unseen(row, work, consumer.BLOCK_N)
@@ -133,7 +155,8 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     end -= unseen
     if SPLIT:
         held_ring.wait(done)
-    q = q_ring.take(done)
+    q_ring.wait(done)
+    q = pieces_of(q_ring, rests.q[WARPGROUP], done)
     if begin < end:
         held = row  # nothing that is read
         if SPLIT:
@@ -157,6 +180,8 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     second_place = place
     if TWO:
         second_place = held_ring.tiles.index(0)
+    if consumer.REST_V:
+        second_place = rests.q[WARPGROUP][0].tiles.index(done % q_ring.STAGES)
     epilogue(consumer, acc, row_max, sums, place, second_place, done, row, not TWO)
     if consumer.GRID != "tiles":
         consumer.queue.release(done)

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import base_value
 
+from attnbench.kernels.flash.hopper.pieces import Rests, scaled
 from attnbench.kernels.flash.hopper.tiles import read_work
 from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, aggregate, store_output, sync_warps
 
@@ -37,9 +38,16 @@ class Consumer:
     "tiles by way of which outputs leave that do not fit where the queries were"
     held_rings: gl.tuple
     "of queries that are split the first half, a Ring for each warpgroup"
+    rests: Rests
+    rest_out: gl.tuple
+    "the output's descriptor of dims' second piece, or nothing"
+    stored: gl.tuple
+    "places of weights that products read from shared memory, one a warpgroup; or nothing: they are in registers"
     PACKED: gl.constexpr
     BLOCK_N: gl.constexpr
     BLOCK_V: gl.constexpr
+    REST_V: gl.constexpr
+    "columns of dims' second piece, 0: they are one"
     SKIPS: gl.constexpr
     "whether a warpgroup leaves out the first tiles of keys where its rows see none of them"
     TURNS: gl.constexpr
@@ -56,8 +64,9 @@ class Consumer:
 def epilogue(consumer, acc, row_max, sums, place, second_place, done, row, ALONE: gl.constexpr):
     """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory.
 
-    By places of half the columns it leaves in two parts, the second by way of `second_place`: ALONE, that is the same
-    place.  Where no queries have the place, the last output may still be on its way from there.
+    In two pieces it leaves by two places.  By places of half the columns it leaves in two parts, the second by way of
+    `second_place`: ALONE, that is the same place.  Where no queries have the place, the last output may still be on its
+    way from there.
     """
     out_desc = consumer.out_desc
     work = read_work(consumer.queue, done)
@@ -66,11 +75,14 @@ def epilogue(consumer, acc, row_max, sums, place, second_place, done, row, ALONE
     row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
     empty = row_sum == 0.0  # which NaN is not
     total = gl.where(empty, 1.0, row_sum)
-    acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, acc.type.layout))[:, None]
-    if acc.shape[1] == COLUMNS:
-        store_output(out_desc, place, acc, work.query_start, work.queries, row, work.head, 0)
+    acc = scaled(acc, 1.0 / total)
+    if acc[0].shape[1] == COLUMNS:
+        store_output(out_desc, place, acc[0], work.query_start, work.queries, row, work.head, 0)
+        if len(acc) == 2:
+            desc = consumer.rest_out[0]
+            store_output(desc, second_place, acc[1], work.query_start, work.queries, row, work.head, COLUMNS)
     else:
-        first, second = acc.reshape([ROWS, 2, COLUMNS]).permute([0, 2, 1]).split()
+        first, second = acc[0].reshape([ROWS, 2, COLUMNS]).permute([0, 2, 1]).split()
         tma.store_wait(0)
         sync_warps()
         store_output(out_desc, place, first, work.query_start, work.queries, row, work.head, 0)

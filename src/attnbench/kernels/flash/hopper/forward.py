@@ -19,11 +19,14 @@ and over 128 dims shared memory has room for the other half of two tiles.
 
 The accumulated output takes the factor of a softmax when that is known, and then the tensor cores have nothing of the
 warpgroup; LAZY, it does so beside the next scores.
+
+Dims between two powers of two may be two tiles (`hopper.pieces`).  Weights that are STORED lie in shared memory for the
+product with values: they leave a thread the registers that a third warpgroup costs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, no_type_check
+from typing import TYPE_CHECKING, Any, NamedTuple, no_type_check
 
 import torch
 from triton.experimental import gluon
@@ -38,9 +41,11 @@ from attnbench.kernels.flash.config.space import (
     out_columns,
     query_columns,
     query_tiles,
+    tile_columns,
 )
 from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
+from attnbench.kernels.flash.hopper.pieces import Rests, allocate_rest
 from attnbench.kernels.flash.hopper.producer import Producer, produce
 from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS, GridProblem, Mask
 from attnbench.kernels.flash.problem import lse_strides
@@ -56,7 +61,7 @@ from attnbench.kernels.shared.hopper import (
     rows_of,
 )
 from attnbench.kernels.shared.kept import launch, zeros
-from attnbench.kernels.shared.tiling import block_of, group_of
+from attnbench.kernels.shared.tiling import group_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +88,17 @@ COUNTS = (
 "Numbers of a call that no code is compiled anew for."
 
 
+class Pointers(NamedTuple):
+    """Where a call's results are that no tensor map describes, its tile counter and the offsets of packed sequences."""
+
+    lse: Any
+    counter: Any
+    "None but of the dynamic tile scheduler"
+    cu_q: Any
+    "and the last: None where sequences are equally long"
+    cu_k: Any
+
+
 class ForwardMeta(NamedTuple):
     """What `flash_hopper_forward` is compiled for."""
 
@@ -91,6 +107,7 @@ class ForwardMeta(NamedTuple):
     PACKED: bool
     BLOCK_N: int
     BLOCK_V: int
+    REST_V: int
     KEY_STAGES: int
     STAGES: int
     GRID: str
@@ -99,6 +116,7 @@ class ForwardMeta(NamedTuple):
     TURNS: bool
     MIX: bool
     LAZY: bool
+    STORED: bool
     REGISTERS: int
 
 
@@ -109,10 +127,11 @@ def flash_hopper_forward(
     k_desc,
     v_desc,
     out_desc,
-    lse_ptr,
-    counter_ptr,
-    cu_q_ptr,
-    cu_k_ptr,
+    q_rest_desc,
+    k_rest_desc,
+    v_rest_desc,
+    out_rest_desc,
+    pointers,
     seqlen_q,
     seqlen_k,
     lse_batch,
@@ -134,8 +153,8 @@ def flash_hopper_forward(
     REGISTERS: gl.constexpr = META.REGISTERS
     mask = Mask(left, right, META.HAS_LEFT, META.HAS_RIGHT)
     problem = GridProblem(
-        cu_q_ptr=cu_q_ptr,
-        cu_k_ptr=cu_k_ptr,
+        cu_q_ptr=pointers.cu_q,
+        cu_k_ptr=pointers.cu_k,
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
         mask=mask,
@@ -157,6 +176,17 @@ def flash_hopper_forward(
         for _index in gl.static_range(GROUPS):
             held_rings = held_rings + (allocate_ring(q_desc, 1, 1),)
     rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
+    q_rests = ()
+    for _index in gl.static_range(GROUPS):
+        q_rests = q_rests + (allocate_rest(q_rest_desc, META.ROOM),)
+    rests = Rests(q_rests, allocate_rest(k_rest_desc, META.KEY_STAGES), allocate_rest(v_rest_desc, META.STAGES))
+    rest_out = ()
+    if META.REST_V:
+        rest_out = (out_rest_desc,)
+    stored = ()
+    if META.STORED:
+        LAYOUT: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * META.BLOCK_N), 16, 2)
+        stored = (gl.allocate_shared_memory(q_desc.dtype, [GROUPS, ROWS, META.BLOCK_N], LAYOUT),)
     turns = allocate_barriers(GROUPS, 1)
     queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     outs = q_rings[0].tiles
@@ -171,14 +201,15 @@ def flash_hopper_forward(
         problem=problem,
         repeats=repeats,
         queue=queue,
-        counter_ptr=counter_ptr,
+        counter_ptr=pointers.counter,
         held_rings=held_rings,
+        rests=rests,
         BLOCK_N=META.BLOCK_N,
         GROUPS=GROUPS,
     )
     consumer = Consumer(
         out_desc=out_desc,
-        lse_ptr=lse_ptr,
+        lse_ptr=pointers.lse,
         lse_batch=lse_batch,
         lse_head=lse_head,
         rings=rings,
@@ -188,9 +219,13 @@ def flash_hopper_forward(
         queue=queue,
         outs=outs,
         held_rings=held_rings,
+        rests=rests,
+        rest_out=rest_out,
+        stored=stored,
         PACKED=META.PACKED,
         BLOCK_N=META.BLOCK_N,
         BLOCK_V=META.BLOCK_V,
+        REST_V=META.REST_V,
         SKIPS=True,
         TURNS=META.TURNS,
         MIX=META.MIX,
@@ -255,10 +290,11 @@ def launch_hopper_forward(
                 f"flash_attention: {name}.stride={x.stride()} does not fit order={config.order}; rows and "
                 "heads a multiple of 16 bytes apart, sequences behind one another, or order=plain"
             )
-    columns, groups = block_of(dim), config.block_m // ROWS.value
+    (columns, *rest), groups = tile_columns(config, shape), config.block_m // ROWS.value
     rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
     wide = {"q": query_columns(config, shape), "k": columns, "v": columns, "out": out_columns(config, shape)}
     described = {f"{name}_desc": rows_of(x, rows[name], wide[name]) for name, x in tensors.items()}
+    described |= {f"{name}_rest_desc": rows_of(x, rows[name], rest[0]) if rest else None for name, x in tensors.items()}
     section = group_of(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
@@ -268,9 +304,9 @@ def launch_hopper_forward(
         flash_hopper_forward,
         (programs,),
         **described,
-        lse_ptr=lse,
-        counter_ptr=counter,
-        **problem.lengths(),
+        pointers=Pointers(lse=lse, counter=counter, cu_q=problem.cu_seqlens_q, cu_k=problem.cu_seqlens_k),
+        seqlen_q=problem.max_seqlen_q,
+        seqlen_k=problem.max_seqlen_k,
         **lse_strides(lse, problem),
         scale=problem.scale * LOG2_E,
         **problem.reach(),
@@ -285,6 +321,7 @@ def launch_hopper_forward(
             **problem.flags(),
             BLOCK_N=config.block_n,
             BLOCK_V=columns,
+            REST_V=sum(rest),
             KEY_STAGES=key_stages(config),
             STAGES=config.stages,
             GRID=config.grid,
@@ -293,6 +330,7 @@ def launch_hopper_forward(
             TURNS=config.order == "pp",
             MIX=config.exp == "mix",
             LAZY=config.rescale == "lazy",
+            STORED=config.weights == "stored",
             REGISTERS=WARPGROUPS[config.warps],
         ),
         num_warps=4,

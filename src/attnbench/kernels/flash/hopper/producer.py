@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from attnbench.kernels.flash.hopper.pieces import Rests, fill_pieces
 from attnbench.kernels.flash.hopper.tiles import GridProblem, locate, work_of
 from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, aggregate, next_work, work_range
 
@@ -29,8 +30,17 @@ class Producer:
     "of the dynamic tile scheduler"
     held_rings: gl.tuple
     "of queries that are split the first half, a Ring for each warpgroup"
+    rests: Rests
     BLOCK_N: gl.constexpr
     GROUPS: gl.constexpr
+
+
+@gluon.jit
+@no_type_check
+def fill_keys(producer, work, key_start, at, count):
+    """Load the count-th tile of keys, those from `at` of a work item's sequence."""
+    head = work.head // producer.repeats
+    fill_pieces(producer.rings.k, producer.rests.k, count, producer.k_desc, key_start, work.keys, at, head)
 
 
 @gluon.jit
@@ -38,6 +48,7 @@ class Producer:
 def load_work(producer, work, key_start, count, done):
     """Load a work item's tiles; how many tiles of keys there have been then, and the next item if fetched, else -1."""
     rings = producer.rings
+    rests = producer.rests
     BLOCK_N: gl.constexpr = producer.BLOCK_N
     HALF: gl.constexpr = producer.q_desc.block_shape[4] % producer.k_desc.block_shape[4]
     Q_AHEAD: gl.constexpr = rings.q[0].STAGES > 1
@@ -50,23 +61,32 @@ def load_work(producer, work, key_start, count, done):
             )
     # Without room for two the queries come after the first keys: the last output may have to leave before.
     if not Q_AHEAD and begin < end:
-        rings.k.fill(count, producer.k_desc, key_start, work.keys, (end - 1) * BLOCK_N, work.head // producer.repeats)
+        fill_keys(producer, work, key_start, (end - 1) * BLOCK_N, count)
     for which in gl.static_range(producer.GROUPS):
-        rings.q[which].fill(
-            done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS, work.head, 0, HALF
+        first = work.first + which * ROWS
+        fill_pieces(
+            rings.q[which],
+            rests.q[which],
+            done,
+            producer.q_desc,
+            work.query_start,
+            work.queries,
+            first,
+            work.head,
+            HALF,
         )
     if Q_AHEAD and begin < end:
-        rings.k.fill(count, producer.k_desc, key_start, work.keys, (end - 1) * BLOCK_N, work.head // producer.repeats)
+        fill_keys(producer, work, key_start, (end - 1) * BLOCK_N, count)
     # Keys a tile before values, as they are read: their stage is free before that of the values.
     for index in range(end - begin):
         at = (end - 1 - index) * BLOCK_N
         if at > begin * BLOCK_N:
-            rings.k.fill(count + 1, producer.k_desc, key_start, work.keys, at - BLOCK_N, work.head // producer.repeats)
+            fill_keys(producer, work, key_start, at - BLOCK_N, count + 1)
         elif producer.problem.GRID == "ticket":
             # Here, for the answer comes while the last values wait for a stage; earlier, and a long item would hold the
             # next one back from programs that are done before.
             following = next_work(producer.counter_ptr)
-        rings.v.fill(count, producer.v_desc, key_start, work.keys, at, work.head // producer.repeats)
+        fill_pieces(rings.v, rests.v, count, producer.v_desc, key_start, work.keys, at, work.head // producer.repeats)
         count += 1
     return count, following
 

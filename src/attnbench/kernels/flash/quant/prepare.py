@@ -28,12 +28,10 @@ from attnbench.kernels.shared.tiling import group_of
 LOG2_E = 1.4426950408889634
 WARPS, REGISTERS = 8, 64
 "Of a program, and of a thread at most: four programs of a multiprocessor load at a time."
-LEAST_CHUNK, MOST_CHUNKS = 256, 64
-"Of the statistics: rows of a program at least, and into how many stretches a head's rows are cut at most."
-GROUP_MIB = 8
-"Heads whose K and V are this large together are read twice before others: the second time from the L2."
-AHEAD = 2
-"Groups by which the statistics are ahead of what waits for them."
+LEAST_CHUNK, MOST_CHUNKS = 32768, 64
+"Of the statistics: numbers of a program at least, and into how many stretches a head's rows are cut at most."
+AHEAD_MIB = 16
+"Heads whose K and V are this large together: by so many the statistics are ahead of what waits for them."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +60,7 @@ class Quantised:
     parts: Tensor
     "fp32 [2, B G, chunks, C]: sums of K and largest |V|, of a stretch of rows each"
     found: Tensor
-    "fp32 [2, B G, C]: mean of K and largest |V|, of a head"
+    "fp32 [2, B G, C]: mean of K and the inverse of V's scale, of a head"
 
     @property
     def operands(self) -> QuantisedOperands:
@@ -97,7 +95,7 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
     (heads, dim), heads_kv, batch = q.shape[-2:], k.shape[-2], problem.batch
     columns, pairs = columns_of(dim), batch * heads_kv
     rows_q, rows_k = padded_rows(q, batch, Q_PAD.value), padded_rows(k, batch, TILE.value)
-    chunks = chunks_of(problem.max_seqlen_k)[0]
+    chunks = chunks_of(problem.max_seqlen_k, columns)[0]
 
     def empty(*shape: SupportsIndex, dtype: torch.dtype = torch.float32) -> Tensor:
         return kept.empty(shape, q, dtype)
@@ -116,11 +114,16 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
     )
 
 
-def chunks_of(seqlen: int) -> tuple[int, int]:
+def chunks_of(seqlen: int, columns: int) -> tuple[int, int]:
     """Into how many stretches a head's rows are cut for the statistics, and how many rows each has."""
     tiles = -(-seqlen // (MOST_CHUNKS * TILE.value))
-    chunk = max(LEAST_CHUNK, tiles * TILE.value)
+    chunk = max(LEAST_CHUNK // columns, tiles * TILE.value)
     return max(1, -(-seqlen // chunk)), chunk
+
+
+def inverse_of(by: int) -> int:
+    """What `portable.prepare.divided` divides by: 2³¹ over it, rounded down."""
+    return (2**31 - 1) // max(by, 1)
 
 
 def launch_smooth(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
@@ -145,17 +148,14 @@ def _launch(
     columns, pairs = columns_of(dim), batch * heads_kv
     if pairs == 0:
         return
-    chunks, chunk = chunks_of(problem.max_seqlen_k)
-    group = group_of(2 * problem.max_seqlen_k * dim * k.element_size(), GROUP_MIB, pairs)
-    groups = -(-pairs // group)
+    chunks, chunk = chunks_of(problem.max_seqlen_k, columns)
     tiles_q, tiles_k = -(-problem.max_seqlen_q * columns // NUMBERS.value), -(-problem.max_seqlen_k // TILE.value)
-    statistics = 2 * chunks * group
-    # Of a group; statistics first, so that without either of the two kinds the other is a range of the programs.
-    share = (2 * tiles_k * (columns // WIDTH.value) + heads // heads_kv * tiles_q) * group
-    ahead = min(AHEAD, groups) if smooths and quantises else groups
-    later = statistics if ahead < groups else 0
-    first = 0 if smooths else ahead * statistics
-    programs = (ahead * statistics if smooths else 0) + (groups * (later + share) if quantises else 0)
+    repeats, stretches = heads // heads_kv, chunks if smooths else 0
+    ahead = group_of(2 * problem.max_seqlen_k * dim * k.element_size(), AHEAD_MIB, pairs) if quantises else pairs
+    share = 2 * tiles_k * (columns // WIDTH.value) + repeats * tiles_q if quantises else 0
+    if ahead < pairs:
+        share += 2 * stretches
+    programs = ahead * 2 * stretches + (pairs * share if quantises else 0)
     if smooths:
         clear(made.counters)
     if programs == 0:
@@ -173,22 +173,19 @@ def _launch(
         seqlen_k=problem.max_seqlen_k,
         strides=Inputs(*map(strides_of, inputs)),
         scale=problem.scale * LOG2_E,
-        heads=heads,
-        heads_kv=heads_kv,
-        pairs=pairs,
         rows_q=rows_in(made.q, 1),
         rows_k=rows_in(made.k, 1),
+        pairs=pairs,
         chunk=chunk,
-        group=group,
+        stretches=stretches,
         ahead=ahead,
-        first=first,
-        META=PrepareMeta(
-            DIM=dim,
-            COLUMNS=columns,
-            PACKED=problem.packed,
-            CHUNKS=MOST_CHUNKS,
-            REPEATS=NUMBERS.value // (WARPS * 32 * 8),
-        ),
+        heads_kv=heads_kv,
+        by_heads_kv=inverse_of(heads_kv),
+        repeats=repeats,
+        by_repeats=inverse_of(repeats),
+        share=share,
+        by_share=inverse_of(share),
+        META=PrepareMeta(DIM=dim, COLUMNS=columns, PACKED=problem.packed, CHUNKS=MOST_CHUNKS),
         num_warps=WARPS,
         maxnreg=REGISTERS,
     )

@@ -69,6 +69,29 @@ def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns
     return min(range(1, most + 1), key=takes, default=1)
 
 
+@triton.jit
+@no_type_check
+def add_parts(from_ptr, at, column, parts, step, DIM: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    """What stands at `at` [BLOCK], for columns before DIM, of all parts, which are `step` apart, added in their order."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in tl.range(0, parts, AT_ONCE):
+        for part in tl.static_range(AT_ONCE):
+            # The same of all columns, which so are loaded by four.
+            there = tl.zeros([BLOCK], tl.int32) + (first + part) < parts
+            if DIM != BLOCK:
+                there = there & (column < DIM)
+            total += tl.load(from_ptr + part * step + at, mask=there, other=0.0)
+        from_ptr += AT_ONCE * step
+    return total
+
+
+@triton.jit
+@no_type_check
+def unshuffled(row, WIDTH: tl.constexpr):
+    """Columns of the kernels for Hopper in their order: of sixteen, 4 i + 2 k + j is column 8 k + 2 i + j."""
+    return tl.reshape(tl.permute(tl.reshape(row, (WIDTH // 16, 4, 2, 2)), (0, 2, 1, 3)), (WIDTH,))
+
+
 @triton.jit(do_not_specialize=("parts", "heads"))
 @no_type_check
 def hstu_sum_parts(
@@ -98,15 +121,7 @@ def hstu_sum_parts(
         gdc_wait()
     step = heads * BLOCK_DIM
     from_ptr = parts_ptr + row * parts * step + head * BLOCK_DIM
-    total = tl.zeros([BLOCK_DIM], tl.float32)
-    for first in tl.range(0, parts, AT_ONCE):
-        for part in tl.static_range(AT_ONCE):
-            # The same of all columns, which so are loaded by four.
-            there = tl.zeros([BLOCK_DIM], tl.int32) + (first + part) < parts
-            if DIM != BLOCK_DIM:
-                there = there & (column < DIM)
-            total += tl.load(from_ptr + part * step + at, mask=there, other=0.0)
-        from_ptr += AT_ONCE * step
+    total = add_parts(from_ptr, at, column, parts, step, DIM, BLOCK_DIM, AT_ONCE)
     to = (row * heads + head) * DIM + column
     tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=column < DIM)
 

@@ -14,18 +14,24 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu
+from attnbench.kernels.hstu.arguments import Parts
+from attnbench.kernels.hstu.dense.parts import AT_ONCE
+from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu, hstu_tower
 from attnbench.kernels.shared.card import takes_compiled
+from attnbench.kernels.shared.dependent import dependent
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
 from attnbench.kernels.shared.limits import as_float
+from attnbench.kernels.shared.tiling import block_of
 
-__all__ = ["embed", "gate", "norm", "pick", "silu"]
+__all__ = ["embed", "gate", "norm", "pick", "silu", "tower"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 16384
 "Columns of a row: one program holds it in registers."
 LARGEST_GRID = 2**31
 SILU_BLOCK = 1024
+TOWER_ROWS, TOWER_IN, TOWER_OUT = 32, 128, 32
+"Of a program at most."
 
 
 def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scale: float) -> Tensor:
@@ -131,17 +137,26 @@ def silu(x: Tensor) -> Tensor:
 def _run_silu(x: Tensor) -> Results:
     if x.numel():
         grid = rows_in(x), -(-x.shape[1] // SILU_BLOCK)
-        launch(hstu_silu, grid, x_ptr=x, row_stride=x.stride(0), columns=x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
+        launch(
+            hstu_silu,
+            grid,
+            x_ptr=x,
+            row_stride=x.stride(0),
+            columns=x.shape[1],
+            BLOCK=SILU_BLOCK,
+            num_warps=4,
+            **dependent(x),
+        )
     return ()
 
 
 def gate(
-    a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool, count: Tensor | None = None
+    a: Tensor | Parts, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool, count: Tensor | None = None
 ) -> Tensor:
     """Attention normalised over its columns and gated by SiLU(u): what the output product of a layer takes.
 
     Args:
-        a: [rows, dim] output of attention, contiguous.
+        a: [rows, dim] output of attention, contiguous; or its parts, which are added up here to the same bits.
         u: [rows, dim], last dim contiguous.
         weight: [dim] of the norm.
         bias: [dim] of the norm.
@@ -155,31 +170,50 @@ def gate(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    eps, whole, tensors = as_float(eps), bool(whole), (a, u, weight, bias, count)
-    key = "gate", facts_of(*tensors, jagged=(0, 1)), exact(eps, whole)
+    parts = a if isinstance(a, Parts) else None
+    given: Any = a if parts is None else parts.sums
+    scale, shuffled = (1.0, False) if parts is None else (parts.scale, parts.shuffled)
+    eps, whole, tensors = as_float(eps), bool(whole), (u, given, weight, bias, count)
+    key = "gate", facts_of(*tensors, jagged=(0, 1)), exact(eps, whole, parts is None, scale, shuffled)
     launches = _calls.get(key)
     if launches is None:
-        rows = {"weight": _row(weight), "bias": _row(bias)}
-        values = {"a": a, "u": u, **rows}
-        _check("hstu_gate", values, {} if count is None else {"count": count}, strided="u", eps=eps)
+        rows = {"u": u, "weight": _row(weight), "bias": _row(bias)}
+        values = rows if parts is not None else {"a": given, **rows}
+        _check("hstu_gate", values, {} if count is None else {"count": count}, strided="u", eps=eps, scale=scale)
+        if parts is not None:
+            _check_parts(given, u)
         if count is not None:
             _same("hstu_gate", "count", len(count), 1)
-        for name, x in {"u": u, **rows}.items():
-            _same("hstu_gate", name, x.shape[1], a.shape[1])
-        _same("hstu_gate", "u", len(u), len(a))
-        launches = _calls.keep(key, Launches(partial(_run_gate, eps, whole)))
+        for name, x in rows.items():
+            _same("hstu_gate", name, x.shape[1], math.prod(given.shape[1 if parts is None else 2 :]))
+        _same("hstu_gate", "u", len(u), len(given))
+        launches = _calls.keep(key, Launches(partial(_run_gate, eps, whole, scale, shuffled)))
     return _only(launches(*tensors))
 
 
+def _check_parts(sums: Tensor, u: Tensor) -> None:
+    if sums.dtype != torch.float32 or sums.dim() != 4 or not sums.is_contiguous() or sums.device != u.device:
+        said = f"{sums.dtype}{list(sums.shape)}"
+        raise _wrong("hstu_gate", "a.sums", said, "are no parts", "float32 [rows, parts, heads, dim], contiguous")
+
+
 def _run_gate(
-    eps: float, whole: bool, a: Tensor, u: Tensor, weight: Tensor, bias: Tensor, count: Tensor | None
+    eps: float,
+    whole: bool,
+    scale: float,
+    shuffled: bool,
+    u: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor | None,
 ) -> Results:
-    out = empty((rows_in(a), a.shape[1] * (1 if whole else 3)), a)
+    out = empty((rows_in(u), u.shape[1] * (1 if whole else 3)), u)
     if out.numel():
-        constants = {"WHOLE": whole, "COUNTED": count is not None, **_block(a)}
+        split = a.dim() == 4
         launch(
             hstu_gate,
-            (rows_in(a),),
+            (rows_in(u),),
             a_ptr=a,
             u_ptr=u,
             weight_ptr=weight,
@@ -188,7 +222,14 @@ def _run_gate(
             count_ptr=count,
             u_row=u.stride(0),
             eps=eps,
-            **constants,
+            parts=a.shape[1] if split else 1,
+            scale=scale,
+            WHOLE=whole,
+            COUNTED=count is not None,
+            SPLIT=split,
+            SHUFFLED=shuffled,
+            AT_ONCE=AT_ONCE[True],
+            **_block(u),
         )
     return (out,)
 
@@ -223,6 +264,58 @@ def _run_pick(eps: float, x: Tensor, rows: Tensor) -> Results:
     return (out,)
 
 
+def tower(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """ReLU(x) Wᵀ + b of all towers, each with columns and weights of its own: a layer of few outputs.
+
+    Args:
+        x: [rows, towers · inputs], contiguous.
+        weight: [towers, outputs, inputs], contiguous.
+        bias: [towers, outputs], contiguous.
+
+    Returns:
+        [rows, towers · outputs].
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    key = "tower", facts_of(x, weight, bias, jagged=(0,))
+    launches = _calls.get(key)
+    if launches is None:
+        if isinstance(weight, Tensor) and weight.dim() != 3:
+            raise _wrong("hstu_tower", "weight.shape", tuple(weight.shape), "does not fit", "[towers, outputs, inputs]")
+        flat = weight.flatten(0, 1) if isinstance(weight, Tensor) and weight.is_contiguous() else weight
+        _check("hstu_tower", {"x": x, "weight": flat, "bias": bias}, {})
+        _same("hstu_tower", "x", x.shape[1], weight.shape[0] * weight.shape[2])
+        if bias.shape != weight.shape[:2]:
+            raise _wrong("hstu_tower", "bias.shape", tuple(bias.shape), "does not fit", str(tuple(weight.shape[:2])))
+        launches = _calls.keep(key, Launches(_run_tower))
+    return _only(launches(x, weight, bias))
+
+
+def _run_tower(x: Tensor, weight: Tensor, bias: Tensor) -> Results:
+    towers, outputs, inputs = weight.shape
+    out = empty((rows_in(x), towers * outputs), x)
+    block_in, block_out = (min(most, block_of(n)) for most, n in ((TOWER_IN, inputs), (TOWER_OUT, outputs)))
+    if out.numel():
+        launch(
+            hstu_tower,
+            ((rows_in(x) + (TOWER_ROWS - 1)) // TOWER_ROWS, towers, -(-outputs // block_out)),
+            x_ptr=x,
+            weight_ptr=weight,
+            bias_ptr=bias,
+            out_ptr=out,
+            rows=rows_in(x),
+            IN=inputs,
+            OUT=outputs,
+            BLOCK=TOWER_ROWS,
+            BLOCK_IN=block_in,
+            BLOCK_OUT=block_out,
+            num_warps=4,
+            **dependent(x),
+        )
+    return (out,)
+
+
 _calls: Kept[Launches] = Kept()
 
 
@@ -234,7 +327,7 @@ def _only(results: Results) -> Tensor:
 
 def _block(x: Tensor) -> dict[str, int]:
     block = triton.next_power_of_2(x.shape[1])
-    return {"DIM": x.shape[1], "BLOCK": block, "num_warps": max(1, min(8, block // 256))}
+    return {"DIM": x.shape[1], "BLOCK": block, "num_warps": max(1, min(8, block // 256)), **dependent(x)}
 
 
 def _row(x: Any) -> Any:

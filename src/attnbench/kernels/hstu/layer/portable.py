@@ -1,11 +1,14 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Kernels that work row by row: a program reads a row, computes in fp32, and rounds once.
 
+On sm_90 and later each is set up while the kernel before it ends (`shared.dependent`).
+
 hstu_embed    x[i] = table[ids[i]] · scale + places[positions[i]]
 hstu_norm     y[i] = LN(x[i])
 hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
 hstu_gate     y[i] = LN(a[i]) · s with s = SiLU(u[i]), or Meta's [s, a[i], LN(a[i]) · s]
 hstu_pick     y[i] = x[rows[i]] / max(|x[rows[i]]|, eps)
+hstu_tower    y[i] = ReLU(x[i]) Wᵀ + b, tower by tower: small products, of some rows at a time
 """
 
 from __future__ import annotations
@@ -15,11 +18,25 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from attnbench.kernels.hstu.dense.parts import add_parts, unshuffled
+from attnbench.kernels.shared.dependent import wait_for_kernels_before
+
 
 @triton.jit
 @no_type_check
-def hstu_embed(ids_ptr, positions_ptr, table_ptr, places_ptr, out_ptr, scale, DIM: tl.constexpr, BLOCK: tl.constexpr):
+def hstu_embed(
+    ids_ptr,
+    positions_ptr,
+    table_ptr,
+    places_ptr,
+    out_ptr,
+    scale,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """A row of tokens with its position."""
+    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
@@ -32,30 +49,33 @@ def hstu_embed(ids_ptr, positions_ptr, table_ptr, places_ptr, out_ptr, scale, DI
 
 @triton.jit
 @no_type_check
-def normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM: tl.constexpr):
+def normed_row(x, dims, weight, bias, eps, DIM: tl.constexpr):
     """LN of a row in fp32."""
-    there = dims < DIM
-    weight = tl.load(weight_ptr + dims, mask=there, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + dims, mask=there, other=0.0).to(tl.float32)
-    off = tl.where(there, x - tl.sum(x, axis=0) / DIM, 0.0)
+    off = tl.where(dims < DIM, x - tl.sum(x, axis=0) / DIM, 0.0)
     return off * tl.rsqrt(tl.sum(off * off, axis=0) / DIM + eps) * weight + bias
 
 
 @triton.jit
 @no_type_check
-def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
+def hstu_norm(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
     """A row, normalised."""
+    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
-    normed = normed_row(x, dims, weight_ptr, bias_ptr, eps, DIM)
+    weight = tl.load(weight_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    normed = normed_row(x, dims, weight, bias, eps, DIM)
     tl.store(out_ptr + row * DIM + dims, normed.to(out_ptr.dtype.element_ty), mask=dims < DIM)
 
 
 @triton.jit
 @no_type_check
-def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
+def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """A part of a row."""
+    wait_for_kernels_before(DEPENDENT)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < columns
     place = x_ptr + tl.program_id(0).to(tl.int64) * row_stride + at
@@ -63,7 +83,7 @@ def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
     tl.store(place, (x / (1.0 + tl.exp(-x))).to(x_ptr.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("parts",))
 @no_type_check
 def hstu_gate(
     a_ptr,
@@ -74,23 +94,43 @@ def hstu_gate(
     count_ptr,
     u_row,
     eps,
+    parts,
+    scale,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
     COUNTED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SHUFFLED: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's."""
+    """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's.
+
+    Where keys are SPLIT the row is the scaled sum of its parts, rounded as `hstu_sum_parts` rounds it.
+    """
+    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
-    a = tl.load(a_ptr + row * DIM + dims, mask=there, other=0.0).to(tl.float32)
-    u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
     kind = out_ptr.dtype.element_ty
+    # Before the parts, so that nothing is waited for behind them.
+    u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    if COUNTED:
+        known = row < tl.load(count_ptr)
+    if SPLIT:
+        a = add_parts(a_ptr + row * parts * DIM, dims, dims, parts, DIM, DIM, BLOCK, AT_ONCE)
+        if SHUFFLED:
+            a = unshuffled(a, BLOCK)
+        a = (a * scale).to(kind).to(tl.float32)
+    else:
+        a = tl.load(a_ptr + row * DIM + dims, mask=there, other=0.0).to(tl.float32)
     s = u / (1.0 + tl.exp(-u))
-    gated = normed_row(a, dims, weight_ptr, bias_ptr, eps, DIM) * s
+    gated = normed_row(a, dims, weight, bias, eps, DIM) * s
     if COUNTED:
         # Nobody has written what attention gives for these rows: it may be no number.
-        known = row < tl.load(count_ptr)
         gated = tl.where(known, gated, 0.0)
         a = tl.where(known, a, 0.0)
     if WHOLE:
@@ -104,8 +144,9 @@ def hstu_gate(
 
 @triton.jit
 @no_type_check
-def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
+def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """A picked row, of length one."""
+    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
@@ -113,3 +154,38 @@ def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.conste
     x = tl.load(x_ptr + source * DIM + dims, mask=there, other=0.0).to(tl.float32)
     length = tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), eps)
     tl.store(out_ptr + row * DIM + dims, (x / length).to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=("rows",))
+@no_type_check
+def hstu_tower(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    rows,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Some rows and columns of one tower."""
+    wait_for_kernels_before(DEPENDENT)
+    tower = tl.program_id(1)
+    towers = tl.num_programs(1)
+    at = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    column = (tl.program_id(2) * BLOCK_OUT + tl.arange(0, BLOCK_OUT))[None, :]
+    acc = tl.zeros([BLOCK, BLOCK_OUT], tl.float32)
+    for first in tl.static_range(0, IN, BLOCK_IN):
+        known = first + tl.arange(0, BLOCK_IN)
+        from_ptr = x_ptr + at * (towers * IN) + tower * IN + known[None, :]
+        x = tl.load(from_ptr, mask=(at < rows) & (known < IN)[None, :], other=0.0).to(tl.float32)
+        x = tl.where(x < 0, 0.0, x).to(x_ptr.dtype.element_ty)  # no number stays none
+        w_ptr = weight_ptr + (tower * OUT + column) * IN + known[:, None]
+        w = tl.load(w_ptr, mask=(column < OUT) & (known < IN)[:, None], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    acc += tl.load(bias_ptr + tower * OUT + column, mask=column < OUT, other=0.0).to(tl.float32)
+    to = out_ptr + at * (towers * OUT) + tower * OUT + column
+    tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=(at < rows) & (column < OUT))

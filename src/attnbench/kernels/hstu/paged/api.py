@@ -13,7 +13,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attnbench.kernels.hstu.paged.calls import APPEND, ATTENTION, append, attend, bounds_of, default_forward, table_of
+from attnbench.kernels.hstu.arguments import Parts
+from attnbench.kernels.hstu.paged.calls import (
+    APPEND,
+    ATTENTION,
+    append,
+    attend,
+    attend_parts,
+    bounds_of,
+    default_forward,
+    table_of,
+)
 from attnbench.kernels.hstu.paged.configs import PagedConfig
 from attnbench.kernels.hstu.paged.forward import launch_forward, splits_of, workspace_shape
 from attnbench.kernels.hstu.paged.operators import APPENDS, FORWARD
@@ -28,6 +38,8 @@ __all__ = [
     "default_forward",
     "hstu_paged_append",
     "hstu_paged_attention",
+    "hstu_paged_parts",
+    "hstu_paged_silu_append",
     "launch_append",
     "launch_forward",
     "splits_of",
@@ -82,6 +94,40 @@ def hstu_paged_attention(
     return attend(q, k, v, pool, step, scaling_seqlen, alpha, splits, config, validate=validate)
 
 
+def hstu_paged_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    step: Step,
+    *,
+    scaling_seqlen: int,
+    alpha: float | None = None,
+    splits: int | None = None,
+    config: PagedConfig | str | None = None,
+) -> Tensor | Parts:
+    """Attention without the kernel that adds up split keys: for a caller whose next kernel does (`hstu.layer`'s gate).
+
+    Args:
+        q: as of `hstu_paged_attention`, which says more of all of them.
+        k: like q.
+        v: like q.
+        pool: pages of this layer.
+        step: sequences and pages.
+        scaling_seqlen: what outputs are divided by.
+        alpha: factor of the scores.
+        splits: parts of the keys.
+        config: launch configuration, or its short form.
+
+    Returns:
+        The parts; where keys are not split, or dims are no power of two from 16, the output [T, H, D] itself.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    return attend_parts(q, k, v, pool, step, scaling_seqlen, alpha, splits, config)
+
+
 def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = False) -> None:
     """Write keys and values of the new history into the pool, behind the cached ones; candidates are not written.
 
@@ -100,3 +146,19 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
         APPENDS(k, v, pool, *table_of(step), *bounds_of(step))
         return
     append(k, v, pool, step, validate=validate)
+
+
+def hstu_paged_silu_append(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
+    """SiLU of q, k and v of all new rows in place, and the append of keys and values, in one launch.
+
+    Args:
+        q: [T, H, D] new rows; changed, as k and v are.  None of the three has memory of another.
+        k: like q.
+        v: like q.
+        pool: as of `hstu_paged_append`; changed.
+        step: sequences, and pages for cached and new history.
+
+    Raises:
+        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+    """
+    append(k, v, pool, step, silu_with=q)

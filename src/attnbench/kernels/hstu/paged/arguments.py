@@ -29,6 +29,7 @@ class ForwardStrides(NamedTuple):
 class AppendStrides(NamedTuple):
     """Of the tensors of `hstu_paged_append`."""
 
+    q: RowStrides
     k: RowStrides
     v: RowStrides
     pool: int

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.paged.configs import (
     PagedConfig,
     default_config,
@@ -24,10 +25,11 @@ from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, is_whole
+from attnbench.kernels.shared.tiling import block_of
 
 LARGEST_GRID = 2**31
 "Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
-ATTENTION, APPEND = "hstu_paged_attention", "hstu_paged_append"
+ATTENTION, APPEND, SILU_APPEND = "hstu_paged_attention", "hstu_paged_append", "hstu_paged_silu_append"
 
 
 def attend(
@@ -48,10 +50,48 @@ def attend(
     Raises:
         ValueError: as `hstu_paged_attention` says.
     """
+    found = _attended(q, k, v, pool, step, scaling_seqlen, alpha, splits, config, validate=validate)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def attend_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    step: Step,
+    scaling_seqlen: int,
+    alpha: float | None,
+    splits: int | None,
+    config: PagedConfig | str | None,
+) -> Tensor | Parts:
+    """The same, where keys are split before the parts are added up.
+
+    Raises:
+        ValueError: as `hstu_paged_attention` says.
+    """
+    return _attended(q, k, v, pool, step, scaling_seqlen, alpha, splits, config, summed=False)
+
+
+def _attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: Tensor,
+    step: Step,
+    scaling_seqlen: int,
+    alpha: float | None,
+    splits: int | None,
+    config: PagedConfig | str | None,
+    *,
+    summed: bool = True,
+    validate: bool = False,
+) -> Tensor | Parts:
     tensors, bounds = (q, k, v, pool, *table_of(step)), bounds_of(step)
-    key = facts_of(*tensors, jagged=JAGGED), exact(*bounds, scaling_seqlen, alpha, splits, config)
-    launches = _attentions.get(key)
-    if launches is None or validate:
+    key = facts_of(*tensors, jagged=JAGGED), exact(*bounds, scaling_seqlen, alpha, splits, config), summed
+    call = _attentions.get(key)
+    if call is None or validate:
         check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
         check_numbers(scaling_seqlen, alpha, splits)
         if validate:
@@ -65,23 +105,43 @@ def attend(
             raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
         alpha = q.shape[2] ** -0.5 if alpha is None else float(alpha)
         numbers = {"alpha": alpha, "scaling_seqlen": scaling_seqlen, "splits": splits}
-        launches = _attentions.keep(key, Launches(partial(_run_attention, bounds, config, numbers)))
-    (out,) = launches(*tensors)
+        # Heads that are narrower than a part's are put together by the sum.
+        parts = not summed and splits > 1 and block_of(q.shape[2]) == q.shape[2]
+        run = partial(_run_attention, bounds, config, numbers, parts)
+        call = _attentions.keep(key, _Attention(Launches(run), parts, config.hopper))
+    (out,) = call.launches(*tensors)
     assert out is not None
-    return out
+    return Parts(out, 1 / scaling_seqlen, call.hopper) if call.parts else out
 
 
-def append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = False) -> None:
-    """Append, by a call that is kept or checked anew.
+class _Attention(NamedTuple):
+    """A call that is kept."""
+
+    launches: Launches
+    parts: bool
+    "whether it ends with the parts of the output"
+    hopper: bool
+    "whether these are of the kernel for Hopper"
+
+
+def append(
+    k: Tensor, v: Tensor, pool: Tensor, step: Step, *, silu_with: Tensor | None = None, validate: bool = False
+) -> None:
+    """Append, by a call that is kept or checked anew; `silu_with`: queries, as of `hstu_paged_silu_append`.
 
     Raises:
         ValueError: as `hstu_paged_append` says.
     """
-    tensors, bounds = (k, v, pool, *table_of(step)), bounds_of(step)
+    tensors, bounds = (k, v, pool, silu_with, *table_of(step)), bounds_of(step)
     key = facts_of(*tensors, jagged=APPENDED), _appended(bounds)
     launches = _appends.get(key)
     if launches is None or validate:
-        check_step(APPEND, {"k": k, "v": v}, pool, step)
+        given = {"k": k, "v": v} if silu_with is None else {"q": silu_with, "k": k, "v": v}
+        check_step(APPEND if silu_with is None else SILU_APPEND, given, pool, step)
+        for name, x in given.items() if silu_with is not None else ():
+            if any(extent > 1 and not apart for extent, apart in zip(x.shape, x.stride(), strict=True)):
+                said = "has rows in one another", "rows apart, as they are changed"
+                raise wrong(SILU_APPEND, f"{name}.stride", x.stride(), *said)
         if validate:
             check_values(APPEND, k.shape[0], pool, step, appends=True)
         check_device(APPEND, k)
@@ -89,13 +149,13 @@ def append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = F
     launches(*tensors)
 
 
-_attentions: Kept[Launches] = Kept()
+_attentions: Kept[_Attention] = Kept()
 _appends: Kept[Launches] = Kept()
 TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
 "Fields of a `Step` that are tensors."
 JAGGED, APPENDED = (
     tuple(place for place, name in enumerate((*given, *TABLE)) if name in ("q", "k", "v", "indices"))
-    for given in (("q", "k", "v", "pool"), ("k", "v", "pool"))
+    for given in (("q", "k", "v", "pool"), ("k", "v", "pool", "q"))
 )
 "Of the tensors of both calls those with other rows in every step, by place: new rows, and the entries of `indices`."
 
@@ -126,17 +186,18 @@ def _run_attention(
     bounds: StepBounds,
     config: PagedConfig,
     numbers: dict[str, Any],
+    parts: bool,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     pool: Tensor,
     *table: Tensor | None,
 ) -> Results:
-    out = empty((rows_in(q), *q.shape[1:]), q)
+    out = None if parts else empty((rows_in(q), *q.shape[1:]), q)
     shape = workspace_shape(q, numbers["splits"])
     workspace = None if shape is None else empty((rows_in(q), *shape[1:]), q, torch.float32)
     launch_forward(q, k, v, pool, out, step_of(bounds, table), config, workspace=workspace, **numbers)
-    return (out,)
+    return (workspace if parts else out,)
 
 
 def _appended(bounds: StepBounds) -> object:
@@ -146,8 +207,10 @@ def _appended(bounds: StepBounds) -> object:
     return exact(*bounds)
 
 
-def _run_append(bounds: StepBounds, k: Tensor, v: Tensor, pool: Tensor, *table: Tensor | None) -> Results:
-    launch_append(k, v, pool, step_of(bounds, table))
+def _run_append(
+    bounds: StepBounds, k: Tensor, v: Tensor, pool: Tensor, silu_with: Tensor | None, *table: Tensor | None
+) -> Results:
+    launch_append(k, v, pool, step_of(bounds, table), silu_with=silu_with)
     return ()
 
 

@@ -45,7 +45,7 @@ def launch_forward(
     k: Tensor,
     v: Tensor,
     pool: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     step: Step,
     config: PagedConfig,
     *,
@@ -63,7 +63,7 @@ def launch_forward(
         k: like q.
         v: like q.
         pool: [pages, 2, page_size, H, D], contiguous.
-        out: like q, contiguous; every row of a sequence is written.
+        out: like q, contiguous; every row of a sequence is written.  None: the parts are left in the workspace.
         step: sequences and pages; checked before.
         config: tiles and code path.
         alpha: factor of the scores.
@@ -71,13 +71,13 @@ def launch_forward(
         splits: parts of the keys, from 1.
         workspace: fp32 of `workspace_shape`.
     """
-    if programs_of(q, step, config, splits) == 0 or out.numel() == 0:
+    if programs_of(q, step, config, splits) == 0 or q.numel() == 0:
         return
     launch_attention = _launch_hopper if config.hopper else portable.launch_forward
     launch_attention(
         q, k, v, pool, out, step, config, alpha=alpha, scaling_seqlen=scaling_seqlen, splits=splits, workspace=workspace
     )
-    if workspace is not None:
+    if workspace is not None and out is not None:
         launch_sum(workspace, out, 1 / scaling_seqlen, hopper=config.hopper)
 
 
@@ -86,7 +86,7 @@ def _launch_hopper(
     k: Tensor,
     v: Tensor,
     pool: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     step: Step,
     config: PagedConfig,
     *,

@@ -27,6 +27,7 @@ from attnbench.kernels.hstu.dense.problem import descriptor
 from attnbench.kernels.hstu.paged.arguments import AppendStrides, ForwardMeta, ForwardStrides, SplitStrides
 from attnbench.kernels.hstu.tiles import sees, silu
 from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.dependent import dependent, wait_for_kernels_before
 from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.rows import load_rows, store_rows
 from attnbench.kernels.shared.tiling import block_of
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 COUNTS = ("heads", "tiles", "splits")
 """Arguments whose value no code depends on: another batch or length compiles nothing anew."""
-APPEND_ROWS = 16
+APPEND_ROWS = 8
 
 KEYS, VALUES = (tl.constexpr(half) for half in range(2))
 "Halves of a page."
@@ -224,6 +225,7 @@ def hstu_paged_forward(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_paged_append(
+    q_ptr,
     k_ptr,
     v_ptr,
     pool_ptr,
@@ -238,31 +240,50 @@ def hstu_paged_append(
     BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_TARGETS: tl.constexpr,
+    SILU: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Write keys and values of one head of a tile of new history rows into their pages; candidates never."""
+    """Write keys and values of one head of a tile of new history rows into their pages; candidates never.
+
+    With SILU queries, keys and values of all new rows are SiLU of what they were, where they lie and in the pages.
+    """
+    wait_for_kernels_before(DEPENDENT)
     number = tl.program_id(0) // tiles
-    tile = tl.program_id(0) % tiles
+    first = tl.program_id(0) % tiles * BLOCK
     head = tl.program_id(1).to(tl.int64)
-    new_start = tl.load(offsets_ptr + number).to(tl.int64)
-    history = (tl.load(offsets_ptr + number + 1) - new_start).to(tl.int32)
+    start = tl.load(offsets_ptr + number).to(tl.int64)
+    count = (tl.load(offsets_ptr + number + 1) - start).to(tl.int32)
+    cached = tl.load(cached_ptr + number)
+    pages_ptr = indices_ptr + tl.load(indptr_ptr + number)
+    history = count
     if HAS_TARGETS:
         history -= tl.load(num_targets_ptr + number)
-    rows = tile * BLOCK + tl.arange(0, BLOCK)
-    if tile * BLOCK >= history:
+    if not SILU:
+        count = history
+    if first >= count:
         return
-    there = rows < history
-    position = tl.load(cached_ptr + number) + rows
-    pages_ptr = indices_ptr + tl.load(indptr_ptr + number)
-    page = tl.load(pages_ptr + position // PAGE, mask=there, other=0).to(tl.int64)
+    k_base = k_ptr + start * strides.k.row + head * strides.k.head
+    v_base = v_ptr + start * strides.v.row + head * strides.v.head
+    k = load_rows(k_base, first, count, strides.k.row, DIM, BLOCK, BLOCK_D, WHOLE=False)
+    v = load_rows(v_base, first, count, strides.v.row, DIM, BLOCK, BLOCK_D, WHOLE=False)
+    rows = first + tl.arange(0, BLOCK)
     dims = tl.arange(0, BLOCK_D)
-    slot = page * (2 * PAGE) + position % PAGE
+    if SILU:
+        q_base = q_ptr + start * strides.q.row + head * strides.q.head
+        q = load_rows(q_base, first, count, strides.q.row, DIM, BLOCK, BLOCK_D, WHOLE=False)
+    page = tl.load(pages_ptr + (cached + rows) // PAGE, mask=rows < history, other=0).to(tl.int64)
+    if SILU:
+        k = silu(k.to(tl.float32), 0.5, APPROXIMATE=False).to(k.dtype)
+        v = silu(v.to(tl.float32), 0.5, APPROXIMATE=False).to(v.dtype)
+        q = silu(q.to(tl.float32), 0.5, APPROXIMATE=False).to(q.dtype)
+        store_rows(k_base, first, count, strides.k.row, k, DIM, BLOCK, BLOCK_D)
+        store_rows(v_base, first, count, strides.v.row, v, DIM, BLOCK, BLOCK_D)
+        store_rows(q_base, first, count, strides.q.row, q, DIM, BLOCK, BLOCK_D)
+    slot = page * (2 * PAGE) + (cached + rows) % PAGE
     to = (pool_ptr + head * DIM) + (slot[:, None] * strides.pool + dims[None, :])
-    mask = there[:, None] & (dims < DIM)[None, :]
-    wide = new_start + rows.to(tl.int64)
-    k = tl.load((k_ptr + head * strides.k.head) + (wide[:, None] * strides.k.row + dims[None, :]), mask=mask, other=0.0)
+    mask = (rows < history)[:, None] & (dims < DIM)[None, :]
     tl.store(to, k, mask=mask)
-    v = tl.load((v_ptr + head * strides.v.head) + (wide[:, None] * strides.v.row + dims[None, :]), mask=mask, other=0.0)
     tl.store(to + tl.cast(PAGE, tl.int64) * strides.pool, v, mask=mask)
 
 
@@ -271,7 +292,7 @@ def launch_forward(
     k: Tensor,
     v: Tensor,
     pool: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     step: Step,
     config: PagedConfig,
     *,
@@ -293,7 +314,7 @@ def launch_forward(
         alpha: factor of the scores.
         scaling_seqlen: what outputs are divided by.
         splits: parts of the keys, from 1.
-        workspace: fp32 of `dense.parts.workspace_shape`.
+        workspace: fp32 of `dense.parts.workspace_shape`, None where `splits` is 1.
     """
     _, heads, dim = q.shape
     tiles = -(-step.max_new // config.block_m)
@@ -346,7 +367,7 @@ def _takes_tma(pool: Tensor) -> bool:
     return (capability is None or capability >= (9, 0)) and aligned
 
 
-def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
+def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, silu_with: Tensor | None = None) -> None:
     """Write the new history of k and v [T, H, D] into the pages of `pool`; nothing waits for the device.
 
     Args:
@@ -354,14 +375,17 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
         v: like k.
         pool: [pages, 2, page_size, H, D], contiguous.
         step: sequences, and pages for cached and new history; checked before.
+        silu_with: queries like k: these, k and v become their SiLU first; None: nothing but the pool is changed.
     """
     _, heads, dim = k.shape
     tiles = -(-step.max_new // APPEND_ROWS)
     if tiles * step.batch * heads == 0:
         return
+    q = k if silu_with is None else silu_with
     launch(
         hstu_paged_append,
         (tiles * step.batch, heads),
+        q_ptr=q,
         k_ptr=k,
         v_ptr=v,
         pool_ptr=pool,
@@ -370,12 +394,14 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
         indptr_ptr=step.indptr,
         indices_ptr=step.indices,
         num_targets_ptr=step.num_targets,
-        strides=AppendStrides(k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim),
+        strides=AppendStrides(q=RowStrides.of(q), k=RowStrides.of(k), v=RowStrides.of(v), pool=heads * dim),
         tiles=tiles,
         DIM=dim,
         BLOCK_D=block_of(dim),
         PAGE=pool.shape[2],
         HAS_TARGETS=step.num_targets is not None,
+        SILU=silu_with is not None,
         BLOCK=APPEND_ROWS,
         num_warps=4,
+        **dependent(k),
     )

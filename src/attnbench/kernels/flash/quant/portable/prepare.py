@@ -3,9 +3,12 @@
 
 Programs are small and of five kinds.  Those of K's and V's statistics take a stretch of a head's rows each, and the last
 of a head to arrive puts the stretches together; those that quantise take 8192 numbers of q, k or v and wait for what
-they need of the head.  They come group by group of heads, the statistics of a group a group ahead: its K and V are still
-in the L2 when they are read for the second time.  Programs begin in the order of their numbers and statistics wait
-for nobody, so whoever waits is waiting for programs that run.
+they need of the head.  They come head by head, the statistics some heads ahead: K and V are still in the L2 when they are
+read for the second time.  Programs begin in the order of their numbers and statistics wait for nobody, so whoever waits
+is waiting for programs that run.
+
+A program issues few instructions and most of them for a number: what it divides by comes with an inverse, K and V share
+the arithmetic of addresses, and both halves of a register with two numbers of bf16 are widened by one instruction each.
 
 Rows of Q have a scale each.  K has four scales a tile: one for the keys n of the same (n % 8) // 2, which one thread of a
 tensor core's result holds, so that they cost it a number a tile.  V has one a channel.  e4m3 is transposed because 8-bit
@@ -20,8 +23,15 @@ from typing import Any, Generic, NamedTuple, TypeVar, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.flash.tiles import first_row, padded_start, sequence
-from attnbench.kernels.shared.rows import load_rows, place_of, store_rows
+from attnbench.kernels.flash.quant.portable.channels import (
+    gather_largest,
+    gather_sums,
+    largest_of,
+    scale_of,
+    sum_of,
+    widened,
+)
+from attnbench.kernels.flash.tiles import first_row, sequence
 
 TILE = tl.constexpr(128)
 "Keys that have scales of their own."
@@ -29,19 +39,21 @@ Q_PAD = tl.constexpr(64)
 "Queries of a sequence begin at a multiple of this."
 NUMBERS = tl.constexpr(8192)
 "Of a program that quantises."
+SPAN = tl.constexpr(16)
+"Channels of a row of K or Q that a thread has."
 WIDTH = tl.constexpr(64)
 "Channels of V of such a program."
 INT8 = tl.constexpr(127.0)
-E4M3 = tl.constexpr(448.0)
-LEAST = tl.constexpr(2.0**-60)
-"Rows and channels whose largest value is smaller count as zeros."
 LEAST_OF_Q = tl.constexpr(2.0**-80)
 "Of a row's scale times the problem's: times the least of a key's it is over 0, as a hidden score's -∞ needs it to be."
 ROUND = tl.constexpr(12582912.0)
 "1.5 · 2²³: a sum with it has the nearest whole number in its last bits."
 NEVER = tl.constexpr(-(2**31))
 "Fewer than any counter says."
-COUNTS = ("first", "ahead", "group", "chunk", "heads", "heads_kv", "pairs", "seqlen_q", "seqlen_k", "rows_q", "rows_k")
+COUNTS = (
+    *("seqlen_q", "seqlen_k", "rows_q", "rows_k", "pairs", "chunk", "stretches", "ahead"),
+    *("heads_kv", "by_heads_kv", "repeats", "by_repeats", "share", "by_share"),
+)
 "Numbers of a call that no code is compiled anew for."
 
 _Each = TypeVar("_Each")
@@ -70,23 +82,37 @@ class PrepareMeta(NamedTuple):
     COLUMNS: int
     PACKED: bool
     CHUNKS: int
-    REPEATS: int
 
 
 @triton.jit
 @no_type_check
-def size_of(x):
-    """|x| as bits, which order as numbers do, with infinity and then NaN on top."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def divided(number, by, inverse):
+    """Quotient and rest of a number by another, of which there is `prepare.inverse_of`: a product, at most 1 too small."""
+    quotient = tl.umulhi(2 * number.to(tl.uint32), inverse.to(tl.uint32)).to(tl.int32)
+    rest = number - quotient * by
+    more = (rest >= by).to(tl.int32)
+    return quotient + more, rest - more * by
 
 
 @triton.jit
 @no_type_check
-def scale_of(bits, LARGEST: tl.constexpr):
-    """A scale and its inverse, of the largest size; NaN of one that is not finite."""
-    size = bits.to(tl.float32, bitcast=True)
-    size = tl.where(bits < 0x7F800000, tl.maximum(size, LEAST), float("nan"))
-    return size * (1.0 / LARGEST), 1.0 / size * LARGEST
+def tiles_of(rows, SIZE: tl.constexpr):
+    """Tiles of a power of two that some rows take."""
+    return ((rows + SIZE - 1).to(tl.uint32) // SIZE).to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def largest_sizes(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of each SPAN columns of a row the largest |x|, or NaN, as bits: they order as numbers do, with NaN on top.
+
+    A thread has the columns of a span, so that only what is left is exchanged.
+    """
+    x = tl.abs(x)
+    for halving in tl.static_range(4):  # a span is 2⁴
+        one, other = tl.split(x.reshape([ROWS, COLUMNS >> (halving + 1), 2]))
+        x = tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -114,119 +140,57 @@ def wait_for(counter_ptr, ready):
 
 @triton.jit
 @no_type_check
-def stretches(keys, chunk):
-    """Into how many a head's keys are cut: one of no keys too."""
-    return tl.maximum((keys + chunk - 1) // chunk, 1)
-
-
-@triton.jit
-@no_type_check
-def statistic_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, OF_K: tl.constexpr):
-    """Of each channel the sum of a stretch of rows, or as bits the largest size.
-
-    Eight rows at a time are one thread's, whose layout is that of no other load here: else Triton would exchange them.
-    """
-    ROWS: tl.constexpr = 2 * NUMBERS // COLUMNS
-    found = tl.zeros([ROWS // 8, COLUMNS], tl.float32 if OF_K else tl.int32)
-    for first in range(start, end, ROWS):
-        x = load_rows(base, first, end, stride, DIM, ROWS, COLUMNS, False).to(tl.float32)
-        x = x.reshape([8, ROWS // 8, COLUMNS])
-        if OF_K:
-            found += tl.sum(x, 0)
-        else:
-            found = tl.maximum(found, tl.max(size_of(x), 0))
-    if OF_K:
-        return tl.sum(found, 0)
-    return tl.max(found, 0).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-@no_type_check
-def gather(
-    found,
-    parts_ptr,
-    found_ptr,
-    scale_ptr,
-    counter_ptr,
-    part,
-    count,
-    keys,
-    COLUMNS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    OF_K: tl.constexpr,
-):
-    """Store what was found of a stretch; the last of `count` to arrive stores the mean, or the largest and its scale."""
-    columns = tl.arange(0, COLUMNS)
-    tl.store(parts_ptr + part * COLUMNS + columns, found)
-    tl.debug_barrier()
-    if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == count - 1:
-        tl.debug_barrier()
-        parts = tl.arange(0, CHUNKS)
-        parts_at = parts_ptr + (parts[:, None] * COLUMNS + columns[None, :])
-        every = tl.load(parts_at, mask=(parts < count)[:, None], other=0.0)
-        if OF_K:
-            value = tl.sum(every, 0) / tl.maximum(keys, 1).to(tl.float32)
-        else:
-            most = tl.max(every.to(tl.int32, bitcast=True), 0)
-            value = most.to(tl.float32, bitcast=True)
-            tl.store(scale_ptr + columns, scale_of(most, E4M3)[0])
-        tl.store(found_ptr + columns, value)
-        tl.debug_barrier()
-        tl.atomic_add(counter_ptr, 1, sem="release")
-
-
-@triton.jit
-@no_type_check
 def quantise_k(
-    base,
-    k8_ptr,
-    scale_ptr,
-    mean_ptr,
-    counter_ptr,
-    ready,
-    first,
-    part,
-    keys,
-    stride,
-    DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    base, k8_ptr, scale_ptr, mean_ptr, counter_ptr, ready, part, keys, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Keys of a tile from `first` that have the scales of one part of the four."""
+    """Keys of a tile that have the scales of one part of the four; of the tile on, there are so many `keys`."""
     PARTS: tl.constexpr = COLUMNS // WIDTH
     SCALES: tl.constexpr = 4 // PARTS
     ROWS: tl.constexpr = TILE // PARTS
     at = tl.arange(0, ROWS)
     at = at // (2 * SCALES) * 8 + part * (2 * SCALES) + at % (2 * SCALES)
     columns = tl.arange(0, COLUMNS)
-    there = first + at < keys
-    k_at = base + tl.cast(first, tl.int64) * stride + (at[:, None] * stride + columns[None, :])
-    k = tl.load(k_at, mask=there[:, None] & (columns < DIM)[None, :], other=0.0, eviction_policy="evict_first")
+    there = at < keys
+    mask = there[:, None]
+    if DIM != COLUMNS:
+        mask = mask & (columns < DIM)[None, :]
+    k_at = (base + at * stride)[:, None] + columns[None, :]
+    k = tl.load(k_at, mask=mask, other=0.0, eviction_policy="evict_first")
     wait_for(counter_ptr, ready)
-    k = tl.where(there[:, None], k.to(tl.float32) - tl.load(mean_ptr + columns)[None, :], 0.0)
-    sizes = tl.max(size_of(k), 1).reshape([TILE // 8, SCALES, 2])
+    k = widened(k) - tl.load(mean_ptr + columns)[None, :]
+    # What is not there is minus the mean: it counts for no scale, and becomes 0.
+    sizes = tl.where(there[:, None], largest_sizes(k, ROWS, COLUMNS), 0)
+    sizes = tl.max(sizes.reshape([2, ROWS // 2, COLUMNS // SPAN]), 0)
+    sizes = tl.max(sizes, 1).reshape([TILE // 16, SCALES, 2])
     scale, inverse = scale_of(tl.max(tl.max(sizes, 2), 0), INT8)
     inverses = tl.broadcast_to(inverse[None, :, None], [TILE // 8, SCALES, 2]).reshape([ROWS])
+    inverses = tl.where(there, inverses, 0.0)
     tl.store(scale_ptr + part * SCALES + tl.arange(0, SCALES), scale)
-    tl.store(k8_ptr + (at[:, None] * COLUMNS + columns[None, :]), whole(k * inverses[:, None]))
+    tl.store((k8_ptr + at * COLUMNS)[:, None] + columns[None, :], whole(k * inverses[:, None]))
 
 
 @triton.jit
 @no_type_check
-def quantise_v(
-    base, v8_ptr, most_ptr, counter_ptr, ready, first, part, keys, stride, DIM: tl.constexpr, REPEATS: tl.constexpr
-):
-    """WIDTH channels of a tile of values from `first`, transposed; of consecutive places one thread holds a few."""
-    BEHIND: tl.constexpr = TILE // REPEATS
+def quantise_v(base, v8_ptr, inverse_ptr, counter_ptr, ready, part, keys, stride, DIM: tl.constexpr):
+    """WIDTH channels of a tile of values, transposed as pairs of keys: 16 bits, which shared memory turns over."""
     columns = part * WIDTH + tl.arange(0, WIDTH)
-    keys_at = key_of(tl.arange(0, BEHIND)[None, :] * REPEATS + tl.arange(0, REPEATS)[:, None])[:, :, None]
-    v_at = base + tl.cast(first, tl.int64) * stride + (keys_at * stride + columns[None, None, :])
-    there = (first + keys_at < keys) & (columns < DIM)[None, None, :]
-    v = tl.load(v_at, mask=there, other=0.0, eviction_policy="evict_first")
+    pairs = tl.arange(0, TILE // 2)
+    key = key_of(2 * pairs)
+    at = (base + key * stride)[:, None] + columns[None, :]
+    one_there = (key < keys)[:, None]
+    other_there = (key + 1 < keys)[:, None]
+    if DIM // WIDTH * WIDTH != DIM:
+        one_there = one_there & (columns < DIM)[None, :]
+        other_there = other_there & (columns < DIM)[None, :]
+    one = tl.load(at, mask=one_there, other=0.0, eviction_policy="evict_first")
+    other = tl.load(at + stride, mask=other_there, other=0.0, eviction_policy="evict_first")
     wait_for(counter_ptr, ready)
-    most = tl.load(most_ptr + columns).to(tl.int32, bitcast=True)
-    _, inverse = scale_of(most, E4M3)
-    v8 = (v.to(tl.float32) * inverse[None, None, :]).to(tl.float8e4nv).permute(2, 1, 0).reshape([WIDTH, TILE])
-    tl.store(v8_ptr + (columns[:, None] * TILE + tl.arange(0, TILE)[None, :]), v8)
+    inverse = tl.load(inverse_ptr + columns)[None, :]
+    v8 = tl.join(widened(one) * inverse, widened(other) * inverse).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    one8, other8 = tl.split(v8)
+    both = one8.to(tl.uint16) | (other8.to(tl.uint16) << 8)
+    v8_at = (v8_ptr.to(tl.pointer_type(tl.uint16)) + columns * (TILE // 2))[:, None] + pairs[None, :]
+    tl.store(v8_at, both.trans(1, 0))
 
 
 @triton.jit
@@ -239,26 +203,39 @@ def quantise_q(
     mean_ptr,
     counter_ptr,
     ready,
-    first,
     queries,
     stride,
     softmax_scale,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Rows of Q from `first`; what taking the mean from K leaves out of a row's scores, for its lse, comes last."""
+    """Rows of Q; and what taking the mean from K leaves out of a row's scores, for its lse."""
     ROWS: tl.constexpr = NUMBERS // COLUMNS
-    at = first + tl.arange(0, ROWS)
-    where, there = place_of(base, first, queries, stride, DIM, ROWS, COLUMNS)
-    q = tl.load(where, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    end = (queries + Q_PAD - 1) // Q_PAD * Q_PAD
-    scale, inverse = scale_of(tl.max(size_of(q), 1), INT8)
-    scale *= softmax_scale
-    tl.store(scale_ptr + at, tl.where(scale < LEAST_OF_Q, LEAST_OF_Q, scale), mask=at < end)
-    store_rows(q8_ptr, first, end, COLUMNS, whole(q * inverse[:, None]), COLUMNS, ROWS, COLUMNS)
+    at = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    mask = (at < queries)[:, None]
+    if DIM != COLUMNS:
+        mask = mask & (columns < DIM)[None, :]
+    q_at = (base + at * stride)[:, None] + columns[None, :]
+    q = tl.load(q_at, mask=mask, other=0.0, eviction_policy="evict_first")
     wait_for(counter_ptr, ready)
-    mean = tl.load(mean_ptr + tl.arange(0, COLUMNS))
-    tl.store(shift_ptr + at, tl.sum(q * mean[None, :], 1) * softmax_scale, mask=at < end)
+    q = widened(q)
+    shift = tl.sum(q * tl.load(mean_ptr + columns)[None, :], 1) * softmax_scale
+    scale, inverse = scale_of(tl.max(largest_sizes(q, ROWS, COLUMNS), 1), INT8)
+    scale *= softmax_scale
+    padded = at < tiles_of(queries, Q_PAD) * Q_PAD
+    tl.store(shift_ptr + at, shift, mask=padded)
+    tl.store(scale_ptr + at, tl.where(scale < LEAST_OF_Q, LEAST_OF_Q, scale), mask=padded)
+    tl.store((q8_ptr + at * COLUMNS)[:, None] + columns[None, :], whole(q * inverse[:, None]), mask=padded[:, None])
+
+
+@triton.jit
+@no_type_check
+def padded_tile(number, start, rows, PACKED: tl.constexpr, PAD: tl.constexpr):
+    """`padded_start` over PAD: of a head's tiles the first of a sequence."""
+    if PACKED:
+        return (start // PAD).to(tl.int32) + number
+    return number * tiles_of(rows, PAD)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -273,116 +250,105 @@ def quantise(
     seqlen_k,
     strides,
     scale,
-    heads,
-    heads_kv,
-    pairs,
     rows_q,
     rows_k,
+    pairs,
     chunk,
-    group,
+    stretches,
     ahead,
-    first,
+    heads_kv,
+    by_heads_kv,
+    repeats,
+    by_repeats,
+    share,
+    by_share,
     META: tl.constexpr,
 ):
     """A program's share; every row of the quantised tensors that a kernel reads is written.
 
-    Of `ahead` groups the statistics come first, then for each group those of the group `ahead`, if there are more, and
-    what quantises its own.  The program is number `first` of all, and further.
+    A head of K, as of V, has so many `stretches` for its statistics, a program each; none in a launch that quantises by
+    what is there.  Those of `ahead` heads come first, then for each head those of the one `ahead`, if there is one, and
+    what quantises its own: a `share`.
     """
     COLUMNS: tl.constexpr = META.COLUMNS
     PARTS: tl.constexpr = COLUMNS // WIDTH
     ROWS: tl.constexpr = NUMBERS // COLUMNS
-    repeats = heads // heads_kv
-    chunks = stretches(seqlen_k, chunk)
-    of_k_or_v = (seqlen_k + TILE - 1) // TILE * PARTS
-    of_q = (seqlen_q + ROWS - 1) // ROWS * repeats
-    programs = 2 * chunks * group  # of the statistics of a group
-    later = tl.where(ahead * group < pairs, programs, 0)
-    number = tl.program_id(0) + first
-    turn = number // programs
-    at = number - turn * programs
-    counts = turn < ahead
-    if turn >= ahead:
-        number -= ahead * programs
-        each = later + (2 * of_k_or_v + of_q) * group
-        turn = number // each
-        at = number - turn * each
-        counts = at < later
-        turn += tl.where(counts, ahead, 0)
-        at -= tl.where(counts, 0, later)
-    index = at // group
-    pair = turn * group + at - index * group
+    begun = ahead * 2 * stretches
+    index = tl.program_id(0)
+    counts = index < begun
+    if counts:
+        pair = index // (2 * stretches)
+        index -= pair * (2 * stretches)
+    else:
+        pair, index = divided(index - begun, share, by_share)
+        later = tl.where(ahead < pairs, 2 * stretches, 0)
+        counts = index < later
+        pair += tl.where(counts, ahead, 0)
+        index -= tl.where(counts, 0, later)
     if pair < pairs:
-        batch_of = pair // heads_kv
-        head = pair - batch_of * heads_kv
+        batch_of, head = divided(pair, heads_kv, by_heads_kv)
         batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, batch_of, META.PACKED)
-        count = stretches(keys, chunk)
+        # Of no keys there is a stretch too.
+        count = tl.maximum((keys + chunk - 1) // chunk, 1) if META.PACKED else stretches
         # A launch without statistics waits for none, whatever stands in the counters.
-        ready = tl.where(first == 0, count + 1, NEVER)
-        k_base = first_row(inputs.k, batch, k_start, head, strides.k)
-        v_base = first_row(inputs.v, batch, k_start, head, strides.v)
-        k_arrived, v_arrived = statistics.arrived + pair, statistics.arrived + pairs + pair
-        k_found = statistics.found + tl.cast(pair, tl.int64) * COLUMNS
-        v_found = k_found + tl.cast(pairs, tl.int64) * COLUMNS
-        v_scale = made.v_scale + tl.cast(pair, tl.int64) * COLUMNS
-        if counts:
-            part = index // 2
-            if part < count:
-                end = tl.minimum(part * chunk + chunk, keys)
-                parts = statistics.parts + tl.cast(pair, tl.int64) * chunks * COLUMNS
-                if index % 2 == 0:
-                    found = statistic_of(k_base, part * chunk, end, strides.k.row, META.DIM, COLUMNS, True)
-                    gather(found, parts, k_found, v_scale, k_arrived, part, count, keys, COLUMNS, META.CHUNKS, True)
-                else:
-                    found = statistic_of(v_base, part * chunk, end, strides.v.row, META.DIM, COLUMNS, False)
-                    parts += tl.cast(pairs, tl.int64) * chunks * COLUMNS
-                    gather(found, parts, v_found, v_scale, v_arrived, part, count, keys, COLUMNS, META.CHUNKS, False)
-        elif index < 2 * of_k_or_v:
-            part = index // 2 % PARTS
-            begin = index // 2 // PARTS * TILE
-            place = tl.cast(head, tl.int64) * rows_k + padded_start(batch_of, k_start, keys, META.PACKED, TILE) + begin
-            if begin < keys:
-                if index % 2 == 0:
-                    k8, k_scale = made.k + place * COLUMNS, made.k_scale + place // TILE * 4
-                    quantise_k(
-                        k_base,
-                        k8,
-                        k_scale,
-                        k_found,
-                        k_arrived,
-                        ready,
-                        begin,
-                        part,
-                        keys,
-                        strides.k.row,
-                        META.DIM,
-                        COLUMNS,
-                    )
-                else:
-                    v8 = made.v + place * COLUMNS
-                    quantise_v(
-                        v_base, v8, v_found, v_arrived, ready, begin, part, keys, strides.v.row, META.DIM, META.REPEATS
-                    )
+        ready = tl.where(stretches > 0, count + 1, NEVER)
+        of_k_or_v = 2 * PARTS * tiles_of(seqlen_k, TILE)
+        if counts or index < of_k_or_v:
+            of_k = index & 1 == 0
+            index >>= 1
+            row = tl.where(of_k, strides.k.row, strides.v.row)
+            base = tl.where(of_k, inputs.k, inputs.v)
+            before = tl.cast(batch, tl.int64) * tl.where(of_k, strides.k.batch, strides.v.batch)
+            before += tl.cast(head, tl.int64) * tl.where(of_k, strides.k.head, strides.v.head)
+            place = pair + tl.where(of_k, 0, pairs)
+            arrived, found = statistics.arrived + place, statistics.found + tl.cast(place, tl.int64) * COLUMNS
+            if counts:
+                if index < count:
+                    start = index * chunk
+                    end = tl.minimum(start + chunk, keys)
+                    parts = statistics.parts + (tl.cast(place, tl.int64) * stretches) * COLUMNS
+                    base += before + k_start * row
+                    if of_k:
+                        sums = sum_of(base, start, end, row, META.DIM, COLUMNS)
+                        gather_sums(sums, parts, found, arrived, index, count, keys, COLUMNS, META.CHUNKS)
+                    else:
+                        most = largest_of(base, start, end, row, META.DIM, COLUMNS)
+                        v_scale = made.v_scale + tl.cast(pair, tl.int64) * COLUMNS
+                        gather_largest(most, parts, found, v_scale, arrived, index, count, COLUMNS, META.CHUNKS)
+            else:
+                part = index & (PARTS - 1)
+                tile = index // PARTS
+                first = tile * TILE
+                if first < keys:
+                    tile += head * tiles_of(rows_k, TILE) + padded_tile(batch_of, k_start, keys, META.PACKED, TILE)
+                    base += before + (k_start + first) * row
+                    there = keys - first
+                    at = tl.cast(tile, tl.int64) * (TILE * COLUMNS)
+                    if of_k:
+                        k_scale = made.k_scale + tl.cast(tile, tl.int64) * 4
+                        quantise_k(
+                            base, made.k + at, k_scale, found, arrived, ready, part, there, row, META.DIM, COLUMNS
+                        )
+                    else:
+                        quantise_v(base, made.v + at, found, arrived, ready, part, there, row, META.DIM)
         else:
-            index -= 2 * of_k_or_v
-            reader = head * repeats + index % repeats
-            begin = index // repeats * ROWS
-            if begin < queries:
-                q_base = first_row(inputs.q, batch, q_start, reader, strides.q)
-                place = tl.cast(reader, tl.int64) * rows_q + padded_start(
-                    batch_of, q_start, queries, META.PACKED, Q_PAD
-                )
-                q8, q_scale, q_shift = made.q + place * COLUMNS, made.q_scale + place, made.q_shift + place
+            tile, reader = divided(index - of_k_or_v, repeats, by_repeats)
+            reader += head * repeats
+            first = tile * ROWS
+            if first < queries:
+                base = first_row(inputs.q, batch, q_start + first, reader, strides.q)
+                tile = reader * tiles_of(rows_q, Q_PAD) + tile * (ROWS // Q_PAD)
+                tile += padded_tile(batch_of, q_start, queries, META.PACKED, Q_PAD)
+                at = tl.cast(tile, tl.int64) * Q_PAD
                 quantise_q(
-                    q_base,
-                    q8,
-                    q_scale,
-                    q_shift,
-                    k_found,
-                    k_arrived,
+                    base,
+                    made.q + at * COLUMNS,
+                    made.q_scale + at,
+                    made.q_shift + at,
+                    statistics.found + tl.cast(pair, tl.int64) * COLUMNS,
+                    statistics.arrived + pair,
                     ready,
-                    begin,
-                    queries,
+                    queries - first,
                     strides.q.row,
                     scale,
                     META.DIM,

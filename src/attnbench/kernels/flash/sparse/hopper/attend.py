@@ -56,7 +56,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
         following = place_of(places, left - 2, PARTS)
         pass_tiles(k_ring, seen, at)
         seen = at + 1
-        scores = warpgroup_mma_wait(0, [scores_of(row, q, k_ring.tile(at), none)])
+        scores = warpgroup_mma_wait(0, [scores_of(row, (q,), (k_ring.tile(at),), none)])
         if place >= split:
             scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), place, row)
         weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
@@ -70,7 +70,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
             at_next = last - place
             seen = at_next + 1
             following = place_of(places, left - 2, PARTS)
-            scores = scores_of(row, q, k_ring.tile(at_next), none)
+            scores = scores_of(row, (q,), (k_ring.tile(at_next),), none)
             acc = acc * gl.convert_layout(not_sooner(factor), OF_OUT)[:, None]
             acc = warpgroup_mma(weights, v_ring.tile(at), acc, is_async=True)
             scores = warpgroup_mma_wait(1, [scores])
@@ -122,7 +122,7 @@ def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
     )
     # The queries have been read: the output leaves from where they were.
     place = q_ring.tiles.index(done % q_ring.STAGES)
-    epilogue(consumer, acc, row_max, sums, place, place, done, row, True)
+    epilogue(consumer, (acc,), row_max, sums, place, place, done, row, True)
     consumer.queue.release(done)
     if q_ring.STAGES == 1:
         q_ring.release_stored(done + 1)

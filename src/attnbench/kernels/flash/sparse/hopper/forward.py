@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
+from attnbench.kernels.flash.hopper.pieces import Rests
 from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS
 from attnbench.kernels.flash.sparse.config import Shape, query_tiles
 from attnbench.kernels.flash.sparse.hopper.attend import consume_shared
@@ -108,8 +109,10 @@ def flash_sparse_hopper_forward(
     GROUPS: gl.constexpr = META.GROUPS
     REGISTERS: gl.constexpr = META.REGISTERS
     q_rings = ()
+    no_rests = ()
     for _index in gl.static_range(GROUPS):
         q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
+        no_rests = no_rests + ((),)
     rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     turns = allocate_barriers(GROUPS, 1)
     queue = allocate_work_queue(GROUPS, WORK_FIELDS)
@@ -165,9 +168,13 @@ def flash_sparse_hopper_forward(
         queue=queue,
         outs=q_rings[0].tiles,
         held_rings=q_rings,
+        rests=Rests(no_rests, (), ()),
+        rest_out=(),
+        stored=(),
         PACKED=False,
         BLOCK_N=META.BLOCK_N,
         BLOCK_V=META.BLOCK_V,
+        REST_V=0,
         SKIPS=False,
         TURNS=False,
         MIX=False,

@@ -1,0 +1,135 @@
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
+"""Head dims in two pieces, each a power of two of columns: 96 dims are 64 and 32.
+
+A tile of Triton's has a power of two of columns, so one tile of 96 dims would be one of 128, a quarter of it zeros that
+are stored, read and multiplied.  In pieces it is two tiles, loaded on the mbarriers of one Ring: scores are the sum of
+two products, and the output has two accumulators, each in a product of its own with the same weights.
+
+Whatever comes in pieces is a tuple here: of one where the dims are one tile's.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
+
+from attnbench.kernels.shared.hopper import ROWS, aggregate, coordinates, flat, load_tile
+
+
+@aggregate
+class Rest:
+    """The second piece of a Ring's tiles."""
+
+    desc: tma.tensor_descriptor
+    tiles: gl.shared_memory_descriptor
+    BYTES: gl.constexpr
+    "of a tile"
+
+
+@aggregate
+class Rests:
+    """The second pieces of the rings of a forward: each a tuple of one, or of none where dims are one piece."""
+
+    q: gl.tuple
+    "of each warpgroup"
+    k: gl.tuple
+    v: gl.tuple
+
+
+@gluon.jit
+@no_type_check
+def allocate_rest(desc, STAGES: gl.constexpr):
+    """Room for the second piece of a ring's tiles, none where that is None; before the warps are specialized."""
+    rest = ()
+    if desc is not None:
+        tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_shape, desc.layout)
+        rest = (Rest(desc, tiles, tiles.numel // STAGES * desc.dtype.primitive_bitwidth // 8),)
+    return rest
+
+
+@gluon.jit
+@no_type_check
+def fill_pieces(ring, rest, count, desc, start, rows, first, head, column=0):
+    """Load a tile as `Ring.fill` does, and its second piece on the same mbarrier."""
+    if len(rest) == 0:
+        ring.fill(count, desc, start, rows, first, head, 0, column)
+    else:
+        ring.fill(count, desc, start, rows, first, head, rest[0].BYTES)
+        stage = count % ring.STAGES
+        place = coordinates(start, rows, first, head, ring.COLUMNS)
+        load_tile(rest[0].desc, place, ring.full.index(stage), rest[0].tiles.index(stage))
+
+
+@gluon.jit
+@no_type_check
+def pieces_of(ring, rest, count):
+    """The count-th tile, which has been waited for: a tuple of [rows, columns]."""
+    pieces = (ring.tile(count),)
+    if len(rest) == 1:
+        pieces = pieces + (flat(rest[0].tiles.index(count % ring.STAGES)),)
+    return pieces
+
+
+@gluon.jit
+@no_type_check
+def zero_output(COLUMNS: gl.constexpr, REST: gl.constexpr):
+    """The output before any value, of COLUMNS and, unless that is 0, a second piece of REST."""
+    acc = (zero_piece(COLUMNS),)
+    if REST:
+        acc = acc + (zero_piece(REST),)
+    return acc
+
+
+@gluon.jit
+@no_type_check
+def zero_piece(COLUMNS: gl.constexpr):
+    """One piece of `zero_output`."""
+    return gl.zeros([ROWS, COLUMNS], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16]))
+
+
+@gluon.jit
+@no_type_check
+def add_values(weights, values, acc, STORED: gl.constexpr):
+    """Issue the product of weights, STORED or in registers, with a tile of values; one for each piece of the output."""
+    sums = ()
+    for piece in gl.static_range(len(acc)):
+        sums = sums + (add_piece(weights, values[piece], acc[piece], STORED),)
+    return sums
+
+
+@gluon.jit
+@no_type_check
+def add_piece(weights, values, acc, STORED: gl.constexpr):
+    """`add_values` of one piece."""
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    if not STORED:
+        weights = gl.convert_layout(weights, WEIGHTS)
+    return warpgroup_mma(weights, values, acc, is_async=True)
+
+
+@gluon.jit
+@no_type_check
+def wait_for_output(acc):
+    """The output, when all products have added to it."""
+    return (warpgroup_mma_wait(0, [acc[0]]),) if len(acc) == 1 else warpgroup_mma_wait(0, [acc[0], acc[1]])
+
+
+@gluon.jit
+@no_type_check
+def scaled(acc, factor):
+    """The output times a factor for each row."""
+    products = ()
+    for piece in gl.static_range(len(acc)):
+        products = products + (scaled_piece(acc[piece], factor),)
+    return products
+
+
+@gluon.jit
+@no_type_check
+def scaled_piece(acc, factor):
+    """`scaled` of one piece."""
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    return acc * gl.convert_layout(factor, OF_ROWS)[:, None]

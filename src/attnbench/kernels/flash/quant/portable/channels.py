@@ -1,0 +1,146 @@
+# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+"""What a head has of its channels: the mean of K, and the scale of V from the largest |V|.
+
+A program takes a stretch of a head's rows; the last to arrive puts the stretches together, in their order.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.shared.rows import load_rows
+
+STEP = tl.constexpr(16384)
+"Numbers that a program loads at a time."
+E4M3 = tl.constexpr(448.0)
+LEAST = tl.constexpr(2.0**-60)
+"Rows and channels whose largest value is smaller count as zeros."
+
+
+@triton.jit
+@no_type_check
+def widened(x):
+    """16 bits as fp32; of bf16 in one instruction a number, whichever half of a register it is in."""
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def scale_of(bits, LARGEST: tl.constexpr):
+    """A scale and its inverse, of the largest size; NaN of one that is not finite."""
+    size = bits.to(tl.float32, bitcast=True)
+    size = tl.where(bits < 0x7F800000, tl.maximum(size, LEAST), float("nan"))
+    return size * (1.0 / LARGEST), 1.0 / size * LARGEST
+
+
+@triton.jit
+@no_type_check
+def sums_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
+    """Of each channel the sums of eight rows each: one thread's, or Triton would exchange them."""
+    ROWS: tl.constexpr = STEP // COLUMNS
+    x = widened(load_rows(base, first, end, stride, DIM, ROWS, COLUMNS, WHOLE))
+    return tl.sum(x.reshape([8, ROWS // 8, COLUMNS]), 0)
+
+
+@triton.jit
+@no_type_check
+def largest_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
+    """Of each channel the largest |x| of eight rows each, or NaN: 16 bits, which order as the numbers do.
+
+    Two are in a register, and compared at a time.
+    """
+    ROWS: tl.constexpr = STEP // COLUMNS
+    x = load_rows(base, first, end, stride, DIM, ROWS, COLUMNS, WHOLE).to(tl.int16, bitcast=True) & 0x7FFF
+    for halving in tl.static_range(3):
+        one, other = tl.split(x.reshape([2, (ROWS // 2) >> halving, COLUMNS]).permute(1, 2, 0))
+        x = tl.maximum(one, other)
+    return x
+
+
+@triton.jit
+@no_type_check
+def sum_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of each channel the sum of a stretch of rows."""
+    ROWS: tl.constexpr = STEP // COLUMNS
+    whole = end - ((end - start) & (ROWS - 1))
+    found = tl.zeros([ROWS // 8, COLUMNS], tl.float32)
+    for first in range(start, whole, ROWS):
+        found += sums_of_rows(base, first, end, stride, DIM, COLUMNS, True)
+    if whole < end:
+        found += sums_of_rows(base, whole, end, stride, DIM, COLUMNS, False)
+    return tl.sum(found, 0)
+
+
+@triton.jit
+@no_type_check
+def largest_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of each channel the largest |x| of a stretch of rows, or NaN."""
+    ROWS: tl.constexpr = STEP // COLUMNS
+    whole = end - ((end - start) & (ROWS - 1))
+    found = tl.zeros([ROWS // 8, COLUMNS], tl.int16)
+    for first in range(start, whole, ROWS):
+        found = tl.maximum(found, largest_of_rows(base, first, end, stride, DIM, COLUMNS, True))
+    if whole < end:
+        found = tl.maximum(found, largest_of_rows(base, whole, end, stride, DIM, COLUMNS, False))
+    return widened(tl.max(found, 0).to(tl.int16).to(base.dtype.element_ty, bitcast=True))
+
+
+@triton.jit
+@no_type_check
+def is_last(counter_ptr, count):
+    """Whether all others of `count` programs have stored their parts before this one."""
+    tl.debug_barrier()
+    return tl.atomic_add(counter_ptr, 1, sem="acq_rel") == count - 1
+
+
+@triton.jit
+@no_type_check
+def announce(counter_ptr):
+    """That what this program stored is there for those that wait for one more than the parts."""
+    tl.debug_barrier()
+    tl.atomic_add(counter_ptr, 1, sem="release")
+
+
+@triton.jit
+@no_type_check
+def parts_of(parts_ptr, count, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
+    """What was found of the stretches of a head, and zeros."""
+    at = parts_ptr + (tl.arange(0, CHUNKS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :])
+    return tl.load(at, mask=(tl.arange(0, CHUNKS) < count)[:, None], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def gather_sums(
+    sums, parts_ptr, found_ptr, counter_ptr, part, count, keys, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """Store the sums of a stretch of K; the last of `count` to arrive stores the mean."""
+    columns = tl.arange(0, COLUMNS)
+    tl.store(parts_ptr + part * COLUMNS + columns, sums)
+    if is_last(counter_ptr, count):
+        tl.debug_barrier()
+        mean = tl.sum(parts_of(parts_ptr, count, COLUMNS, CHUNKS), 0) / tl.maximum(keys, 1).to(tl.float32)
+        tl.store(found_ptr + columns, mean)
+        announce(counter_ptr)
+
+
+@triton.jit
+@no_type_check
+def gather_largest(
+    most, parts_ptr, found_ptr, scale_ptr, counter_ptr, part, count, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """Store the largest of a stretch of V; the last of `count` to arrive stores the scale and its inverse."""
+    columns = tl.arange(0, COLUMNS)
+    tl.store(parts_ptr + part * COLUMNS + columns, most)
+    if is_last(counter_ptr, count):
+        tl.debug_barrier()
+        sizes = parts_of(parts_ptr, count, COLUMNS, CHUNKS).to(tl.int32, bitcast=True)
+        scale, inverse = scale_of(tl.max(sizes, 0), E4M3)
+        tl.store(scale_ptr + columns, scale)
+        tl.store(found_ptr + columns, inverse)
+        announce(counter_ptr)
