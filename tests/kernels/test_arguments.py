@@ -63,8 +63,6 @@ def test_launchers_give_arguments_by_name():
 
 BY_PLACE = 7
 """Arguments that a call of ours gives by place, at most: of more the reader would have to count."""
-NOT_YET = ("flash/hopper/", "flash/quant/", "flash/sparse/hopper/attend.py", "hstu/layer/", "hstu/paged/")
-"""Where calls of many arguments are not all by name yet."""
 
 
 def test_calls_of_many_arguments_give_them_by_name():
@@ -82,7 +80,7 @@ def test_calls_of_many_arguments_give_them_by_name():
                 if name in ours and len(node.args) + len(node.keywords) > BY_PLACE:
                     calls += 1
                     by_place = [one for one in node.args if not isinstance(one, ast.Starred)]
-                    if len(by_place) > BY_PLACE and not path.startswith(NOT_YET):
+                    if len(by_place) > BY_PLACE:
                         found.append(f"{path}:{node.lineno} {name}")
     assert calls > 200
     assert not found

@@ -121,7 +121,9 @@ def hstu_sum_parts(
         gdc_wait()
     step = heads * BLOCK_DIM
     from_ptr = parts_ptr + row * parts * step + head * BLOCK_DIM
-    total = add_parts(from_ptr, at, column, parts, step, DIM, BLOCK_DIM, AT_ONCE)
+    total = add_parts(
+        from_ptr=from_ptr, at=at, column=column, parts=parts, step=step, DIM=DIM, BLOCK=BLOCK_DIM, AT_ONCE=AT_ONCE
+    )
     to = (row * heads + head) * DIM + column
     tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=column < DIM)
 
