@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: setup run check test ray kernels figures card lint types fix clean
+.PHONY: setup run check quick test ray kernels figures names card lint types fix clean
 
 setup: .venv/.ready
 
@@ -58,14 +58,22 @@ figures: .venv/triton-3.6/.ready
 	ATTNBENCH_KERNEL_FIGURES=$(CURDIR)/results/figures $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels -k compiled
 	$(BIN)/python tests/kernels/figures.py results/figures
 
+# After new launch configurations or defaults: names that were listed keep their meaning (tests/kernels/test_config_names.py).
+names: setup
+	PYTHONPATH=src:tests $(BIN)/python -m kernels.test_config_names
+
 # Before a release, on a machine with a GPU: what CI skips, every command of the docs that measures among it.
 card: export PYTHONDONTWRITEBYTECODE =
 card: setup
 	$(BIN)/python -m pytest -m gpu -n 8 --dist worksteal
 
-# The contributor's loop: what breaks most often, in under a minute.  `make test` is the whole.
-check: export PYTHONDONTWRITEBYTECODE =
-check: lint types
+# The contributor's loop: what breaks most often, in under a minute on two idle cores (types and tests side by side).
+# `make test` is the whole.
+check: lint
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types quick
+
+quick: export PYTHONDONTWRITEBYTECODE =
+quick: setup
 	$(BIN)/python -m pytest -n 2 tests/test_layers.py tests/test_types.py tests/test_text.py tests/verdict tests/presentation \
 	  tests/suites tests/workloads tests/check/test_compare.py tests/store/test_runfile.py tests/kernels/test_configs.py \
 	  tests/docs/test_docs_links.py tests/docs/test_docs_languages.py tests/docs/test_docs_coverage.py

@@ -227,7 +227,7 @@ def simulate_wrong(problems: int, seed: int) -> dict[str, dict[str, dict[str, in
 def simulate_lse(problems: int, seed: int) -> dict[str, Any]:
     """Why gradients in fp32 of scores of up to some hundred are off by more than the plain evaluation's.
 
-    They are worked out in fp32 from a logarithm of the forward's scores, stored in fp32 or in fp64, and from scores
+    They are computed in fp32 from a logarithm of the forward's scores, stored in fp32 or in fp64, and from scores
     that are the forward's or added up in another order.  Errors are told in those of the plain evaluation: a
     budget of these alone allowed 4 and a little.
     """

@@ -179,7 +179,7 @@ def flash(case: Any, inputs: Any, chance: random.Random, split: bool = False) ->
 
 
 def backward(work: Online, do: Tensor, out: Tensor, lse: Tensor, delta: Tensor | None = None) -> list[Tensor]:
-    """DQ, dK, dV of each query head, weights worked out anew from the logarithm as fp32 stores it."""
+    """DQ, dK, dV of each query head, weights recomputed from the logarithm as fp32 stores it."""
     chance, case = work.chance, work.case
     if work.base2 and chance.random() < 0.7:
         lse = (lse / LOG2_E) * LOG2_E  # stored natural
@@ -234,7 +234,7 @@ def hstu(variant: str, case: Any, inputs: Any, chance: random.Random, kind: str)
         variant: hstu or hstu-bsa.
         case: the problem.
         inputs: its tensors.
-        chance: tiles, their order, how SiLU is worked out.
+        chance: tiles, their order, how SiLU is computed.
         kind: eager stores everything in the case's precision, a kernel only weights.
     """
     sources = {

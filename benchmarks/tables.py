@@ -370,7 +370,7 @@ def compared_speed(say: Say, path: Path) -> str:
 
 
 def targets(say: Say, precise: Path, long: Path, stamped: Path) -> str:
-    """What was wanted and what was reached, worked out from the files."""
+    """What was wanted and what was reached, computed from the files."""
     rows = []
     for what, wanted, found in (*_precise(precise), *_stamped(stamped), *_share(long)):
         if not found:

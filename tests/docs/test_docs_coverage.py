@@ -40,7 +40,7 @@ def test_a_verb_has_a_row_in_the_readme(verb):
 
 @pytest.mark.parametrize("backend", SHIPPED)
 def test_a_backend_has_a_row_in_backends(backend):
-    assert f"| `{backend}` |" in BACKENDS
+    assert f"| `{backend}` |" in BACKENDS, "run: .venv/bin/python benchmarks/tables.py --write"
 
 
 def test_the_readme_is_short_and_begins_with_our_kernels():

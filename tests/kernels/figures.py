@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .aot import Job
+    from .jobs import Job
 
 HERE = Path(__file__).parent
 FILE = HERE / "figures.json.gz"
@@ -48,7 +48,7 @@ def known() -> Mapping[str, Any]:
 @cache
 def _readers() -> str:
     """A hash of the files that make figures of machine code."""
-    names = ("aot.py", "machine_code.py", "registers.py")
+    names = ("compiler.py", "machine_code.py", "registers.py")
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()
 
 

@@ -138,7 +138,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
         patch.setattr(interpreter, "_get_np_dtype", _known(interpreter._get_np_dtype))
-        # It works out whether integers overflow and, as it is not debugging, throws the answer away.
+        # It computes whether integers overflow and, as it is not debugging, throws the answer away.
         builder = interpreter.interpreter_builder
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=builder.options.debug))
         patch.setattr(tl.block_type, "__init__", _made_before(tl.block_type.__init__))

@@ -1,6 +1,6 @@
 """What stands in compiled code: SASS, many kernels disassembled at once, and PTX.
 
-Run by the compilers of aot.py; imports nothing of ours.
+Used by compiler.py; imports nothing of ours.
 """
 
 from __future__ import annotations

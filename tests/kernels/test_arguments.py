@@ -61,6 +61,31 @@ def test_launchers_give_arguments_by_name():
     assert not found
 
 
+BY_PLACE = 7
+"""Arguments that a call of ours gives by place, at most: of more the reader would have to count."""
+
+
+def test_calls_of_many_arguments_give_them_by_name():
+    """Of functions, named tuples and aggregates of the kernels; not of operators, whose order is their schema."""
+    there = {path.relative_to(KERNELS).as_posix(): path for path in sorted(KERNELS.rglob("*.py"))}
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in there.items()}
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.args.vararg is None}
+    ours = functions | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    found, calls = [], 0
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                if name in ours and len(node.args) + len(node.keywords) > BY_PLACE:
+                    calls += 1
+                    by_place = [one for one in node.args if not isinstance(one, ast.Starred)]
+                    if len(by_place) > BY_PLACE:
+                        found.append(f"{path}:{node.lineno} {name}")
+    assert calls > 200
+    assert not found
+
+
 BINDER = """
 import json
 from typing import NamedTuple

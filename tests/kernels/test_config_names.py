@@ -1,13 +1,16 @@
-"""Names of launch configurations mean what they meant: shipped names by their fields, whole spaces by a digest.
+"""Names of launch configurations keep their meaning, and defaults change only on purpose.
 
-``config_names.json`` was written by the parsers that each family had of its own, before they shared one; the digest of
-flash's defaults was taken anew when the backward of 256 dims got another.
+``config_names.txt.gz`` has every name that was listed, with a hash of its fields; ``config_names.json`` the fields of the
+configurations in the tables of defaults, and hashes of the default and the list of each shape.  New names and rows need
+nothing.  ``make names`` adds what is new to both files, and refuses where a name has another meaning.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import sys
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -22,14 +25,12 @@ from attnbench.workloads.base import load_workload
 
 KEPT = json.loads(Path(__file__).with_name("config_names.json").read_text(encoding="utf-8"))
 ADDED = {"sharers": 2, "dims": "padded", "weights": "held"}
-NEWER = ("b64x64w8s1-atomic-tma-ws", "b64x64w8s2-atomic-tma-ws")
-"How configurations of flash begin that there were not then."
+"Fields that were added since, and the default by which older names keep their meaning."
 CARDS, DIMS, SEQLENS = ((0, 0), (8, 0), (9, 0), (10, 0)), (64, 128, 256), (512, 2048, 4096, 8192)
 
 
-def is_newer(short):
-    """Whether a configuration of flash is one that there was not then."""
-    return short.startswith(NEWER) or "-pieces" in short
+NAMES = Path(__file__).with_name("config_names.txt.gz")
+INTENDED = "; if that is intended, run `make names` and commit what it writes"
 
 
 def digest(found):
@@ -63,7 +64,6 @@ def backward_spaces():
         f"{card} {item} {dim} {deterministic}": {
             config.short: asdict(config)
             for config in backward.backward_space(card, item, dim, dim, deterministic=deterministic)
-            if not is_newer(config.short)
         }
         for card, item, dim, deterministic in product(CARDS, (2, 4), DIMS, (False, True))
     }
@@ -110,20 +110,26 @@ def listed(name):
     for mode, dim in product(("fwd", "bwd", "fwd-bwd"), DIMS):
         axes = ("headdim",) if workload.name == "attention" else ("attn_dim", "linear_dim")
         case = workload.case({**dict.fromkeys(axes, dim), "mode": mode, "dtype": "bf16"})
-        found[f"{mode} {dim}"] = {
-            config.short: without_added(config.values) for config in backend.configs(case) if not is_newer(config.short)
-        }
+        found[f"{mode} {dim}"] = {config.short: without_added(config.values) for config in backend.configs(case)}
     return found
 
 
-SPACES = {
-    "flash candidates": candidates,
-    "flash forward spaces": forward_spaces,
-    "flash backward spaces": backward_spaces,
+def every(found):
+    """The configurations of all shapes, by name."""
+    return {name: without_added(values) for configs in found.values() for name, values in configs.items()}
+
+
+LISTED = {
+    "flash forward": candidates,
+    "flash backward": lambda: every(backward_spaces()),
+    **{name: lambda name=name: every(listed(name)) for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton")},
+}
+"""What has names, and which: their fields."""
+BY_SHAPE = {
+    "flash forward spaces": lambda: kept_only("flash forward", forward_spaces()),
     "flash defaults": flash_defaults,
     "dense defaults": dense_defaults,
     "paged defaults": paged_defaults,
-    **{name: lambda name=name: listed(name) for name in ("flash-triton", "hstu-triton", "hstu-bsa-triton")},
 }
 TABLES = {
     "flash forward": (defaults.TABLE, "forward", forward.ForwardConfig),
@@ -143,21 +149,51 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_a_space_has_the_names_and_fields_it_had(name):
-    assert digest(SPACES[name]()) == KEPT["digests"][name]
+def known():
+    """Hashes of fields by space and name."""
+    found = {space: {} for space in LISTED}
+    for line in gzip.decompress(NAMES.read_bytes()).decode().splitlines():
+        space, name, fields = line.split("\t")
+        found[space][name] = fields
+    return found
+
+
+def kept_only(space, names_by_shape):
+    """Names of each shape without those that are newer than the file."""
+    there = known()[space]
+    return {shape: [name for name in names if name in there] for shape, names in names_by_shape.items()}
+
+
+def changed(space):
+    """Names of a space that are no longer listed, or have other fields."""
+    now = LISTED[space]()
+    return [name for name, fields in known()[space].items() if name not in now or digest(now[name])[:4] != fields]
+
+
+@pytest.mark.parametrize("space", LISTED)
+def test_a_name_that_was_listed_keeps_its_meaning(space):
+    assert len(known()[space]) > 40
+    assert changed(space) == [], f"names of {space} are gone or have other fields"
+
+
+@pytest.mark.parametrize("name", BY_SHAPE)
+def test_shapes_have_the_configurations_and_defaults_they_had(name):
+    assert digest(BY_SHAPE[name]()) == KEPT["digests"][name], f"{name}: changed for some shape{INTENDED}"
+
+
+def fields_of(config):
+    return {field: value for field, value in held(config).items() if field != "atomic"}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_of_a_table_of_defaults_has_the_fields_it_had(name):
     table, kernel, kind = TABLES[name]
-    rows = [row for row in table.rows(kernel) if not is_newer(row["config"])]
-    assert len(rows) == len(KEPT["rows"][name])
-    for row, fields in zip(rows, KEPT["rows"][name], strict=True):
+    for row in table.rows(kernel):
         config = kind.parse(row["config"])
         assert config.short == row["config"]
         assert kind.parse(config.full) == config
-        assert {field: value for field, value in held(config).items() if field != "atomic"} == fields
+    for short, fields in KEPT["rows"][name].items():
+        assert fields_of(kind.parse(short)) == fields
 
 
 @pytest.mark.parametrize(
@@ -199,3 +235,32 @@ def test_every_listed_name_is_read_back_and_the_default_is_one(name, mode):
         assert backend.config_of(config.short, case) == config
     default = backend.default_of(case)
     assert backend.config_of(default.short, case) == default
+
+
+def write():
+    """Add what is new to both files.
+
+    Raises:
+        SystemExit: a name that was listed is gone, or has other fields.
+    """
+    gone = {space: names for space in LISTED if NAMES.exists() and (names := changed(space))}
+    if gone:
+        sys.exit(f"names are gone or have other fields: {gone}")
+    lines = [
+        f"{space}\t{name}\t{digest(fields)[:4]}" for space, now in LISTED.items() for name, fields in now().items()
+    ]
+    NAMES.write_bytes(gzip.compress("\n".join(sorted(lines)).encode(), mtime=0))
+    rows = {
+        name: {row["config"]: fields_of(kind.parse(row["config"])) for row in table.rows(kernel)}
+        for name, (table, kernel, kind) in TABLES.items()
+    }
+    old = {name: kept if isinstance(kept, dict) else {} for name, kept in KEPT["rows"].items()}
+    kept = {
+        "digests": {name: digest(found()) for name, found in BY_SHAPE.items()},
+        "rows": {name: old.get(name, {}) | new for name, new in rows.items()},
+    }
+    Path(__file__).with_name("config_names.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import permutations
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import pytest
@@ -227,9 +226,3 @@ def test_the_paged_kernel_is_configured_by_the_same_language():
 
 def test_nothing_is_near_where_there_is_nothing():
     assert nearest("m128", []) == ""
-
-
-def test_adapters_of_ours_are_adapters():
-    folder = Path(all_backends.__code__.co_filename).parent
-    for name in ("flash_triton", "hstu_triton", "hstu_bsa_triton"):
-        assert len((folder / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 80

@@ -365,7 +365,7 @@ def test_powers_by_a_polynomial_are_right_to_zero_and_keep_nan():
 def test_a_key_of_nan_spoils_every_row_that_sees_it_and_no_other():
     case = case_of(seqlen=70, causal=True)
     inputs = make_inputs(case, seed=8, kind="normal", device="cpu")
-    for key in (3, 60):  # in the eighth that a polynomial works out, and not
+    for key in (3, 60):  # in the eighth that a polynomial computes, and not
         out, _ = run(case, replace(inputs, k=poisoned(inputs.k, key)), f"{TWO}-mix")
         assert (out[:, key:].isnan().all(), out[:, :key].isnan().any()) == (True, False)
 

@@ -197,7 +197,7 @@ def test_a_failure_ends_every_partition():
     schedule = Schedule("0")
 
     def whole():
-        schedule.start("waits for ever", 4, lambda: schedule.pause(lambda: False))
+        schedule.start("waits forever", 4, lambda: schedule.pause(lambda: False))
         schedule.pause()
         raise ValueError("one of them fails")
 

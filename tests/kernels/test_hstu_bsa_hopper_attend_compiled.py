@@ -101,7 +101,7 @@ def faults(one, problem):
         wrong += ["waits that are not the two"] * (loop["sass"]["WARPGROUP.DEPBAR"] != 2)
         # What is put by of what the loop was given is read again, outside of the products.
         wrong += ["spills"] * (loop["sass"].get("STL", 0) > 0 or loop["sass"].get("LDL", 0) > 2)
-    # `grant_places` and `produce_jobs` wait for other programs; tiles and jobs are published.
+    # `signal_places` and `produce_jobs` wait for other programs; tiles and jobs are published.
     orders = {name: one.handovers[name] for name in ("acquire", "release")}
     return wrong + [f"{orders}"] * (orders != {"acquire": 2, "release": 2})
 

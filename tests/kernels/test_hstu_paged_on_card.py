@@ -107,7 +107,7 @@ def test_the_default_on_hopper_is_hoppers():
 @pytest.mark.hopper
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_a_contiguous_cached_step_is_the_same_by_any_number_of_parts(dim):
-    """Parts add up to the whole within rounding, and to the same bits each time; the default splits this one."""
+    """Parts add up to the whole within rounding, and are bitwise reproducible; the default splits this one."""
     from attnbench.kernels.hstu.dense.api import default_forward, hstu_attention
 
     made = torch.Generator("cuda").manual_seed(dim)

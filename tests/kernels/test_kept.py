@@ -1,4 +1,4 @@
-"""What a call works out is kept, and never used for a call that differs: on no card, by what the launcher would get."""
+"""What a call computes is kept, and never used for a call that differs: on no card, by what the launcher would get."""
 
 from __future__ import annotations
 

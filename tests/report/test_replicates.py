@@ -83,7 +83,7 @@ def test_a_case_has_one_table_over_its_processes(count):
 
 
 def test_two_processes_of_no_difference_leave_the_winner_open():
-    assert "note  no clear winner: fast cannot be told apart from slow" in printed(run_of(pair(2)))
+    assert "note  no clear winner: fast cannot be distinguished from slow" in printed(run_of(pair(2)))
     assert "no clear winner" not in printed(run_of(pair(3)))
 
 

@@ -210,7 +210,7 @@ def test_rounds_double_from_stage_to_stage():
     while not race.heat.final:
         found.append((race.stage, race.heat.rounds, len(race.running)))
         take(race)
-    # After the fourth, half of those that nothing tells apart.
+    # After the fourth, half of those that nothing distinguishes.
     assert list(dict.fromkeys(found)) == [(2, 10, 20), (3, 20, 20), (4, 40, 20), (5, 80, 10)]
 
 

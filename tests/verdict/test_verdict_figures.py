@@ -1,4 +1,4 @@
-"""The figures that verdicts are made of, worked out by hand."""
+"""The figures that verdicts are made of, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs and bytes against counting the oracle's mask and against figures worked out by hand."""
+"""FLOPs and bytes against counting the oracle's mask and against figures computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expected errors: of the size that honest evaluations have, whatever the chunks they are worked out in."""
+"""Expected errors: of the size that honest evaluations have, whatever the chunks they are computed in."""
 
 from __future__ import annotations
 

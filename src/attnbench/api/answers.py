@@ -183,7 +183,7 @@ def _html_table(caption: str, heads: list[str], rows: list[list[str]]) -> str:
 
 
 def _figures(timing: Timing) -> str:
-    """Median and the longer arm of its interval, with the digits that it bears."""
+    """Median and the longer arm of its interval, with the digits that it supports."""
     from attnbench.presentation.figures import margin, measured, time_half, unit_for
 
     unit, half = unit_for([timing.median_ms]), time_half(timing.time)

@@ -12,7 +12,7 @@ from attnbench.errors import UsageError, refusal, unknown
 
 
 def load(path: str | Path, *, folder: str | Path = "results") -> Result:
-    """Read a run; every statistic is worked out again from its samples.
+    """Read a run; every statistic is recomputed from its samples.
 
     Args:
         path: of a run file; or ``latest``, ``previous`` or an id, which name a run of the folder.

@@ -143,7 +143,7 @@ class Launch:
     found_out: Callable[[], Sequence[str]] = tuple
     "further notes, known once `whole` was carried out"
     at_length: Callable[[], Any] | None = None
-    "one of those alone, such as one generation, without warm-up and without what is worked out of it: for profilers"
+    "one of those alone, such as one generation, without warm-up and without what is computed of it: for profilers"
     executed_flops: int | None = None
     devices: int = 1
     "that share the work of a call: shares of the peak are of all of them"

@@ -1,4 +1,4 @@
-"""What a file of backends offers, told by a process that runs it to one that never does.
+"""What a file of backends offers, described by a process that imports it to one that does not.
 
 `describe` imports the user's file and says in plain data what planning needs; `Described` stands for
 each of its backends where the plan is made.
@@ -23,13 +23,13 @@ KINDS = ("cpu", "cuda")
 class Described(Backend[Case, Inputs]):
     """A backend of a user's file, as the process that ran it described it.  It plans; it cannot run."""
 
-    def __init__(self, told: Mapping[str, Any], ask_configs: Callable[[str, Any], Mapping[str, Any]]) -> None:
-        """Keep what was told; `ask_configs` has the configurations for a case by short form, from the file itself."""
+    def __init__(self, description: Mapping[str, Any], ask_configs: Callable[[str, Any], Mapping[str, Any]]) -> None:
+        """Keep the description; `ask_configs` has the configurations for a case by short form, from the file itself."""
         super().__init__()
         for field in ("name", *TEXTS, "tested", "compiles"):
-            setattr(self, field, told[field])
-        self.devices = tuple(told["devices"])  # type: ignore[misc]  # one class stands for every described backend
-        self._told, self._ask_configs = told, ask_configs
+            setattr(self, field, description[field])
+        self.devices = tuple(description["devices"])  # type: ignore[misc]  # one class stands for every described backend
+        self._description, self._ask_configs = description, ask_configs
 
     def probe(self) -> None:
         """Say what the file's own probe said.
@@ -37,12 +37,12 @@ class Described(Backend[Case, Inputs]):
         Raises:
             Unavailable: it is not installed.
         """
-        if self._told["missing"] is not None:
-            raise Unavailable(self._told["missing"])
+        if self._description["missing"] is not None:
+            raise Unavailable(self._description["missing"])
 
     def version(self) -> str | None:
         """Version of the library, as the file said it."""
-        version: str | None = self._told["version"]
+        version: str | None = self._description["version"]
         return version
 
     def configs(self, case: Case | None) -> Iterable[Config]:
@@ -51,7 +51,7 @@ class Described(Backend[Case, Inputs]):
         Raises:
             UsageError: the file fails over it.
         """
-        there = self._told["configs"]
+        there = self._description["configs"]
         if there and case is not None:
             there = self._ask_configs(self.name, case)
         return [Config(short, values) for short, values in there.items()]

@@ -14,7 +14,7 @@ output may be off by
   derived): the standard deviation of each element of an evaluation that adds up its sums one term after another.  In it
   are what E has only by luck or not at all: the length of every sum (keys for the output and dq, queries times heads of
   a group for dk and dv, head dim for the scores), the size of its terms where they cancel, the sizes of scores and,
-  for weights that are worked out anew from a stored logarithm, of that.  The plain evaluation of a small case is off
+  for weights that are recomputed from a stored logarithm, of that.  The plain evaluation of a small case is off
   by next to nothing by luck, and torch's own products add in many short sums where a kernel has one long one.
 - ``REACH · factor`` is 4 standard deviations.  N counts every rounding at its largest and every sum in its worst order,
   so that of millions of elements none comes near: in fp32 the simulation's largest error is half of that.

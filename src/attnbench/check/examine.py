@@ -84,7 +84,7 @@ def examine(
         references: of the group.
         variant: the function the backend computes.
         budget: of the backend for this case.
-        announce: told what is about to be done, for the worker's blame.
+        announce: called with what is about to be done, for the worker's blame.
     """
     return Examination(launch, references, variant, budget, announce).run(Examination.before)
 

@@ -57,7 +57,7 @@ class Inspection:
         references: of the group.
         variant: the function the backend computes.
         budget: of the backend for this case.
-        announce: told what is about to be done, for the worker's blame.
+        announce: called with what is about to be done, for the worker's blame.
     """
 
     def __init__(

@@ -319,7 +319,7 @@ def _pairs(rows: Iterable[tuple[str, str | None]]) -> Table:
     table.add_column(min_width=14)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(Text(f"  {name}", style="dim"), Text(value) if value else Text("not told", style="dim"))
+        table.add_row(Text(f"  {name}", style="dim"), Text(value) if value else Text("not reported", style="dim"))
     return table
 
 

@@ -135,7 +135,7 @@ def _check_fits(layout: Layout, run: Run, who: str) -> None:
 class _Growing:
     """Takes the events of a run: the bar hears of each, a group that is done is printed, a lost executor is noted.
 
-    With `aloud` (--verbose) `output` is told how each row ended.
+    With `aloud` (--verbose) `output` gets a line for each row that ended.
     """
 
     def __init__(self, run: Run, bar: Bar, shown: Shown | None, output: Output, *, aloud: bool) -> None:
@@ -144,11 +144,11 @@ class _Growing:
     def event(self, event: Event) -> None:
         """Take the next event."""
         self.bar.event(event)
-        told = _told(event.record) if self.aloud and event.record is not None else None
-        told = event.text if event.kind == "lost" else told
-        if told is not None:
+        words = _ending(event.record) if self.aloud and event.record is not None else None
+        words = event.text if event.kind == "lost" else words
+        if words is not None:
             with self.bar.aside():
-                self.output.note(told)
+                self.output.note(words)
         if event.run is None:
             return
         self.run = event.run
@@ -165,7 +165,7 @@ def _execute(
     return execute(run, path=path, backend_files=files, on_event=growing.event, executors=executors, jobs=jobs)
 
 
-def _told(record: Record) -> str:
+def _ending(record: Record) -> str:
     """How a row ended, for --verbose."""
     said = [record.reason, *record.notes]
     return f"{record.group}  {record.backend}: {'; '.join([record.status.value, *(text for text in said if text)])}"

@@ -39,7 +39,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     asked = {name: target for name in FILES if (target := getattr(args, name)) is not None}
     _check_outputs(args, asked)
     output = Output(results_to_stderr=STDOUT in asked.values(), quiet=args.quiet)
-    told = (lambda text: None) if args.quiet else output.note
+    say = (lambda text: None) if args.quiet else output.note
     for rate in rates if scenario in ("server", "gaps") else ():
         count_of(rate, options.duration_s)  # refuses one that gives no request
     if args.dry_run:
@@ -50,8 +50,8 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     if not args.no_save:
         check_writable(default_path(run, args.out))
     with a_core_for_the_generator(options.device):
-        bench = make_bench(options, told)
-        told(f"load: {options.preset.model} on {options.device}, {bench.settings['users']} users: warming up")
+        bench = make_bench(options, say)
+        say(f"load: {options.preset.model} on {options.device}, {bench.settings['users']} users: warming up")
         bench.warm_up()
         points: list[Point] = []
         highest: list[Highest] = []

@@ -33,12 +33,12 @@ AT_ONCE, EVERY = 100_000, 1_000_000
 "Rows that are read at once, and rows between two words about how far it is."
 
 
-def read(source: Path, told: Callable[[str], None] = lambda words: None) -> list[History]:
+def read(source: Path, on_progress: Callable[[str], None] = lambda words: None) -> list[History]:
     """The users of both periods, in the order of the users' file.
 
     Args:
         source: the folder of the files, or one above it, or the archive.
-        told: hears how far it is.
+        on_progress: called with how far it is, in words.
 
     Raises:
         UsageError: a file is missing or cannot be read, or a line of it is not what it should be; file, line and
@@ -48,7 +48,7 @@ def read(source: Path, told: Callable[[str], None] = lambda words: None) -> list
         features = _features(closing.enter_context(_opened(source, USERS)))
         periods = []
         for name in LOGS:
-            periods.append(_log(name, closing.enter_context(_opened(source, name)), told))
+            periods.append(_log(name, closing.enter_context(_opened(source, name)), on_progress))
     both = [user for user in features if all(user in period for period in periods)]
     if not both:
         raise UsageError(refusal(WHO, "users", 0, f"are in {USERS} and in both logs", "at least one"))
@@ -144,7 +144,7 @@ def _features(file: IO[str]) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def _log(name: str, file: IO[str], told: Callable[[str], None]) -> dict[int, list[np.ndarray]]:
+def _log(name: str, file: IO[str], on_progress: Callable[[str], None]) -> dict[int, list[np.ndarray]]:
     """Rows of each user in a period, int64 [some, numbers]: those of `LISTS`, and the date."""
     found: dict[int, list[np.ndarray]] = {}
     read = 0
@@ -158,7 +158,7 @@ def _log(name: str, file: IO[str], told: Callable[[str], None]) -> dict[int, lis
             found.setdefault(one, []).append(some.copy())  # not a view: it would keep the rows of all users
         before, read = read, read + len(numbers)
         if read // EVERY > before // EVERY:
-            told(f"{name}: {read // EVERY} million rows")
+            on_progress(f"{name}: {read // EVERY} million rows")
     return found
 
 

@@ -57,7 +57,7 @@ def warm(
             compiled too.  It may be one on device "meta", which has no memory.
         card: for which; None: PyTorch's current one.
         processes: at a time; None: one a core.
-        on_progress: told how many kernels are done, and of how many.
+        on_progress: called with how many kernels are done, and of how many.
 
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A call that its
@@ -77,13 +77,13 @@ def warm(
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise _wrong("TRITON_INTERPRET", 1, "has kernels interpreted", "an environment without it")
     kernels = done = failed = 0
-    for told in _told(_packed((calls, card, processes or usable_cores()))):
-        if "refused" in told:
-            raise ValueError(told["refused"])
-        kernels += told.get("kernels", 0)
-        if "done" in told:
+    for answer in _answers(_packed((calls, card, processes or usable_cores()))):
+        if "refused" in answer:
+            raise ValueError(answer["refused"])
+        kernels += answer.get("kernels", 0)
+        if "done" in answer:
             done += 1
-            failed += not told["done"]
+            failed += not answer["done"]
         on_progress(done, kernels)
     return Warmed(kernels, failed, time.perf_counter() - began)
 
@@ -151,7 +151,7 @@ def _received(request: bytes) -> Any:
     return _Unpickler(io.BytesIO(request)).load()
 
 
-def _told(request: bytes) -> Iterator[dict[str, Any]]:
+def _answers(request: bytes) -> Iterator[dict[str, Any]]:
     """What the other process says, until it is over."""
     command = [sys.executable, "-P", "-m", __name__, str(os.getpid())]
     with (

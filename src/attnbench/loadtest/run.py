@@ -231,8 +231,8 @@ class Bench:
         """The ledger, what the cache counted meanwhile, and what stood still."""
         cache = self.engine.cache
         before = cache.counts.as_dict() if cache is not None else {}
-        told = Progress(label, self.on_progress)
-        server = Server(generator, self.engine, library, self.batching, on_progress=told, on_scores=on_scores)
+        progress = Progress(label, self.on_progress)
+        server = Server(generator, self.engine, library, self.batching, on_progress=progress, on_scores=on_scores)
         with old_objects_left_alone() as collections:
             ledger = server.run()
         if not ledger.interrupted:

@@ -43,7 +43,7 @@ def tuning(gpu: Gpu) -> list[Advice]:
 
 
 def updates(versions: Mapping[str, str | None], cuda: str | None, driver_cuda: tuple[int, int] | None) -> list[Advice]:
-    """What to bring up to date, as far as it can be told without a network.
+    """What to bring up to date, as far as can be found out without a network.
 
     Args:
         versions: of torch and triton; None where one is not there.

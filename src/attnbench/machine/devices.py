@@ -41,7 +41,7 @@ def count_gpus() -> int:
 
 
 def why_no_gpu() -> str:
-    """Say why torch sees no GPU, as far as it can be told from here."""
+    """Say why torch sees no GPU, as far as can be found out from here."""
     import torch
 
     if torch.version.cuda is None:

@@ -23,7 +23,7 @@ OPERATIONS = (COPY, "exchange", "all-to-all", "all-gather")
 """A copy from the first GPU to the second; what two neighbours send each other at once; the collectives of all."""
 SAMPLES, WARMUP = 20, 5
 TIMEOUT_S = 300.0
-"""For all of it: a rank that hangs waits for ever."""
+"""For all of it: a rank that hangs waits forever."""
 LOOK_S = 0.02
 MODULE = "attnbench.machine.link_rank"
 MIB = 2**20

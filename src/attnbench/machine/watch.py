@@ -54,8 +54,8 @@ def _watch_lines(console: Console, gpu: Gpu, seconds: float) -> None:
     began = time.monotonic()
     while True:
         state = gpu.state()
-        values = "  ".join(f"{name} {text or 'not told'}" for name, text, _, _ in _gauges(state))
-        held = words_of(state.throttle) or "not told"
+        values = "  ".join(f"{name} {text or 'not reported'}" for name, text, _, _ in _gauges(state))
+        held = words_of(state.throttle) or "not reported"
         console.print(f"{time.monotonic() - began:8.1f} s  {values}  held back by {held}", soft_wrap=True)
         console.file.flush()
         time.sleep(seconds)
@@ -87,8 +87,8 @@ def _watch_table(title: str, state: GpuState, seen: dict[str, tuple[float, float
             seen[name] = min(low, value), max(high, value)
         bar = ProgressBar(total=most, completed=value, width=24) if value is not None and most else ""
         limit = f"of {most:g}" if most else ""
-        table.add_row(name, words or "not told", bar, limit, _range(seen, name))
-    table.add_row("held by", words_of(state.throttle) or "not told")
+        table.add_row(name, words or "not reported", bar, limit, _range(seen, name))
+    table.add_row("held by", words_of(state.throttle) or "not reported")
     return table
 
 

@@ -39,7 +39,7 @@ class Inspections:
         subjects: of the group; those without an inspector are passed over.
         timer: of the group.
         stage: of the group.
-        announce: told (index of the subject, phase) before each turn.
+        announce: called with (index of the subject, phase) before each turn.
     """
 
     def __init__(

@@ -114,8 +114,8 @@ def sample(
         subjects: competitors; each must have been called once before (compiled, checked).
         device: what is measured on.
         plan: how, and when to stop.
-        announce: told (index of the subject, phase) before each turn; a yardstick's is not announced.
-        yardsticks: sampled in the same rounds, each at a place drawn by lot; they have no part in the order
+        announce: called with (index of the subject, phase) before each turn; a yardstick's is not announced.
+        yardsticks: sampled in the same rounds, each at a place drawn at random; they have no part in the order
             of the subjects or in when to stop.
 
     Raises:

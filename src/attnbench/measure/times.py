@@ -10,7 +10,7 @@ from attnbench.stats.summary import summarise
 
 
 def to_time(timing: Timing, setup_ms: float | None = None, first_call_ms: float | None = None) -> Time:
-    """A `Time` with every statistic worked out from the timing's samples."""
+    """A `Time` with every statistic computed from the timing's samples."""
     statistics: dict[str, Any] = summarise(timing.samples_ms, tick=timing.tick_ms).in_ms()
     return Time(
         timer=timing.timer,

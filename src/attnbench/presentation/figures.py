@@ -1,4 +1,4 @@
-"""How a figure is written: with the digits that its interval bears, and one unit a table."""
+"""How a figure is written: with the digits that its interval supports, and one unit a table."""
 
 from __future__ import annotations
 

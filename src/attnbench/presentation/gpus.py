@@ -37,8 +37,8 @@ def _sentence(name: str, by_gpu: dict[str, dict[str, float]]) -> str:
     unit = figures.unit_for(list(medians.values()))
     ordered = sorted(medians, key=lambda gpu: medians[gpu])
     apart = 100 * (medians[ordered[-1]] / medians[ordered[0]] - 1)
-    told = ", ".join(
+    shown = ", ".join(
         f"{gpu} {figures.plain(medians[gpu] * unit.per_ms, figures.STEADY_DIGITS)} {unit.name} ({len(by_gpu[gpu])})"
         for gpu in ordered
     )
-    return f"GPUs {apart:.1f} % apart by the yardstick {name}: {told}; in brackets the groups that timed it"
+    return f"GPUs {apart:.1f} % apart by the yardstick {name}: {shown}; in brackets the groups that timed it"

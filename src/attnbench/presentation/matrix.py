@@ -19,7 +19,7 @@ from attnbench.store.replicates import by_backend, case_of, is_replicated, verdi
 Place = tuple[str, str]
 """A row: the case, and of several GPUs the one."""
 BEST, SAME, UNCLEAR = "*", "=", "?"
-MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not told apart from it"}
+MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not distinguished from it"}
 OFTEN = 2
 "Rows out of memory that are no longer one row's own affair."
 SIZES = ("batch", "seqlen", "nheads", "cached", "num_candidates", "frames", "height", "width")
@@ -275,7 +275,7 @@ def _single(contest: Standing) -> str:
     first, *others = map(backend_name, contest.records)
     tied = [backend_name(record) for record in contest.records[1:] if contest.verdicts.get(record.backend) != "faster"]
     if tied:
-        return f"no clear winner: {first} cannot be told apart from {', '.join(tied)}"
+        return f"no clear winner: {first} cannot be distinguished from {', '.join(tied)}"
     return f"{first} is fastest{_against([contest], first)}" if others else ""
 
 
@@ -302,7 +302,7 @@ def _against(contests: Sequence[Standing], name: str) -> str:
 
 
 def _short(ratio: float, half: float | None = None) -> str:
-    """Two decimals, or fewer where the interval bears no more."""
+    """Two decimals, or fewer where the interval supports no more."""
     return min(f"{ratio:.2f}", figures.measured(ratio, half), key=len)
 
 

@@ -38,7 +38,7 @@ def _ties(records: Sequence[Record], find: Callable[[Sequence[Record]], Tie | No
     tied = [(members[0].case_id, *found) for members in cases.values() if (found := find(members))]
     for case, winner, others in tied[:3]:
         where = f"{case}: " if len(cases) > 1 else ""
-        yield f"no clear winner: {where}{winner} cannot be told apart from {', '.join(others)}"
+        yield f"no clear winner: {where}{winner} cannot be distinguished from {', '.join(others)}"
     if len(tied) > 3:
         yield f"no clear winner in {len(tied) - 3} more cases"
 

@@ -28,7 +28,7 @@ ORDER = (
     *(OTHER, MEMORY_COPY, IDLE),
 )
 """In tables; a user's own categories come before `other`."""
-IN_PLACE, BESIDE = "attention", ("copies", "preparation")
+IN_PLACE, PREPARING = "attention", ("copies", "preparation")
 """Ranges that a model opens around each call of its attention, and around what a backend needs for it."""
 MOVES = (COPY, MEMORY_COPY)
 
@@ -68,7 +68,7 @@ def by_range(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
 
 def _category(row: KernelRow, *, named: bool) -> str:
     open_then = _ranges(row)
-    if set(BESIDE) & set(open_then):
+    if set(PREPARING) & set(open_then):
         return PREPARATION
     if row.category in (ATTENTION, PREPARATION) or IN_PLACE not in open_then:
         return row.category

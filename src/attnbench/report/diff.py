@@ -150,10 +150,10 @@ def shift_line(shift: Shift) -> str:
             "the machine"
         )
     if shift.cause == "machine":
-        told = [f"yardsticks {beside}"] if beside else []
+        evidence = [f"yardsticks {beside}"] if beside else []
         if abs(shift.clock_change or 0.0) > STEADY_CLOCK:
-            told.append(f"SM clock {_percent(shift.clock_change)} %")
-        words = f"all rows: {change} ({'; '.join(told)}): the machine; taken out of the changes"
+            evidence.append(f"SM clock {_percent(shift.clock_change)} %")
+        words = f"all rows: {change} ({'; '.join(evidence)}): the machine; taken out of the changes"
     elif beside:
         words = f"all rows: {change}, the yardsticks {beside}: these do not tell machine from code; --replicates 3 may"
     else:
@@ -297,8 +297,8 @@ def listed(found: Diff) -> Iterator[tuple[str, list[str]]]:
 
 def _turned(one: Turned) -> str:
     words = f"{one.a.case_id} {backend_name(one.a)}: {one.a.status.value} in A, {one.b.status.value} in B"
-    told = one.b if one.b.status is not Status.PASSED else one.a
-    return f"{words} ({' '.join(told.reason.split())})" if told.reason else words
+    failed = one.b if one.b.status is not Status.PASSED else one.a
+    return f"{words} ({' '.join(failed.reason.split())})" if failed.reason else words
 
 
 def _rows(records: Iterable[Record]) -> list[str]:

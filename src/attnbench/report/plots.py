@@ -124,7 +124,7 @@ def picture(figure: Figure, ending: str) -> bytes:
 
 
 def pictures(figure: Figure, endings: Sequence[str]) -> Iterator[bytes]:
-    """`picture` for each of `endings`; the chart itself is worked out once."""
+    """`picture` for each of `endings`; the chart itself is computed once."""
     import vl_convert
 
     drawn = vl_convert.vegalite_to_svg(json.dumps(standing_alone(figure)), vl_version=VERSION)

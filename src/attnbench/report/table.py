@@ -81,7 +81,7 @@ class Tables:
     def _print(self, run: Run, cases: Sequence[Sequence[Record]]) -> None:
         for environment in run.environments:
             words = " · ".join(machine_words(environment))
-            if words not in self._machines:  # GPUs of one model are told apart in the tables
+            if words not in self._machines:  # GPUs of one model are distinguished in the tables
                 self._machines.append(words)
                 self.terminal.line(words, style="dim")
         many = len({group.case_id for group in run.plan} or by_case(run.records)) > MOST_BLOCKS

@@ -1,4 +1,4 @@
-"""What a race is told and what it tells: its rules, its heats, and how it ended."""
+"""Input and output of a race: its rules, its heats, and how it ended."""
 
 from __future__ import annotations
 

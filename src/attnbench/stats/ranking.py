@@ -18,7 +18,7 @@ NOISY_TAIL = 0.10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Winner:
-    """The subject with the lowest median, and who cannot be told apart from it."""
+    """The subject with the lowest median, and who cannot be distinguished from it."""
 
     name: str
     margin: RatioEstimate | None

@@ -1,1 +1,1 @@
-"""Run files and the history of runs; every statistic is worked out again on loading."""
+"""Run files and the history of runs; every statistic is recomputed on loading."""

@@ -1,4 +1,4 @@
-"""Statistics from raw samples: what a file says of them is not believed, it is worked out again.
+"""Statistics from raw samples: what a file says of them is not believed, it is recomputed.
 
 Records without samples (imported from another program's file) keep what they came with.
 """

@@ -1,7 +1,7 @@
 """The result of a load: one JSON document, read as data with every field checked (docs/serving.md, "Load").
 
 Beside the run file, which has samples of launches under control, stands this one: requests that came on their own time.
-Series are kept as measured, and every statistic is worked out again on reading.  Times are milliseconds, rates
+Series are kept as measured, and every statistic is recomputed on reading.  Times are milliseconds, rates
 requests a second, unless a name says otherwise; what is not known is null.
 """
 
@@ -177,7 +177,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def derived(point: Point, slos_ms: Sequence[float]) -> Point:
-    """The point with every statistic worked out from its series."""
+    """The point with every statistic computed from its series."""
     service = [whole - queue for whole, queue in zip(point.latency_ms, point.queue_ms, strict=True)]
     return dataclasses.replace(
         point,

@@ -10,7 +10,7 @@ from attnbench.errors import RunFileError, refusal
 
 LARGEST = 1e100
 SMALLEST = 1e-100
-"Of all numbers of a file, the one refused and the other read as 0: what is worked out from them stays finite."
+"Of all numbers of a file, the one refused and the other read as 0: what is computed from them stays finite."
 EXTREME = re.compile(r"[eE][+-]?[0-9]{3}|[0-9]{90}")
 
 

@@ -16,7 +16,7 @@ from attnbench.record import Error, Memory, Record, Run, Speedup, Time
 from attnbench.store.derive import by_round, rate_at
 
 Tie = tuple[str, tuple[str, ...]]
-"""The fastest and who cannot be told apart from it."""
+"""The fastest and who cannot be distinguished from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def _described(file: str, stamp: tuple[int, int], folder: Path) -> tuple[Describ
     def configs(name: str, case: Case) -> Mapping[str, Any]:
         return _configs(file, stamp, folder, name, json.dumps(case.to_dict()))
 
-    return tuple(Described(told, configs) for told in _ask(folder, file))
+    return tuple(Described(description, configs) for description in _ask(folder, file))
 
 
 @cache
@@ -87,7 +87,7 @@ def _ask(folder: Path, file: str, *question: str) -> Any:
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend"))
     if "refused" in answer.value:
         raise UsageError(answer.value["refused"])
-    return answer.value["told"]
+    return answer.value["described"]
 
 
 def _stamp(file: str) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def _stamp(file: str) -> tuple[int, int]:
 def _child(answer_file: str, file: str, *question: str) -> None:
     try:
         value: dict[str, Any] = {
-            "told": describe_configs(file, question[0], json.loads(question[1])) if question else describe(file)
+            "described": describe_configs(file, question[0], json.loads(question[1])) if question else describe(file)
         }
     except UsageError as error:
         value = {"refused": str(error)}

@@ -52,9 +52,9 @@ def compile_ahead(
         settings: how a worker is to treat them; neither checks nor times.
         files: paths of --backends files.
         jobs: processes at a time.
-        on_record: told how each ended, in this thread.
+        on_record: called with how each ended, in this thread.
         compilers: processes without a card that compile before, where that can be done; None: one a core.
-        on_text: told how far these are.
+        on_text: called with how far these are.
 
     Returns:
         Seconds by the wall clock.

@@ -54,7 +54,7 @@ class Tuning:
         jobs: processes that compile ahead; 0 leaves that to the first call of the measuring one.
         compilers: of these, before them, those that need no card; None: one a core.
         references: other backends, sampled in turn with the pick when the race is over.
-        on_progress: told what happens.
+        on_progress: called with what happens.
     """
 
     kept: RaceFile

@@ -107,7 +107,7 @@ def to_json(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"forward": {"warps": 8}}`` as ``{"forward.warps": 8}``; a name of our own columns is told apart."""
+    """``{"forward": {"warps": 8}}`` as ``{"forward.warps": 8}``; a name of our own columns is distinguished."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -51,7 +51,7 @@ class Entry:
     repeated: bool = False
     "the baseline once more, beside those of a later part: how it ends here is not its record"
     record: Record | None = None
-    "the last that was told"
+    "the last one"
     ended: bool = False
     "with a record that is not passed"
 

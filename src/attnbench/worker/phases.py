@@ -67,9 +67,9 @@ def carried_out_whole(entry: Entry, announce: Callable[[str], None], device: Dev
     if launch is None or launch.whole is None:
         return {}
     announce("whole")
-    told = launch.whole()
-    known = counters(entry.builder.name, {name: value for name, value in told.items() if value is not None})
-    found = {name: known.get(name) for name in told}
+    measured = launch.whole()
+    known = counters(entry.builder.name, {name: value for name, value in measured.items() if value is not None})
+    found = {name: known.get(name) for name in measured}
     synchronize(device)
     entry.builder.note(*launch.found_out())
     return found

@@ -156,8 +156,8 @@ class Worker:
             group: the backends still to be measured.
             settings: how.
             files: paths of --backends files, imported in the worker only.
-            on_record: told each record as soon as it is final.
-            on_activity: told what the worker is doing, now and then.
+            on_record: called with each record as soon as it is final.
+            on_activity: called with what the worker is doing, now and then.
 
         Returns:
             Seconds spent sampling, or how the worker was lost.

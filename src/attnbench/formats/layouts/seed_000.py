@@ -134,7 +134,7 @@ class Seed000(Layout):
 
 
 def _parts(run: Run) -> dict[str, Run]:
-    """The run, or its parts by what its columns cannot tell apart."""
+    """The run, or its parts by what its columns cannot distinguish."""
     if not timed(run.records):
         raise UsageError(refusal("seed-000", "records", 0, "have a time", "a run with at least one timed record"))
     for record in run.records:

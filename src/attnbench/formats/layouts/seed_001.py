@@ -48,7 +48,7 @@ class Seed001(Layout):
     title = "CSV a sweep: Kernel Name, d_head, seq_len, Mean, Median, …, Relative Performance, Attn TFLOP/s"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:
-        """Write one CSV, or one for each value of the axes that its columns cannot tell apart."""
+        """Write one CSV, or one for each value of the axes that its columns cannot distinguish."""
         parts = _sweeps(run)
         paths = [part_path(path, label) for label in parts]
         for place, part in zip(paths, parts.values(), strict=True):
@@ -135,7 +135,7 @@ def _rows(records: Sequence[Record], reference: str | None, third: str | None) -
 
 def _relative(record: Record, base: float | None) -> float | None:
     if record.time is not None and record.time.timer == IMPORTED and record.speedup is not None:
-        return 100 * record.speedup.ratio  # worked out from more digits than the file's means have
+        return 100 * record.speedup.ratio  # computed from more digits than the file's means have
     return None if base is None else 100 * base / mean_of(record)
 
 

@@ -85,7 +85,7 @@ class Seed002(Layout):
     title = "a folder: logs/benchmark_bs{B}_nc{C}.log and nine benchmark_results*.xlsx"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:
-        """Write a folder, or one in it for each value of the axes that its columns cannot tell apart."""
+        """Write a folder, or one in it for each value of the axes that its columns cannot distinguish."""
         written = []
         for label, part in _parts(run).items():
             folder, steps = Path(path) / label, _steps(part)

@@ -287,18 +287,18 @@ def _lines(x: str, points: Sequence[Point]) -> list[str]:
         given = x == "seqlen" or point.map.startswith("map given")
         return str(getattr(point, name)) if name != "map" or given else ""
 
-    told = []
+    shown = []
     for name in ("batch", "nheads", "headdim", "dtype", "map"):
         there: dict[tuple[str, float], set[str]] = {}
         for point in points:
             there.setdefault((point.series, point.seqlen), set()).add(value(point, name))
         if any(len(values) > 1 for values in there.values()):
-            told.append(name)
+            shown.append(name)
     return [
         ", ".join(
             [
                 point.series,
-                *(f"{name} {text}" if name != "map" else text for name in told if (text := value(point, name))),
+                *(f"{name} {text}" if name != "map" else text for name in shown if (text := value(point, name))),
             ]
         )
         for point in points
@@ -401,7 +401,7 @@ def _record(point: Point) -> Record:
     if point.pattern:
         case |= {"block": point.block, "pattern": point.pattern, "map_seed": point.map_seed}
     backend = inner if point.map else f"dense[{inner}]"
-    if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are told apart by what they reached
+    if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are distinguished by what they reached
         backend = f"{inner}[{point.actual_sparsity:g}%]"
     record = imported_record(
         NAME,

@@ -1,4 +1,4 @@
-"""Other packages' functions by our kernels: a program swaps an import and nothing else.
+"""Functions of other packages, computed by our kernels: only the import of a program changes.
 
     from flash_attn import flash_attn_func              →  from attnbench.kernels.compat import flash_attn_func
     from flash_attn_interface import flash_attn_func    →  from attnbench.kernels.compat.flash_attn_interface import …
@@ -7,7 +7,7 @@
 A module is called as the package is imported: `flash_attn` (FlashAttention 2), `flash_attn_interface` (FlashAttention 3),
 `hstu` and the older `hstu_attn` (NVIDIA's), `generative_recommenders` (Meta's).  Signatures are those of the versions in
 tests/kernels/compat_signatures.toml.  Results and gradients are the same functions of the arguments, up to rounding.  An
-argument that our kernels have nothing for is refused by its name unless it has the value that leaves it out.
+argument that our kernels do not support is refused by name, unless its value means that it is not used.
 
 `transformers` registers `flash_attention` as an attention of Hugging Face's models.
 """

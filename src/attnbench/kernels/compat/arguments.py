@@ -1,4 +1,4 @@
-"""Arguments of other packages: refused by name where our kernels have nothing for them."""
+"""Arguments of other packages: refused by name where our kernels do not support them."""
 
 from __future__ import annotations
 

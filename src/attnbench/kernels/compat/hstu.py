@@ -80,20 +80,20 @@ def hstu_attn_varlen_func(
     only(WHO, "last_page_lens", last_page_lens, None, PAGES)
     only(WHO, "quant_mode", quant_mode, -1)
     return attend(
-        q,
-        k,
-        v,
-        (cu_seqlens_q, cu_seqlens_k),
-        (max_seqlen_q, max_seqlen_k),
-        scaling_seqlen,
-        num_contexts,
-        num_targets,
-        target_group_size,
-        window_size,
-        alpha,
-        rab,
-        has_drab,
-        func,
+        q=q,
+        k=k,
+        v=v,
+        offsets=(cu_seqlens_q, cu_seqlens_k),
+        longest=(max_seqlen_q, max_seqlen_k),
+        scaling_seqlen=scaling_seqlen,
+        num_contexts=num_contexts,
+        num_targets=num_targets,
+        target_group_size=target_group_size,
+        window_size=window_size,
+        alpha=alpha,
+        rab=rab,
+        has_drab=has_drab,
+        func=func,
     )
 
 

@@ -1,9 +1,9 @@
-"""Softmax attention, forward and backward, for autograd and for callers with own buffers.
+"""Softmax attention, forward and backward, for autograd and for callers with their own buffers.
 
     S = c Q Kᵀ        P = softmax(S, hidden keys at -∞)        O = P V
     dV = Pᵀ dO        dS = c P ∘ (dO Vᵀ - rowsum(dO ∘ O))       dQ = dS K        dK = dSᵀ Q
 
-(Dao 2023, arXiv:2307.08691.)  `flash.problem` says what is masked.  The truth these kernels are held against is
+(Dao 2023, arXiv:2307.08691.)  `flash.problem` says what is masked.  Tests compare the kernels with
 `attnbench.workloads.attention.oracle`.  The forward keeps lse, the logarithm of each row's sum, for the backward.
 
 Letters: B sequences, H query heads, G KV heads, Sq queries, Sk keys, D head dim, Dv value dim; packed, Tq and Tk rows
@@ -74,7 +74,7 @@ def flash_attention(
         cu_seqlens_k: the same of the keys; None: those of the queries.
         max_seqlen_q: at least the most queries of a sequence, needed where packed.
         max_seqlen_k: the same of the keys; None: max_seqlen_q.
-        deterministic: of the backward: the same bits each time, as with `torch.use_deterministic_algorithms`; the
+        deterministic: of the backward: bitwise reproducible, as with `torch.use_deterministic_algorithms`; the
             forward always is.
         forward: launch configuration, or its name as on the command line (`flash.config.forward`), such as
             "m128n128w8s2-tma-pp" of the Hopper path; None: the tuned default.

@@ -1,12 +1,12 @@
-"""Flash attention backward: probabilities are worked out again from the logarithms of their sums.
+"""Flash attention backward: probabilities are recomputed from lse.
 
     delta = rowsum(dO ∘ O)        P = exp(c Q Kᵀ - lse)        dV = Pᵀ dO        dS = P ∘ (dO Vᵀ - delta)
     dQ = c dS K                   dK = c dSᵀ Q                 (dK and dV summed over the query heads of a KV head)
 
 (Dao 2023, arXiv:2307.08691, algorithm 2.)  Three launches.  First -lse / c and -delta of every row.  Then the columns:
-a program takes a tile of keys through the rows that see them, dK and dV in registers.  DQ either is added up there in
-fp32 by atomics (five products a tile; its sums have another order each time) and then rounded, or comes from a kernel
-of its own that takes a tile of rows through its keys (seven products, the same bits each time).
+a program owns a tile of keys and loops over the rows that see them, with dK and dV in registers.  DQ either is accumulated
+there in fp32 by atomics (five products a tile, in an order that varies) and then rounded, or comes from a kernel of its
+own that loops over the keys of a tile of rows (seven products, bitwise reproducible).
 
 Workspace: 8 bytes a row and query head, and 4 D more with atomics (of the order `ws` 256, 512 or 1024).  Rows are those of
 the queries, each sequence rounded up to whole tiles of `pad` rows (dense), or all of them and one more tile a sequence
@@ -117,9 +117,9 @@ def launch_backward(
         if fault:
             raise ValueError(f"flash_attention: backward={config.short} is not valid, {fault}")
     _prepare(out, dout, lse, q, problem, config, workspace)
-    _columns(q, k, v, dout, dk, dv, problem, config, workspace)
+    _columns(q=q, k=k, v=v, dout=dout, dk=dk, dv=dv, problem=problem, config=config, workspace=workspace)
     if config.rows is not None:
-        _rows(q, k, v, dout, dq, problem, config, config.rows, workspace)
+        _rows(q=q, k=k, v=v, dout=dout, dq=dq, problem=problem, config=config, sizes=config.rows, workspace=workspace)
     else:
         _round(dq, problem, config, workspace)
 
@@ -180,7 +180,9 @@ def _columns(
         from attnbench.kernels.flash.hopper.backward import launch_hopper_columns
 
         assert sums is not None
-        launch_hopper_columns(q, k, v, dout, dk, dv, workspace.stats, sums, problem, config)
+        launch_hopper_columns(
+            q=q, k=k, v=v, dout=dout, dk=dk, dv=dv, stats=workspace.stats, sums=sums, problem=problem, config=config
+        )
         return
     tma = config.loads == "tma" and takes_tma(q) and takes_tma(dout)
     # The interpreter has no atomics of descriptors, whose coordinates are 32 bits.

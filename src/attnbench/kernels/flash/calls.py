@@ -157,11 +157,22 @@ class Call:
         self.backward: Kept[tuple[bool, Launches]] = Kept()
         "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
 
-    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
-        """dq, dk and dv of the tensors of `_run_backward`."""
+    def gradients(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+    ) -> Results:
+        """dq, dk and dv."""
         if dout.is_neg():
             dout = dout.resolve_neg()
-        key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED if tensors[5] is not None else ())
+        tensors = q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k
+        key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED if cu_seqlens_q is not None else ())
         found = self.backward.get(key)
         if found is None:
             launches = Launches(partial(_run_backward, self.problem, self.config))
@@ -206,7 +217,20 @@ def _run_backward(
     problem = problem.at(cu_seqlens_q, cu_seqlens_k)
     dq, dk, dv = (empty(like(x, problem), x) for x in (q, k, v))
     workspace = workspace_of(q, problem, config)
-    launch_backward(q, k, v, out, dout, lse, dq, dk, dv, problem, config, workspace)
+    launch_backward(
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        dout=dout,
+        lse=lse,
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        problem=problem,
+        config=config,
+        workspace=workspace,
+    )
     return dq, dk, dv
 
 

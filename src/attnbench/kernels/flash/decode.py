@@ -1,4 +1,4 @@
-"""Launch the kernels for few queries: shares of the keys, and what they make of them combined."""
+"""Launch the kernels for few queries: attention over shares of the keys, and the merge of partial results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Two outputs of the same queries over different keys, merged in place: what a ring of devices does at each step.
+"""Merge two outputs of the same queries over different keys in place, as a ring of devices does at each step.
 
     lse = log(exp lse₁ + exp lse₂)        out = out₁ exp(lse₁ - lse) + out₂ exp(lse₂ - lse)
 

@@ -87,7 +87,9 @@ def run_backward(
 ) -> Results:
     """`dq`, `dk` and `dv`."""
     call = call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest)
-    return call.gradients(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+    return call.gradients(
+        dout=dout, q=q, k=k, v=v, out=out, lse=lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
+    )
 
 
 def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *numbers: Any) -> Results:

@@ -1,7 +1,7 @@
 """One softmax attention problem as the flash kernels take it, and the checks of what a caller gives.
 
-Shapes, dtypes and devices are checked on every call, on the host.  Values inside tensors cost a wait for the
-device and are looked at only where `check_values` is called.
+Shapes, dtypes and devices are checked on every call, on the host.  Checking values inside tensors
+synchronises with the device, and is done only by `check_values`.
 
 Letters: B sequences, H query heads, G KV heads (H = G R), Sq queries, Sk keys, D head dim, Dv value dim; packed, Tq
 and Tk rows of all sequences.  Tensors are dense, q [B, Sq, H, D], k [B, Sk, G, D], v [B, Sk, G, Dv],

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the flash kernels are made of: a sequence's rows, ranges of tiles, loads, the mask.
+"""Building blocks of the flash kernels: bounds of a sequence, ranges of tiles, loads, the mask.
 
-Query i of a sequence with Sq queries and Sk keys stands at key i + Sk - Sq; with shift = Sk - Sq
+Query i of a sequence with Sq queries and Sk keys is aligned with key i + Sk - Sq; with shift = Sk - Sq
 
     query i sees key j    -left <= j - (i + shift) <= right
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.shared.rows import load_rows
+from attnbench.kernels.shared.rows import Reach, load_rows
 
 BACKWARD_COUNTS = ("group", "heads", "heads_kv", "left", "members", "pairs", "right", "seqlen_k", "seqlen_q", "tiles")
 """Arguments whose value no code depends on: another batch, length or window compiles nothing anew."""
@@ -38,18 +38,36 @@ class Rows(NamedTuple):
     "elements from one row to the next"
 
 
+class Bounds(NamedTuple):
+    """Where a sequence lies, and how long it is."""
+
+    batch: Any
+    "index in the batch; 0 where packed"
+    query_start: Any
+    "first query in the packed tensors, int64; else 0"
+    key_start: Any
+    queries: Any
+    keys: Any
+
+
 @triton.jit
 @no_type_check
 def sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED: tl.constexpr):
-    """Where a sequence is: index of its batch, first query and key there (int64), queries, keys."""
+    """The `Bounds` of the number-th sequence."""
     if PACKED:
         query_start = tl.load(cu_q_ptr + number)
         key_start = tl.load(cu_k_ptr + number)
         queries = tl.load(cu_q_ptr + number + 1) - query_start
         keys = tl.load(cu_k_ptr + number + 1) - key_start
-        return number * 0, query_start.to(tl.int64), key_start.to(tl.int64), queries, keys
+        return Bounds(
+            batch=number * 0,
+            query_start=query_start.to(tl.int64),
+            key_start=key_start.to(tl.int64),
+            queries=queries,
+            keys=keys,
+        )
     none = tl.cast(number * 0, tl.int64)
-    return number, none, none, seqlen_q, seqlen_k
+    return Bounds(batch=number, query_start=none, key_start=none, queries=seqlen_q, keys=seqlen_k)
 
 
 @triton.jit
@@ -74,7 +92,7 @@ def sees(rows, columns, keys, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RI
 @triton.jit
 @no_type_check
 def keys_of_rows(first, last, keys, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
-    """Keys [low, high) that some row of [first, last] sees, and within them [all_low, all_high) that all see."""
+    """The `Reach` of the rows [first, last] among the keys."""
     low = 0
     all_low = 0
     high = keys
@@ -85,13 +103,13 @@ def keys_of_rows(first, last, keys, shift, left, right, HAS_LEFT: tl.constexpr, 
     if HAS_LEFT:
         low = tl.minimum(tl.maximum(first + (shift - left), 0), keys)
         all_low = tl.minimum(tl.maximum(last + (shift - left), 0), keys)
-    return low, all_low, all_high, high
+    return Reach(low=low, all_low=all_low, all_high=all_high, high=high)
 
 
 @triton.jit
 @no_type_check
 def rows_of_keys(first, last, queries, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
-    """Rows [low, high) that see some key of [first, last], and within them [all_low, all_high) that see all."""
+    """The `Reach` of the keys [first, last] among the rows."""
     low = 0
     all_low = 0
     high = queries
@@ -102,29 +120,38 @@ def rows_of_keys(first, last, queries, shift, left, right, HAS_LEFT: tl.constexp
     if HAS_LEFT:
         high = tl.minimum(tl.maximum(last - (shift - left) + 1, 0), queries)
         all_high = tl.minimum(tl.maximum(first - (shift - left) + 1, 0), queries)
-    return low, all_low, all_high, high
+    return Reach(low=low, all_low=all_low, all_high=all_high, high=high)
+
+
+class TileRange(NamedTuple):
+    """Tiles [begin, end) of a `Reach`: [begin, whole) and [split, end) are masked, [whole, split) need no mask."""
+
+    begin: Any
+    whole: Any
+    split: Any
+    end: Any
 
 
 @triton.jit
 @no_type_check
-def tiles_of(low, all_low, all_high, high, BLOCK: tl.constexpr):
-    """Tiles of a range: begin, whole, split, end; masked are [begin, whole) and [split, end), the rest is seen whole.
+def tiles_of(reach, BLOCK: tl.constexpr):
+    """The `TileRange` of a `Reach`, in tiles of BLOCK.
 
     A range that ends inside a tile ends masked: all_high // BLOCK leaves the tile out.
     """
-    begin = low // BLOCK
-    end = tl.maximum((high + BLOCK - 1) // BLOCK, begin)
-    whole = tl.minimum((all_low + BLOCK - 1) // BLOCK, end)
-    split = tl.minimum(tl.maximum(all_high // BLOCK, whole), end)
-    return begin, whole, split, end
+    begin = reach.low // BLOCK
+    end = tl.maximum((reach.high + BLOCK - 1) // BLOCK, begin)
+    whole = tl.minimum((reach.all_low + BLOCK - 1) // BLOCK, end)
+    split = tl.minimum(tl.maximum(reach.all_high // BLOCK, whole), end)
+    return TileRange(begin=begin, whole=whole, split=split, end=end)
 
 
 @triton.jit
 @no_type_check
-def masked_tile(index, begin, whole, split):
-    """The index-th of the masked tiles of `tiles_of`, of which there are whole - begin + end - split."""
-    before = whole - begin
-    return tl.where(index < before, begin + index, split + index - before)
+def masked_tile(index, tiles):
+    """The index-th masked tile of a `TileRange`, of which there are whole - begin + end - split."""
+    before = tiles.whole - tiles.begin
+    return tl.where(index < before, tiles.begin + index, tiles.split + index - before)
 
 
 @triton.jit
@@ -142,7 +169,16 @@ def load_tile(
             [tl.cast(rows.batch, tl.int32), tl.cast(rows.start + first, tl.int32), tl.cast(rows.head, tl.int32), 0]
         )
         return tile.reshape(BLOCK, BLOCK_DIM)
-    return load_rows(rows.base, first, rows.count, rows.stride, DIM, BLOCK, BLOCK_DIM, WHOLE)
+    return load_rows(
+        base=rows.base,
+        first=first,
+        count=rows.count,
+        stride=rows.stride,
+        DIM=DIM,
+        BLOCK=BLOCK,
+        BLOCK_DIM=BLOCK_DIM,
+        WHOLE=WHOLE,
+    )
 
 
 @triton.jit

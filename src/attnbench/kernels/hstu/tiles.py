@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the dense HSTU kernels are made of: a sequence's shape, ranges of tiles, whole loads, the mask, SiLU.
+"""Building blocks of the dense HSTU kernels: bounds of a sequence, ranges of tiles, unmasked loads, the mask, SiLU.
 
 A sequence of n keys is ``[prefix | history | targets]``: C prefix rows, `seen` = n - T rows before the T
 targets.  Rows and keys are numbered from the sequence's first key; its queries are its last rows.  For the
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.shared.rows import load_rows
+from attnbench.kernels.shared.rows import Reach, load_rows
 
 COUNTS = ("contextual_len", "group", "heads", "pairs", "parts", "rows", "tiles", "window")
 """Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew, but that more jobs
@@ -104,15 +104,6 @@ def sees(
     if HAS_PREFIX:
         near |= rows < prefix
     return see & near
-
-
-class Reach(NamedTuple):
-    """Keys (or rows) [low, high) that some of a range's rows (or keys) see, and [all_low, all_high) that all see."""
-
-    low: Any
-    all_low: Any
-    all_high: Any
-    high: Any
 
 
 @triton.jit
@@ -220,7 +211,16 @@ def tiles_of_rows(
     BLOCK_N: tl.constexpr,
 ):
     """The `KeyTiles` of the rows [first, last]."""
-    reach = keys_of_rows(first, last, prefix, seen, window, CAUSAL, HAS_PREFIX, HAS_WINDOW)
+    reach = keys_of_rows(
+        first=first,
+        last=last,
+        prefix=prefix,
+        seen=seen,
+        window=window,
+        CAUSAL=CAUSAL,
+        HAS_PREFIX=HAS_PREFIX,
+        HAS_WINDOW=HAS_WINDOW,
+    )
     begin = reach.low // BLOCK_N
     end = (reach.high + BLOCK_N - 1) // BLOCK_N
     whole = tl.minimum((reach.all_low + BLOCK_N - 1) // BLOCK_N, end)

@@ -1,16 +1,16 @@
 """Kernels compiled ahead of the call that needs them, in processes without a card, into Triton's cache on disk.
 
-The call itself says what it needs: it is made on tensors without memory (device "meta") that count as lying on the
+What a call needs is found by making it, on tensors without memory (device "meta") that count as lying on the
 card (`card.stood_in_for`), while Triton has a driver that knows the card's architecture and nothing else, and a mode in
 which whatever it would compile is handed over.  So checks, configurations, specialisations and with them the keys of
-the cache are those of the real call, and nothing is written down twice.
+the cache are those of the real call, and there is no second description.
 
     with gathered(card) as jobs:
         flash_attention(q, k, v)            # launches nothing; `jobs` has a kernel more, under its key in the cache
     compile_all(jobs.values(), processes=8)
 
-Each kernel is compiled in a fork of its own.  A compiler that dies or hangs costs that kernel, which the real call then
-compiles itself, and says what is wrong with it.
+Each kernel is compiled in a fork of its own.  If a compiler dies or hangs, the real call compiles that kernel itself and
+reports the error.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def compile_all(
     Args:
         jobs: drawn from one by one, whenever there is room for another process.
         processes: at a time.
-        on_end: told of each job whether it is in the cache now, in no order.
+        on_end: called for each job with whether it is in the cache now, in no order.
     """
     running: dict[int, Job] = {}
 

@@ -343,7 +343,7 @@ def _likeness(text: str, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """What a configuration's type says of its short forms, worked out once."""
+    """What a configuration's type says of its short forms, computed once."""
 
     columns: dict[str, Column]
     words: list[str]

@@ -1,8 +1,8 @@
-"""Whole numbers that follow from how long tensors are: what a kept call works out anew where it has other rows.
+"""Integers that depend on the number of rows of tensors, recomputed when a kept call has another number of rows.
 
     rows = rows_in(q)                       a `RowCount`: the whole number it is, and how it came about
     empty((rows * heads,), q)               allocated for as many rows as the next call has
-    programs = min(132, rows // 128)        a comparison too is noted: where it comes out otherwise, another plan is made
+    programs = min(132, rows // 128)        comparisons are recorded: where one has another result, the plan is made again
 
 A `RowCount` is made of others by sums, products and quotients.  Its source is an expression of Python over `r`, the
 extents of a call's arguments by number and axis.

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from attnbench.kernels.shared.configs import LaunchConfig, NoDefaultError, nearest
 
 Values = Mapping[str, Any]
-"""What a launch is told: fields by name, or by kernel and name."""
+"""Fields of a launch configuration, by name, or by kernel and name."""
 _Shape = TypeVar("_Shape")
 _Config = TypeVar("_Config", bound=LaunchConfig)
 _SIDES = {"fwd": ("both", "forward"), "bwd": ("both", "backward"), "fwd-bwd": ("both", "backward")}

@@ -1,4 +1,4 @@
-"""Autograd's part of an eager call: a function that is differentiable once, at little cost for the host."""
+"""A function that is differentiable once, for eager calls, with little host overhead."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Building blocks of warp-specialized kernels for Hopper, written in Gluon.
 
-A producer warp fills ring buffers of tiles in shared memory by TMA; it waits for nothing but free stages.  Consumer
-warpgroups of four warps take their own 64 rows each through the tiles: products read a tile where it lies, and its
-stage is free again when every warpgroup has released it.
+A producer warp fills ring buffers of tiles in shared memory by TMA; it waits only for free stages.  Consumer
+warpgroups of four warps process the tiles for 64 rows each: products read a tile from shared memory, and its stage is
+free again when every warpgroup has released it.
 
     Ring        a ring buffer of tiles, with two mbarriers a stage: full and empty
-    WorkQueue   a ring buffer of two stages, by which the producer tells the consumers of work items
+    WorkQueue   a ring buffer of two stages, by which the producer publishes work items to the consumers
     count       how many tiles a warp has had of a ring: stage = count % stages, phase = count // stages % 2
 
-Two or three warpgroups take turns (`wait_turn`, `pass_turn`): one issues its products while the others compute what
-lies between products, so that the tensor cores always have work (Shah et al. 2024, arXiv:2407.08608, section 3.1).
+Ping-pong scheduling (`wait_turn`, `pass_turn`): one warpgroup issues its products while the others compute what lies
+between products, so that the tensor cores stay busy (Shah et al. 2024, arXiv:2407.08608, section 3.1).
 
 Rows come and go through descriptors that end where a sequence does, packed or not (`rows_of`): two outer axes whose
 strides wrap around 64 bits bring a coordinate past the sequence's end to one past the tensor's end, which reads as 0
@@ -275,29 +275,44 @@ def next_work(counter_ptr):
     return gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
 
 
+@gluon.constexpr_function
+@no_type_check
+def place_of(fields, name):
+    """Index of a name among others; a name that is not there is an error of the compiler."""
+    return fields.index(name)
+
+
 @aggregate
 class WorkQueue:
     """A ring buffer of two stages, by which the producer tells all consumer warpgroups of work items.
 
-    An item is COUNT integers; its first is negative when there is no further item.
+    An item is a named tuple of integers, none of them negative.
     """
 
     numbers: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    COUNT: gl.constexpr
+    FIELDS: gl.constexpr
+    "names of an item's integers"
 
     @gluon.jit
     @no_type_check
-    def publish(self, turn, values):
-        """Publish the turn-th item, or the first of its numbers, when all warpgroups have released the stage."""
+    def publish(self, turn, item):
+        """Publish the turn-th item when all warpgroups have released the stage."""
+        COUNT: gl.constexpr = len(self.FIELDS)
         stage = turn % 2
         mbarrier.wait(self.empty.index(stage), (turn // 2 & 1) ^ 1)
-        for which in gl.static_range(len(values)):
-            self.numbers.index(stage * self.COUNT + which).store(
-                gl.full([1], values[which], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+        for which in gl.static_range(len(item)):
+            self.numbers.index(stage * COUNT + which).store(
+                gl.full([1], item[which], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
             )
         mbarrier.arrive(self.full.index(stage))
+
+    @gluon.jit
+    @no_type_check
+    def finish(self, turn):
+        """Publish that there is no turn-th item: its first integer is negative."""
+        self.publish(turn, (-1,))
 
     @gluon.jit
     @no_type_check
@@ -307,15 +322,22 @@ class WorkQueue:
 
     @gluon.jit
     @no_type_check
-    def number(self, turn, WHICH: gl.constexpr):
-        """One number of the turn-th item, which has been waited for."""
-        return gl.max(self.numbers.index(turn % 2 * self.COUNT + WHICH).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    def number(self, turn, FIELD: gl.constexpr):
+        """One integer of the turn-th item, which has been waited for, by its name."""
+        return self.number_at(turn, place_of(self.FIELDS, FIELD))
+
+    @gluon.jit
+    @no_type_check
+    def number_at(self, turn, PLACE: gl.constexpr):
+        """The same by its place among FIELDS."""
+        at = turn % 2 * len(self.FIELDS) + PLACE
+        return gl.max(self.numbers.index(at).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
     @gluon.jit
     @no_type_check
     def has_work(self, turn):
         """Whether the turn-th item, which has been waited for, is one, and not the end."""
-        return self.number(turn, 0) >= 0
+        return self.number_at(turn, 0) >= 0
 
     @gluon.jit
     @no_type_check
@@ -330,10 +352,12 @@ class WorkQueue:
 
 @gluon.jit
 @no_type_check
-def allocate_work_queue(CONSUMERS: gl.constexpr, COUNT: gl.constexpr):
-    """A queue of items of COUNT numbers that so many warpgroups read; before the warps are specialized."""
-    numbers = gl.allocate_shared_memory(gl.int32, [2 * COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return WorkQueue(numbers, allocate_barriers(2, 1), allocate_barriers(2, CONSUMERS), COUNT)
+def allocate_work_queue(CONSUMERS: gl.constexpr, FIELDS: gl.constexpr):
+    """A queue of items with these FIELDS that so many warpgroups read; before the warps are specialized."""
+    numbers = gl.allocate_shared_memory(gl.int32, [2 * len(FIELDS), 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return WorkQueue(
+        numbers=numbers, full=allocate_barriers(2, 1), empty=allocate_barriers(2, CONSUMERS), FIELDS=FIELDS
+    )
 
 
 def partition_work(grid: str, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:

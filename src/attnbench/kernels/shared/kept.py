@@ -1,4 +1,4 @@
-"""What a call works out on the host, kept: the next call with the same key repeats its launches on other tensors.
+"""Host work of a call, cached: the next call with the same key repeats its launches on other tensors.
 
     launches = Launches(function)       function allocates by `empty`, clears by `clear`, launches by `launch`
     launches(q, k, v)                   runs it, and notes what it allocates, clears and launches
@@ -9,10 +9,10 @@ precisions, cards and the alignment of addresses (`facts_of`), every other argum
 configurations, grids, specialisations and descriptors are those of the first call.  What depends on more is never
 kept: the stream, the current device, memory (only shapes of it), values inside tensors.
 
-Sequences one after another have another number of rows in almost every batch.  Of arguments that are `jagged` the key
-leaves it out, and what follows from it (allocations, grids, descriptors, counts that kernels take) is worked out in each
+Packed sequences have a different total number of rows in almost every batch.  Of arguments that are `jagged` the key
+leaves it out, and what follows from it (allocations, grids, descriptors, counts that kernels take) is computed in each
 call: the function has to take that number by `rows_in`, never from a shape.  Where a comparison of such numbers, or what
-a kernel is compiled for, would come out otherwise, the function runs again and what it does is kept beside.
+a kernel is compiled for, would differ, the function runs again and a second plan is kept.
 
 A call that cannot be repeated runs its function each time, as do the interpreter and the machine of the tests.
 """
@@ -60,7 +60,7 @@ Results = tuple[Tensor | None, ...]
 
 
 class Kept(Generic[_Call]):
-    """What was worked out for a key: no more than MOST_KEPT."""
+    """What was computed for a key: no more than MOST_KEPT."""
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, _Call] = {}
@@ -134,7 +134,7 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
 
 
 def exact(*values: Any) -> tuple[Any, ...]:
-    """Arguments as a key that tells apart what compares as equal: 1, 1.0 and True."""
+    """Arguments as a key that distinguishes what compares as equal: 1, 1.0 and True."""
     return values + tuple(map(type, values))
 
 

@@ -26,7 +26,7 @@ MOST_MAPS = 64
 
 
 def is_observed() -> bool:
-    """Whether somebody asked Triton to be told of launches, or to look into compilations: then it launches."""
+    """Whether hooks for launches or compilations are registered with Triton: then Triton launches."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or runtime.add_stages_inspection_hook)
@@ -83,6 +83,35 @@ class _TensorMap:
             self.known.clear()
         self.known[address, shape, strides] = found
         return found
+
+
+class _BoundMap(NamedTuple):
+    """A `_Described` for arguments of known extents."""
+
+    at: int
+    number: int
+    tensor_map: _TensorMap
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Described(NamedTuple):
+    """An argument that is a descriptor."""
+
+    at: int
+    "its place among the arguments"
+    number: int
+    "of its tensor"
+    tensor_map: _TensorMap
+
+    @property
+    def moves(self) -> bool:
+        """Whether an extent or a stride follows the rows."""
+        return bool(self.tensor_map.extents or self.tensor_map.strides)
+
+    def bound(self, rows: Rows) -> _BoundMap:
+        """The same with its extents and strides, for arguments of these extents."""
+        return _BoundMap(self.at, self.number, self.tensor_map, *self.tensor_map.numbers(rows))
 
 
 class _Filled:
@@ -161,8 +190,7 @@ class Bound(NamedTuple):
     arguments: Sequence[Any]
     tuples: Sequence[tuple[int, _Filled]]
     "those with tensors or counts in them"
-    maps: Sequence[tuple[int, int, _TensorMap, tuple[int, ...], tuple[int, ...]]]
-    "where a tensor map stands, the tensor's number, the map, extents and strides"
+    maps: Sequence[_BoundMap]
 
 
 class Repeat:
@@ -217,7 +245,7 @@ class Repeat:
         self.arguments: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
         self.tuples: list[tuple[int, _Filled]] = []
-        self.maps: list[tuple[int, int, _TensorMap]] = []
+        self.maps: list[_Described] = []
         makers = iter(_makers(compiled))
         for value in values:
             at = len(self.arguments)
@@ -225,7 +253,9 @@ class Repeat:
                 self.pointers.append((at, number(value)))
                 self.arguments.append(None)
             elif hasattr(value, "block_shape"):
-                self.maps.append((at, number(value.base), _TensorMap(value, next(makers), *_following(value, follows))))
+                self.maps.append(
+                    _Described(at, number(value.base), _TensorMap(value, next(makers), *_following(value, follows)))
+                )
                 self.arguments += (None, *value.shape, *value.strides)
             elif isinstance(value, RowCount):
                 if (found := follows(value)) is not None:
@@ -236,28 +266,28 @@ class Repeat:
             else:
                 self.tuples.append((at, _filled(value, number, follows)))
                 self.arguments.append(None)
-        before, maps = [int(extent) for extent in (*grid, 1, 1)[:3]], [one for one in self.maps if not _moves(one)]
-        self.fixed = Bound(before, self.arguments, self.tuples, [(*one, *one[2].numbers({})) for one in maps])
+        before, maps = [int(extent) for extent in (*grid, 1, 1)[:3]], [one for one in self.maps if not one.moves]
+        self.fixed = Bound(before, self.arguments, self.tuples, [one.bound({}) for one in maps])
 
     @property
     def numbers(self) -> set[int]:
         """Of the tensors that it is launched on."""
-        alone = {number for _, number in self.pointers} | {number for _, number, *_ in self.maps}
+        alone = {number for _, number in self.pointers} | {one.number for one in self.maps}
         return alone.union(*(filled.numbers for _, filled in self.tuples))
 
     @property
     def follows(self) -> bool:
         """Whether anything but addresses differs from call to call."""
-        moving = any(map(_moves, self.maps)) or any(filled.moves for _, filled in self.tuples)
+        moving = any(one.moves for one in self.maps) or any(filled.moves for _, filled in self.tuples)
         return bool(self.grid or self.counts or moving)
 
     def renumbered(self, order: Mapping[int, int]) -> Repeat:
         """The same launch, of tensors that have other numbers."""
         self.pointers = [(at, order[number]) for at, number in self.pointers]
-        self.maps = [(at, order[number], tensor_map) for at, number, tensor_map in self.maps]
+        self.maps = [one._replace(number=order[one.number]) for one in self.maps]
         for _, filled in self.tuples:
             filled.renumber(order)
-        maps = [(at, order[number], one, shape, strides) for at, number, one, shape, strides in self.fixed.maps]
+        maps = [one._replace(number=order[one.number]) for one in self.fixed.maps]
         self.fixed = self.fixed._replace(maps=maps)
         return self
 
@@ -270,10 +300,10 @@ class Repeat:
             before[axis] = found.at(rows)
         for at, found in self.counts:
             arguments[at] = found.at(rows)
-        for at, number, tensor_map in self.maps:
-            shape, strides = tensor_map.numbers(rows)
-            arguments[at + 1 : at + 1 + len(shape) + len(strides)] = *shape, *strides
-            maps.append((at, number, tensor_map, shape, strides))
+        for one in self.maps:
+            made = one.bound(rows)
+            arguments[made.at + 1 : made.at + 1 + len(made.shape) + len(made.strides)] = *made.shape, *made.strides
+            maps.append(made)
         return Bound(before, arguments, [(at, filled.bound(rows)) for at, filled in self.tuples], maps)
 
     def __call__(self, stream: int, addresses: Sequence[int], bound: Bound | None = None) -> None:
@@ -291,10 +321,6 @@ class Repeat:
             self.launch(*before, stream, *self.after, arguments)
         else:
             self.launch(*before, stream, *self.after, *arguments)
-
-
-def _moves(one: tuple[int, int, _TensorMap]) -> bool:
-    return bool(one[2].extents or one[2].strides)
 
 
 def _following(descriptor: Any, follows: Callable[[RowCount], Follows | None]) -> Iterator[list[tuple[int, Follows]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -42,8 +42,17 @@ def lies_in_rows(x: Tensor) -> bool:
     return x.stride(-1) == 1 and (x.shape[-3] <= 1 or x.stride(-3) <= LARGEST_STRIDE)
 
 
-def extent_fault(tensors: Mapping[str, Tensor], sequences: int, longest: int) -> tuple[str, object, str, str] | None:
-    """What is too large for the kernels' 32-bit numbers: argument, value, what is wrong, what is accepted.
+class Fault(NamedTuple):
+    """What a refusal says, in its order."""
+
+    argument: str
+    value: object
+    wrong: str
+    accepted: str
+
+
+def extent_fault(tensors: Mapping[str, Tensor], sequences: int, longest: int) -> Fault | None:
+    """What is too large for the kernels' 32-bit numbers.
 
     Numbers of elements are 64 bits wide in every kernel, so tensors may have more than 2³¹ of them.  What kernels have
     in 32 bits are rows, tiles, and the elements within a tile.
@@ -56,14 +65,15 @@ def extent_fault(tensors: Mapping[str, Tensor], sequences: int, longest: int) ->
     for name, x in tensors.items():
         rows, columns = math.prod(x.shape[:-2]), math.prod(x.shape[-2:])
         if rows > LARGEST_ROWS:
-            return f"{name}.shape", tuple(x.shape), "has too many rows", f"at most {LARGEST_ROWS}"
+            return Fault(f"{name}.shape", tuple(x.shape), "has too many rows", f"at most {LARGEST_ROWS}")
         if columns > LARGEST_STRIDE:  # results, and gradients, are contiguous
-            return f"{name}.shape", tuple(x.shape), "has rows that are too long", f"at most {LARGEST_STRIDE} elements"
+            accepted = f"at most {LARGEST_STRIDE} elements"
+            return Fault(f"{name}.shape", tuple(x.shape), "has rows that are too long", accepted)
         if x.shape[-3] > 1 and x.stride(-3) > LARGEST_STRIDE:
-            return f"{name}.stride", x.stride(), "has rows too far apart", f"at most {LARGEST_STRIDE} elements"
+            return Fault(f"{name}.stride", x.stride(), "has rows too far apart", f"at most {LARGEST_STRIDE} elements")
         tiles = sequences * x.shape[-2] * -(-longest // 16)
         if tiles > LARGEST_TILES:
-            return (
+            return Fault(
                 f"{name}.shape",
                 tuple(x.shape),
                 f"has {tiles} tiles, of {sequences} sequences of up to {longest} rows in each head",

@@ -1,4 +1,4 @@
-"""What a function allocates, clears and launches, noted while it runs, on tensors by number."""
+"""Records what a function allocates, clears and launches while it runs; tensors are numbered."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Operators of PyTorch (`torch.ops.attnbench`) for what follows operators: compilers, exports, modes, transforms.
+"""Operators of PyTorch (`torch.ops.attnbench`) for compilers, exports, dispatch modes and transforms.
 
-An eager call on plain tensors never meets them: a dispatch to Python costs more than all that a kept call does.
+An eager call on plain tensors bypasses them: a dispatch to Python costs more than all that a kept call does.
 `is_followed` says which calls do.
 """
 

@@ -1,12 +1,21 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Rows in and out, and the order of programs: what the kernels of every family are made of."""
+"""Loads and stores of tiles of rows, and the order of programs, for every kernel family."""
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
+
+
+class Reach(NamedTuple):
+    """Keys (or rows) [low, high) that some of a range's rows (or keys) see, and [all_low, all_high) that all see."""
+
+    low: Any
+    all_low: Any
+    all_high: Any
+    high: Any
 
 
 @triton.jit

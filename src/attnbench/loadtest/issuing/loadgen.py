@@ -93,7 +93,7 @@ def run(out: int, answers: int, given: Settings) -> None:
             lg.QuerySamplesComplete(
                 [lg.QuerySampleResponse(number, 0, 0) for (number,) in NUMBER.iter_unpack(data[:whole])]
             )
-        os._exit(1)  # the server has gone, and LoadGen would wait for its answers for ever
+        os._exit(1)  # the server has gone, and LoadGen would wait for its answers forever
 
     threading.Thread(target=answered, daemon=True).start()
     sut = lg.ConstructSUT(issue, flush)

@@ -1,4 +1,4 @@
-"""A paged cache of keys and values: one pool on the device, a table a user, host memory behind it if wanted.
+"""A paged cache of keys and values: one pool on the device, a page table per user, optionally a second tier in host memory.
 
 A step of a batch goes like this:
 
@@ -8,11 +8,11 @@ A step of a batch goes like this:
                                                               # left with one: as if the step had never been
 
 What a history finds: on the device, where the cached tokens are its first ones (a hit); in host memory likewise (a host
-hit: the pages are copied in beside the step); nothing otherwise.  A history that is shorter than what is cached, or
-begins differently, is nobody's continuation: what was cached is dropped and all of it computed again.
+hit: the pages are copied in beside the step); nothing otherwise.  If a history is shorter than what is cached, or
+has other first tokens, the cached entry is dropped and the whole history computed again.
 
 Evicted are whole users, the least recently used first; never one of the batch, of a step that runs, or with a transfer
-under way.  Candidates are never cached.  Not for several threads.
+under way.  Candidates are never cached.  Not thread-safe.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On a card both ways have a stream of their own, and a step waits on the device, layer by layer.  Pages come in by one
 kernel a layer that reads pinned host memory, in whatever order they lie.  They leave by way of a contiguous buffer on
-the device, in runs of neighbouring host pages, which the copy engine takes without a kernel.  A copy a page would be
+the device, in runs of neighbouring host pages, which the copy engine takes without a kernel.  One copy per page would be
 several times slower over PCIe.  On a CPU the same calls copy at once.
 """
 

@@ -22,13 +22,13 @@ def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
         points = list(_points(table))
         if len({point.x for point in points}) > 1:
             last = {point.backend: f"{point.y:.1e}" for point in points}
-            told = ", ".join(f"{name} {distance}" for name, distance in (last | _equal(table)).items())
+            summary = ", ".join(f"{name} {distance}" for name, distance in (last | _equal(table)).items())
             yield Figure(
                 name="latents",
                 folder=table.folder,
                 kind="latents",
                 title=f"Distance of the latents by step, {table.case_id}",
-                alt=f"Relative L1 of the latents after each step of {table.case_id}; after the last one {told}.",
+                alt=f"Relative L1 of the latents after each step of {table.case_id}; after the last one {summary}.",
                 case_id=table.case_id,
                 spec=lines(points, OVER, DISTANCE_OF, styles),
             )

@@ -88,11 +88,11 @@ def _figure(
     room = [{"x": short(x), "m": short(y)} for x in (low, high) for y in (bottom, top)]
     data = {"rows": points, "roofs": corners, "labels": _labels(roofs, marks), "room": room}
     ordered = points if table else sorted(points, key=lambda one: one["m"])[:: max(len(points) - 1, 1)]
-    told = "; ".join(f"{one['b']} {one['t']}" for one in ordered)
+    summary = "; ".join(f"{one['b']} {one['t']}" for one in ordered)
     yield Figure(
         name=name, kind="roofline", title=title, case_id=table.case_id if table else None,
         folder=table.folder if table else "",
-        alt=f"TFLOP/s over FLOP per byte under {_words(roofs, marks)}. {'' if table else 'From '}{told}.",
+        alt=f"TFLOP/s over FLOP per byte under {_words(roofs, marks)}. {'' if table else 'From '}{summary}.",
         spec=filled(_definition(any("e" in one or "o" in one for one in points)), data),
     )  # fmt: skip
 

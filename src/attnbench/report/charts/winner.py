@@ -59,9 +59,9 @@ def _figure(tables: Sequence[Table], styles: Styles, mark: str, conditions: Sequ
         wins[cell["b"]] = wins.get(cell["b"], 0) + 1
     # Where cells may be too narrow for names they have signs, and these are named below with their colours.
     key = tuple((name, styles.of(name)) for name in wins) if len(columns) > ROOMY else ()
-    told = ", ".join(f"{name} wins {count}" for name, count in sorted(wins.items(), key=lambda item: -item[1]))
+    summary = ", ".join(f"{name} wins {count}" for name, count in sorted(wins.items(), key=lambda item: -item[1]))
     unclear = len(cells) - len(clear)
-    words = ", ".join(filter(None, (told, f"{unclear} without a clear winner" if unclear else "")))
+    words = ", ".join(filter(None, (summary, f"{unclear} without a clear winner" if unclear else "")))
     return Figure(
         name=f"winner{mark}",
         kind="winner",

@@ -118,7 +118,7 @@ def _conditions(block: Block) -> dict[str, str]:
 
 
 def _axes(rows: Sequence[Row]) -> Iterable[tuple[dict[str, Any], list[str]]]:
-    """The fields by which the cases are told apart."""
+    """The fields by which the cases are distinguished."""
     for name in named([row.record.case for row in rows]):
         values = [row.record.case.get(name) for row in rows]
         kinds = {type(value) for value in values} - {type(None)}

@@ -5,7 +5,7 @@ s = α q·k, its weight a = SiLU(s) = s σ(s), c the divisor's inverse and the m
 
     score      σ² = D w²/6 (α² Σ(q∘k)² + s²) + (u²/3 + 2/3 w²) s²; of a mean that was stored + α² u²/3 Σ(q∘k̄)²
     weight     SiLU'(s)² σ² + a² ((8 w)² + u²/3) + s² (w² + u²/64)
-               The last: h + h tanh h, h = s/2, cancels for s < 0 where it is worked out so, in fp32 or, where a case
+               The last: h + h tanh h, h = s/2, cancels for s < 0 where it is computed so, in fp32 or, where a case
                is in 16 bits, with a unit of the card that is off by 2⁻¹¹
     O = c Σ a v         c² (Σ (variance of a + n w²/6 a²) v² + o² (n w²/6 + 2 u²/3)), stored before and after c
     dA = dO·v           Dv w²/6 (Σ(do∘v)² + dA²) + u²/3 dA²

@@ -189,7 +189,7 @@ def _boxes(case: SparseCase) -> Array:
 
 
 def _hash(seed: int, shape: tuple[int, ...]) -> Array:
-    """SplitMix64 (Steele, Lea and Flood 2014) of seed and flat index, uint64: the same for ever."""
+    """SplitMix64 (Steele, Lea and Flood 2014) of seed and flat index, uint64: the same forever."""
     import numpy as np
 
     with np.errstate(over="ignore"):

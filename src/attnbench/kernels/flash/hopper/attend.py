@@ -162,7 +162,20 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
         if SPLIT:
             held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
         acc, row_max, sums, count = through_keys(
-            held, q, acc, row_max, sums, consumer, count, done, row, begin, work.whole, work.split, end, WARPGROUP
+            held=held,
+            q=q,
+            acc=acc,
+            row_max=row_max,
+            sums=sums,
+            consumer=consumer,
+            count=count,
+            done=done,
+            row=row,
+            begin=begin,
+            whole=work.whole,
+            split=work.split,
+            end=end,
+            WARPGROUP=WARPGROUP,
         )
     else:
         if SPLIT:
@@ -182,7 +195,17 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
         second_place = held_ring.tiles.index(0)
     if consumer.REST_V:
         second_place = rests.q[WARPGROUP][0].tiles.index(done % q_ring.STAGES)
-    epilogue(consumer, acc, row_max, sums, place, second_place, done, row, not TWO)
+    epilogue(
+        consumer=consumer,
+        acc=acc,
+        row_max=row_max,
+        sums=sums,
+        place=place,
+        second_place=second_place,
+        done=done,
+        row=row,
+        ALONE=not TWO,
+    )
     if consumer.GRID != "tiles":
         consumer.queue.release(done)
         if q_ring.STAGES == 1 and not APART:

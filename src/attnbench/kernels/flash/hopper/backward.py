@@ -7,12 +7,12 @@ The sums are those of portable.backward_columns with atomics, in another pipelin
     producer      loads keys and values once, then tiles of Q and dO with -lse / scale and -delta of their rows
     consumer      issues Sᵀ = K Qᵀ and dPᵀ = V dOᵀ
                   P = exp(Sᵀ), beside the second; issues dV += P dO
-                  dSᵀ = P ∘ (dPᵀ - delta), beside that, for itself and into shared memory for both
+                  dSᵀ = P ∘ (dPᵀ - delta), during that, in registers and in shared memory for both
                   waits for the other's; issues half of dQ = dS K, and dK += dSᵀ Q
                   stores dQ by a TMA reduction, beside the last
 
 Half of dQ is 64 rows by 64 columns, over all 128 keys: up to 64 dims half of a step's 128 rows, above half of the
-columns of its 64.  DS has two stages: a warpgroup that has seen both fill one knows that both have read the other.
+columns of its 64.  DS has two stages: when both warpgroups have filled one stage, both have read the other.
 No product is in flight at the end of an iteration: the compiler otherwise waits for each of them.
 """
 
@@ -151,7 +151,19 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             tile = begin
             head = work.head_kv * members
             for count in range(members * (end - begin)):
-                dk, dv = step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP)
+                dk, dv = step(
+                    v=v,
+                    dk=dk,
+                    dv=dv,
+                    consumer=consumer,
+                    work=work,
+                    low=low,
+                    high=high,
+                    count=count,
+                    tile=tile,
+                    head=head,
+                    WARPGROUP=WARPGROUP,
+                )
                 tile += 1
                 if tile == end:
                     tile = begin
@@ -210,7 +222,19 @@ def flash_hopper_backward(
     PLACES: gl.constexpr = STAGES * PARTS
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
     problem = GridProblem(
-        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, members, heads_kv, pairs, tiles, group, PACKED, BLOCK_M, KEYS
+        cu_q_ptr=cu_q_ptr,
+        cu_k_ptr=cu_k_ptr,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        mask=mask,
+        members=members,
+        heads_kv=heads_kv,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        PACKED=PACKED,
+        BLOCK_M=BLOCK_M,
+        KEYS=KEYS,
     )
     rings = Rings(
         allocate_ring(q_desc, PLACES, 2),
@@ -225,8 +249,29 @@ def flash_hopper_backward(
     filled = allocate_barriers(2, 2)
     done = allocate_barriers(1, 2).index(0)
     fence_async_shared()
-    producer = Producer(q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem)
-    consumer = Consumer(dk_desc, dv_desc, sums_desc, rings, stats, dscores, filled, done, staging, problem, scale_log2)
+    producer = Producer(
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        dout_desc=dout_desc,
+        stats_desc=stats_desc,
+        rings=rings,
+        stats=stats,
+        problem=problem,
+    )
+    consumer = Consumer(
+        dk_desc=dk_desc,
+        dv_desc=dv_desc,
+        sums_desc=sums_desc,
+        rings=rings,
+        stats=stats,
+        dscores=dscores,
+        filled=filled,
+        done=done,
+        staging=staging,
+        problem=problem,
+        scale_log2=scale_log2,
+    )
     gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])
 
 

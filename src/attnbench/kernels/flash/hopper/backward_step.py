@@ -136,29 +136,41 @@ def key_tile_of(problem):
     tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads_kv
     head_kv = pair - number * problem.heads_kv
-    batch, query_start, key_start, queries, keys = sequence(
-        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
-    )
-    padded = padded_start(number, query_start, queries, problem.PACKED, problem.BLOCK_M).to(gl.int32)
-    query_start = (query_start + batch * problem.seqlen_q).to(gl.int32)
-    key_start = (key_start + batch * problem.seqlen_k).to(gl.int32)
+    bounds = sequence(problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
+    queries, keys = bounds.queries, bounds.keys
+    padded = padded_start(number, bounds.query_start, queries, problem.PACKED, problem.BLOCK_M).to(gl.int32)
+    query_start = (bounds.query_start + bounds.batch * problem.seqlen_q).to(gl.int32)
+    key_start = (bounds.key_start + bounds.batch * problem.seqlen_k).to(gl.int32)
     start = tile * KEYS
-    low, all_low, all_high, high = rows_of_keys(
-        start,
-        gl.minimum(start + KEYS, keys) - 1,
-        queries,
-        keys - queries,
-        mask.left,
-        mask.right,
-        mask.HAS_LEFT,
-        mask.HAS_RIGHT,
+    reach = rows_of_keys(
+        first=start,
+        last=gl.minimum(start + KEYS, keys) - 1,
+        queries=queries,
+        shift=keys - queries,
+        left=mask.left,
+        right=mask.right,
+        HAS_LEFT=mask.HAS_LEFT,
+        HAS_RIGHT=mask.HAS_RIGHT,
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, problem.BLOCK_M)
+    tiles = tiles_of(reach, problem.BLOCK_M)
+    whole, split = tiles.whole, tiles.split
     if start + KEYS > keys:
         # Keys past the end are zeros, but their probabilities are not.
-        whole = end
-        split = end
-    return KeyTile(head_kv, padded, query_start, key_start, queries, keys, start, begin, whole, split, end)
+        whole = tiles.end
+        split = tiles.end
+    return KeyTile(
+        head_kv=head_kv,
+        padded=padded,
+        query_start=query_start,
+        key_start=key_start,
+        queries=queries,
+        keys=keys,
+        start=start,
+        begin=tiles.begin,
+        whole=whole,
+        split=split,
+        end=tiles.end,
+    )
 
 
 @gluon.jit
@@ -268,19 +280,56 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
     dout = rings.dout.take(first)
     dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     if PARTS == 1:
-        dscore, dv = fold(scores, dweights, dv, dout, consumer, first % STAGES, at, masked, low, high, OF_V, 1)
+        dscore, dv = fold(
+            scores=scores,
+            dweights=dweights,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=first % STAGES,
+            at=at,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=1,
+        )
         dscores.index(stage * 2 + WARPGROUP).store(dscore)
     else:
         late_q = rings.q.take(first + 1)
         late_scores = warpgroup_mma(k, late_q.permute([1, 0]), none, use_acc=False, is_async=True)
-        dscore, dv = fold(scores, dweights, dv, dout, consumer, first % STAGES, at, masked, low, high, OF_V, 2)
+        dscore, dv = fold(
+            scores=scores,
+            dweights=dweights,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=first % STAGES,
+            at=at,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=2,
+        )
         dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
         dscores.index(stage * 4 + WARPGROUP).store(dscore)
         q = late_q
         dout = rings.dout.take(first + 1)
         dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
         dscore, dv = fold(
-            late_scores, dweights, dv, dout, consumer, (first + 1) % STAGES, at + ROWS, masked, low, high, OF_V, 1
+            scores=late_scores,
+            dweights=dweights,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=(first + 1) % STAGES,
+            at=at + ROWS,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=1,
         )
         dscores.index(stage * 4 + 2 + WARPGROUP).store(dscore)
     fence_async_shared()

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """DK, dV and the sums of dQ of softmax attention for Hopper over 128 dims: two warpgroups share 64 keys.
 
-dK and dV of 64 keys and 256 dims are all the registers of one warpgroup.  So each has half the columns of both, and of
+dK and dV of 64 keys and 256 dims would fill all registers of one warpgroup.  So each has half the columns of both, and of
 dQ; and since half a product's columns need all of P and dS, each computes these for 32 of a tile's 64 rows and stores
 them to shared memory, where products read them.  Tiles of rows are loaded in halves of their columns.  Apart from that
 it is `hopper.backward`:
@@ -14,7 +14,7 @@ it is `hopper.backward`:
                   issues the first half of its columns of dQ = dS K, and dK += dSᵀ Q
                   stores that half by a TMA reduction, beside the last; then issues and stores the other half
 
-P and dS have two stages: a warpgroup that has seen both fill one knows that both have read the other.
+P and dS have two stages: when both warpgroups have filled one stage, both have read the other.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Consumer:
 def fill_halves(ring, count, desc, start, rows, first, head, EXTRA_BYTES: gl.constexpr = 0):
     """Load rows as two tiles, of half the columns each; the caller loads EXTRA_BYTES with the first."""
     ring.fill(2 * count, desc, start, rows, first, head, EXTRA_BYTES)
-    ring.fill(2 * count + 1, desc, start, rows, first, head, 0, ring.COLUMNS)
+    ring.fill(count=2 * count + 1, desc=desc, start=start, rows=rows, first=first, head=head, column=ring.COLUMNS)
 
 
 @gluon.jit
@@ -140,11 +140,29 @@ def produce(producer):
             head = tile.head_kv * members + member
             for part in range(tile.begin, tile.end):
                 at = part * ROWS
-                fill_halves(rings.q, count, producer.q_desc, tile.query_start, tile.queries, at, head, 4 * ROWS)
+                fill_halves(
+                    ring=rings.q,
+                    count=count,
+                    desc=producer.q_desc,
+                    start=tile.query_start,
+                    rows=tile.queries,
+                    first=at,
+                    head=head,
+                    EXTRA_BYTES=4 * ROWS,
+                )
                 fill_statistics(producer.stats_desc, [head, tile.padded + at], rings.q, stats.leasts, count)
                 if count == 0:
                     fill_halves(rings.v, 0, producer.v_desc, tile.key_start, tile.keys, tile.start, tile.head_kv)
-                fill_halves(rings.dout, count, producer.dout_desc, tile.query_start, tile.queries, at, head, 4 * ROWS)
+                fill_halves(
+                    ring=rings.dout,
+                    count=count,
+                    desc=producer.dout_desc,
+                    start=tile.query_start,
+                    rows=tile.queries,
+                    first=at,
+                    head=head,
+                    EXTRA_BYTES=4 * ROWS,
+                )
                 place = [heads + head, tile.padded + at]
                 fill_statistics(producer.stats_desc, place, rings.dout, stats.deltas, count)
                 count += 1
@@ -270,7 +288,18 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             tile = begin
             head = work.head_kv * members
             for count in range(members * (end - begin)):
-                dk, dv = step(dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP)
+                dk, dv = step(
+                    dk=dk,
+                    dv=dv,
+                    consumer=consumer,
+                    work=work,
+                    low=low,
+                    high=high,
+                    count=count,
+                    tile=tile,
+                    head=head,
+                    WARPGROUP=WARPGROUP,
+                )
                 tile += 1
                 if tile == end:
                     tile = begin
@@ -318,7 +347,19 @@ def flash_hopper_backward_wide(
     gdc_launch_dependents()
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
     problem = GridProblem(
-        cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, mask, members, heads_kv, pairs, tiles, group, PACKED, BLOCK_M, ROWS
+        cu_q_ptr=cu_q_ptr,
+        cu_k_ptr=cu_k_ptr,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        mask=mask,
+        members=members,
+        heads_kv=heads_kv,
+        pairs=pairs,
+        tiles=tiles,
+        group=group,
+        PACKED=PACKED,
+        BLOCK_M=BLOCK_M,
+        KEYS=ROWS,
     )
     rings = Rings(
         allocate_ring(q_desc, 2 * STAGES, 2),
@@ -334,8 +375,27 @@ def flash_hopper_backward_wide(
     staging = gl.allocate_shared_memory(gl.float32, [2] + sums_desc.block_shape, sums_desc.layout)
     filled = allocate_barriers(4, 2)
     fence_async_shared()
-    producer = Producer(q_desc, k_desc, v_desc, dout_desc, stats_desc, rings, stats, problem)
+    producer = Producer(
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        dout_desc=dout_desc,
+        stats_desc=stats_desc,
+        rings=rings,
+        stats=stats,
+        problem=problem,
+    )
     consumer = Consumer(
-        dk_desc, dv_desc, sums_desc, rings, stats, weighted, dscores, filled, staging, problem, scale_log2
+        dk_desc=dk_desc,
+        dv_desc=dv_desc,
+        sums_desc=sums_desc,
+        rings=rings,
+        stats=stats,
+        weighted=weighted,
+        dscores=dscores,
+        filled=filled,
+        staging=staging,
+        problem=problem,
+        scale_log2=scale_log2,
     )
     gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])

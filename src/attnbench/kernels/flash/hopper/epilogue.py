@@ -77,19 +77,55 @@ def epilogue(consumer, acc, row_max, sums, place, second_place, done, row, ALONE
     total = gl.where(empty, 1.0, row_sum)
     acc = scaled(acc, 1.0 / total)
     if acc[0].shape[1] == COLUMNS:
-        store_output(out_desc, place, acc[0], work.query_start, work.queries, row, work.head, 0)
+        store_output(
+            out_desc=out_desc,
+            place=place,
+            part=acc[0],
+            start=work.query_start,
+            rows=work.queries,
+            first=row,
+            head=work.head,
+            column=0,
+        )
         if len(acc) == 2:
             desc = consumer.rest_out[0]
-            store_output(desc, second_place, acc[1], work.query_start, work.queries, row, work.head, COLUMNS)
+            store_output(
+                out_desc=desc,
+                place=second_place,
+                part=acc[1],
+                start=work.query_start,
+                rows=work.queries,
+                first=row,
+                head=work.head,
+                column=COLUMNS,
+            )
     else:
         first, second = acc[0].reshape([ROWS, 2, COLUMNS]).permute([0, 2, 1]).split()
         tma.store_wait(0)
         sync_warps()
-        store_output(out_desc, place, first, work.query_start, work.queries, row, work.head, 0)
+        store_output(
+            out_desc=out_desc,
+            place=place,
+            part=first,
+            start=work.query_start,
+            rows=work.queries,
+            first=row,
+            head=work.head,
+            column=0,
+        )
         if ALONE:
             tma.store_wait(0)
             sync_warps()
-        store_output(out_desc, second_place, second, work.query_start, work.queries, row, work.head, COLUMNS)
+        store_output(
+            out_desc=out_desc,
+            place=second_place,
+            part=second,
+            start=work.query_start,
+            rows=work.queries,
+            first=row,
+            head=work.head,
+            column=COLUMNS,
+        )
     lse = gl.where(empty, float("-inf"), (row_max * consumer.scale + gl.log2(total)) * LN_2)
     rows = row + gl.arange(0, ROWS, OF_ROWS)
     starts = gl.cast(work.batch, gl.int64) * consumer.lse_batch + gl.cast(work.head, gl.int64) * consumer.lse_head

@@ -47,7 +47,7 @@ from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
 from attnbench.kernels.flash.hopper.pieces import Rests, allocate_rest
 from attnbench.kernels.flash.hopper.producer import Producer, produce
-from attnbench.kernels.flash.hopper.tiles import GridProblem, Mask
+from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS, GridProblem, Mask
 from attnbench.kernels.flash.problem import lse_strides
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import (
@@ -188,7 +188,7 @@ def flash_hopper_forward(
         LAYOUT: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * META.BLOCK_N), 16, 2)
         stored = (gl.allocate_shared_memory(q_desc.dtype, [GROUPS, ROWS, META.BLOCK_N], LAYOUT),)
     turns = allocate_barriers(GROUPS, 1)
-    queue = allocate_work_queue(GROUPS, 10)
+    queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     outs = q_rings[0].tiles
     if out_desc.block_shape[4] != META.BLOCK_V and q_desc.block_shape[4] == META.BLOCK_V:
         outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)

@@ -55,7 +55,7 @@ def allocate_rest(desc, STAGES: gl.constexpr):
 def fill_pieces(ring, rest, count, desc, start, rows, first, head, column=0):
     """Load a tile as `Ring.fill` does, and its second piece on the same mbarrier."""
     if len(rest) == 0:
-        ring.fill(count, desc, start, rows, first, head, 0, column)
+        ring.fill(count=count, desc=desc, start=start, rows=rows, first=first, head=head, column=column)
     else:
         ring.fill(count, desc, start, rows, first, head, rest[0].BYTES)
         stage = count % ring.STAGES

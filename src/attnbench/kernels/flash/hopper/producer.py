@@ -40,7 +40,16 @@ class Producer:
 def fill_keys(producer, work, key_start, at, count):
     """Load the count-th tile of keys, those from `at` of a work item's sequence."""
     head = work.head // producer.repeats
-    fill_pieces(producer.rings.k, producer.rests.k, count, producer.k_desc, key_start, work.keys, at, head)
+    fill_pieces(
+        ring=producer.rings.k,
+        rest=producer.rests.k,
+        count=count,
+        desc=producer.k_desc,
+        start=key_start,
+        rows=work.keys,
+        first=at,
+        head=head,
+    )
 
 
 @gluon.jit
@@ -65,15 +74,15 @@ def load_work(producer, work, key_start, count, done):
     for which in gl.static_range(producer.GROUPS):
         first = work.first + which * ROWS
         fill_pieces(
-            rings.q[which],
-            rests.q[which],
-            done,
-            producer.q_desc,
-            work.query_start,
-            work.queries,
-            first,
-            work.head,
-            HALF,
+            ring=rings.q[which],
+            rest=rests.q[which],
+            count=done,
+            desc=producer.q_desc,
+            start=work.query_start,
+            rows=work.queries,
+            first=first,
+            head=work.head,
+            column=HALF,
         )
     if Q_AHEAD and begin < end:
         fill_keys(producer, work, key_start, (end - 1) * BLOCK_N, count)
@@ -86,7 +95,16 @@ def load_work(producer, work, key_start, count, done):
             # Here, for the answer comes while the last values wait for a stage; earlier, and a long item would hold the
             # next one back from programs that are done before.
             following = next_work(producer.counter_ptr)
-        fill_pieces(rings.v, rests.v, count, producer.v_desc, key_start, work.keys, at, work.head // producer.repeats)
+        fill_pieces(
+            ring=rings.v,
+            rest=rests.v,
+            count=count,
+            desc=producer.v_desc,
+            start=key_start,
+            rows=work.keys,
+            first=at,
+            head=work.head // producer.repeats,
+        )
         count += 1
     return count, following
 
@@ -108,7 +126,7 @@ def produce(producer):
         work, key_start = work_of(tile, head, number, problem, ROWS * producer.GROUPS, producer.BLOCK_N)
         following = -1
         if work.first < work.queries:
-            work.publish(producer.queue, done)
+            producer.queue.publish(done, work)
             count, following = load_work(producer, work, key_start, count, done)
             done += 1
         if GRID != "ticket":
@@ -116,4 +134,4 @@ def produce(producer):
         elif following < 0:  # an item without rows or without keys
             following = next_work(producer.counter_ptr)
         at = following
-    producer.queue.publish(done, (-1,))
+    producer.queue.finish(done)

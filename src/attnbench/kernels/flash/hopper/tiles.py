@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the flash forward for Hopper is made of: the tile scheduler's work items, the mask and the softmax of a tile."""
+"""Building blocks of the flash forward for Hopper: work items of the tile scheduler, the mask, the softmax of a tile."""
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -68,45 +68,27 @@ class GridProblem:
     GRID: gl.constexpr
 
 
-@aggregate
-class Work:
+class Work(NamedTuple):
     """A work item as it is published: a tile of rows, and the tiles of keys that they see."""
 
-    query_start: gl.tensor
+    query_start: Any
     "the sequence's first query among all"
-    head: gl.tensor
-    batch: gl.tensor
+    head: Any
+    batch: Any
     "the sequence"
-    queries: gl.tensor
-    keys: gl.tensor
+    queries: Any
+    keys: Any
     "of the sequence"
-    first: gl.tensor
+    first: Any
     "the item's first query"
-    begin: gl.tensor
+    begin: Any
     "tiles of keys: the first, the first that all rows see, and behind the last of each"
-    whole: gl.tensor
-    split: gl.tensor
-    end: gl.tensor
+    whole: Any
+    split: Any
+    end: Any
 
-    @gluon.jit
-    @no_type_check
-    def publish(self, queue, turn):
-        """Publish this as the turn-th item; `read_work` is the other end."""
-        queue.publish(
-            turn,
-            (
-                self.query_start,
-                self.head,
-                self.batch,
-                self.queries,
-                self.keys,
-                self.first,
-                self.begin,
-                self.whole,
-                self.split,
-                self.end,
-            ),
-        )
+
+WORK_FIELDS = gl.constexpr(Work._fields)
 
 
 @gluon.jit
@@ -117,16 +99,16 @@ def read_work(queue, turn):
     Read anew wherever it is needed: ten numbers are more than a thread has registers for.
     """
     return Work(
-        queue.number(turn, 0),
-        queue.number(turn, 1),
-        queue.number(turn, 2),
-        queue.number(turn, 3),
-        queue.number(turn, 4),
-        queue.number(turn, 5),
-        queue.number(turn, 6),
-        queue.number(turn, 7),
-        queue.number(turn, 8),
-        queue.number(turn, 9),
+        query_start=queue.number(turn, "query_start"),
+        head=queue.number(turn, "head"),
+        batch=queue.number(turn, "batch"),
+        queries=queue.number(turn, "queries"),
+        keys=queue.number(turn, "keys"),
+        first=queue.number(turn, "first"),
+        begin=queue.number(turn, "begin"),
+        whole=queue.number(turn, "whole"),
+        split=queue.number(turn, "split"),
+        end=queue.number(turn, "end"),
     )
 
 
@@ -165,25 +147,34 @@ def locate(turn, problem, step):
 def work_of(tile, head, number, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """The work item of a tile of BLOCK_M rows, and where its keys begin."""
     mask = problem.mask
-    batch, query_start, key_start, queries, keys = sequence(
-        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
-    )
-    query_start = (query_start + batch * problem.seqlen_q).to(gl.int32)
-    key_start = (key_start + batch * problem.seqlen_k).to(gl.int32)
+    bounds = sequence(problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
+    query_start = (bounds.query_start + bounds.batch * problem.seqlen_q).to(gl.int32)
+    key_start = (bounds.key_start + bounds.batch * problem.seqlen_k).to(gl.int32)
     first = tile * BLOCK_M
-    shift = keys - queries
-    low, all_low, all_high, high = keys_of_rows(
-        first,
-        gl.minimum(first + BLOCK_M, queries) - 1,
-        keys,
-        shift,
-        mask.left,
-        mask.right,
-        mask.HAS_LEFT,
-        mask.HAS_RIGHT,
+    shift = bounds.keys - bounds.queries
+    reach = keys_of_rows(
+        first=first,
+        last=gl.minimum(first + BLOCK_M, bounds.queries) - 1,
+        keys=bounds.keys,
+        shift=shift,
+        left=mask.left,
+        right=mask.right,
+        HAS_LEFT=mask.HAS_LEFT,
+        HAS_RIGHT=mask.HAS_RIGHT,
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
-    work = Work(query_start, head, gl.cast(batch, gl.int32), queries, keys, first, begin, whole, split, end)
+    tiles = tiles_of(reach, BLOCK_N)
+    work = Work(
+        query_start=query_start,
+        head=head,
+        batch=gl.cast(bounds.batch, gl.int32),
+        queries=bounds.queries,
+        keys=bounds.keys,
+        first=first,
+        begin=tiles.begin,
+        whole=tiles.whole,
+        split=tiles.split,
+        end=tiles.end,
+    )
     return work, key_start
 
 
@@ -200,7 +191,16 @@ def hide(scores, row, at, keys, shift, mask):
     end = keys - at - own
     if mask.HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
         end = gl.minimum(end, rows + (place + mask.right + 1))
-    see = sees(rows, columns - own, end, place, mask.left, mask.right, mask.HAS_LEFT, False)
+    see = sees(
+        rows=rows,
+        columns=columns - own,
+        keys=end,
+        shift=place,
+        left=mask.left,
+        right=mask.right,
+        HAS_LEFT=mask.HAS_LEFT,
+        HAS_RIGHT=False,
+    )
     return gl.where(see, scores, float("-inf"))
 
 
@@ -209,7 +209,7 @@ def hide(scores, row, at, keys, shift, mask):
 def not_sooner(x):
     """fp32 x, which no code before this place has: each thread asks itself for it.
 
-    Compilers move what is worked out of x up to where x is known, past the products that it was to run beside.
+    Compilers move what is computed from x up to where x is known, past the products that it was to run beside.
     """
     return gl.inline_asm_elementwise(
         "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""dK and dV of flash attention, a tile of keys a program, and dQ too where atomics add it up.
+"""dK and dV of flash attention, a tile of keys a program, and dQ too where atomics accumulate it.
 
-A program takes its tile of keys through the rows that see them, over all query heads of its KV head one after
-another, so the sums of dK and dV have one order.  Scores are worked out transposed, [keys, rows]: P and dS are then
-operands as they come out of the softmax.  Both products begin at what would be subtracted from them, -lse / scale and
--delta of `flash_backward_prepare`, so neither is held in registers while the softmax is worked out.
+A program loops over the rows that see its tile of keys, for all query heads of its KV head one after another, so the
+sums of dK and dV have a fixed order.  Scores are computed transposed, [keys, rows]: P and dS are then
+operands as they come out of the softmax.  The accumulators of both products start from what would be subtracted from them,
+-lse / scale and -delta of `flash_backward_prepare`, so neither is held in registers during the softmax.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from attnbench.kernels.flash.portable.backward_step import Mask, add_part, begin
 from attnbench.kernels.flash.tiles import (
     BACKWARD_COUNTS,
     Rows,
+    TileRange,
     first_row,
     load_tile,
     masked_tile,
@@ -65,29 +66,30 @@ def flash_backward_columns(
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads_kv
     head_kv = pair - number * heads_kv
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
     start = tile * BLOCK_N
     if start >= keys:
         return
     k = load_rows(
-        first_row(tensors.k, batch, key_start, head_kv, strides.k),
-        start,
-        keys,
-        strides.k.row,
-        META.DIM,
-        BLOCK_N,
-        BLOCK_D,
-        False,
+        base=first_row(tensors.k, batch, bounds.key_start, head_kv, strides.k),
+        first=start,
+        count=keys,
+        stride=strides.k.row,
+        DIM=META.DIM,
+        BLOCK=BLOCK_N,
+        BLOCK_DIM=BLOCK_D,
+        WHOLE=False,
     )
     v = load_rows(
-        first_row(tensors.v, batch, key_start, head_kv, strides.v),
-        start,
-        keys,
-        strides.v.row,
-        META.DIM_V,
-        BLOCK_N,
-        BLOCK_V,
-        False,
+        base=first_row(tensors.v, batch, bounds.key_start, head_kv, strides.v),
+        first=start,
+        count=keys,
+        stride=strides.v.row,
+        DIM=META.DIM_V,
+        BLOCK=BLOCK_N,
+        BLOCK_DIM=BLOCK_V,
+        WHOLE=False,
     )
     columns = start + tl.arange(0, BLOCK_N)[:, None]
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -95,37 +97,46 @@ def flash_backward_columns(
 
     # In whole tiles of rows: [begin, whole) masked, [whole, split) seen whole, [split, end) masked.
     shift = keys - queries
-    low, all_low, all_high, high = rows_of_keys(
-        start, tl.minimum(start + BLOCK_N, keys) - 1, queries, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
+    reach = rows_of_keys(
+        first=start,
+        last=tl.minimum(start + BLOCK_N, keys) - 1,
+        queries=queries,
+        shift=shift,
+        left=left,
+        right=right,
+        HAS_LEFT=META.HAS_LEFT,
+        HAS_RIGHT=META.HAS_RIGHT,
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_M)
+    row_tiles = tiles_of(reach, META.BLOCK_M)
+    begin, whole, split, end = row_tiles.begin, row_tiles.whole, row_tiles.split, row_tiles.end
     if start + BLOCK_N > keys:
         # Keys past the end are zeros, but their probabilities are not.
         whole = end
         split = end
+    row_tiles = TileRange(begin=begin, whole=whole, split=split, end=end)
     mask = Mask(
         whole=whole, split=split, columns=columns, queries=queries, keys=keys, shift=shift, left=left, right=right
     )
     # The one loop takes them all where META.FUSED.
     first = begin if META.FUSED else whole
     last = end if META.FUSED else split
-    padded = padded_start(number, query_start, queries, META.PACKED, META.PAD)
+    padded = padded_start(number, bounds.query_start, queries, META.PACKED, META.PAD)
     for member in range(members if META.GROUPED else 1):
         head = head_kv * members + member
         q_rows = Rows(
-            base=first_row(tensors.q, batch, query_start, head, strides.q),
+            base=first_row(tensors.q, batch, bounds.query_start, head, strides.q),
             desc=q_desc,
             batch=batch,
-            start=query_start,
+            start=bounds.query_start,
             head=head,
             count=queries,
             stride=strides.q.row,
         )
         dout_rows = Rows(
-            base=first_row(tensors.dout, batch, query_start, head, strides.dout),
+            base=first_row(tensors.dout, batch, bounds.query_start, head, strides.dout),
             desc=dout_desc,
             batch=batch,
-            start=query_start,
+            start=bounds.query_start,
             head=head,
             count=queries,
             stride=strides.dout.row,
@@ -174,7 +185,17 @@ def flash_backward_columns(
                     if META.ATOMIC:
                         if not META.BESIDE:
                             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-                        add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                        add_part(
+                            base=sums_base,
+                            desc=sums_desc,
+                            row=row,
+                            first=at,
+                            part=part,
+                            DIM=META.DIM,
+                            BLOCK_M=META.BLOCK_M,
+                            BLOCK_D=BLOCK_D,
+                            TMA=META.TMA_ADD,
+                        )
                 at = (last - 1) * META.BLOCK_M
                 q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                 dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, True, META.TMA)
@@ -186,7 +207,17 @@ def flash_backward_columns(
                 dk = tl.dot(down, q, dk, input_precision=PRECISION)
                 if META.ATOMIC:
                     part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-                    add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                    add_part(
+                        base=sums_base,
+                        desc=sums_desc,
+                        row=row,
+                        first=at,
+                        part=part,
+                        DIM=META.DIM,
+                        BLOCK_M=META.BLOCK_M,
+                        BLOCK_D=BLOCK_D,
+                        TMA=META.TMA_ADD,
+                    )
         else:
             for at in tl.range(
                 first * META.BLOCK_M, last * META.BLOCK_M, META.BLOCK_M, num_stages=META.STAGES, disable_licm=True
@@ -194,26 +225,36 @@ def flash_backward_columns(
                 q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                 dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, True, META.TMA)
                 dk, dv, part = fold_rows(
-                    dk,
-                    dv,
-                    q,
-                    dout,
-                    k,
-                    v,
-                    begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
-                    begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
-                    scale_log2,
-                    at,
-                    mask,
-                    META,
-                    False,
+                    dk=dk,
+                    dv=dv,
+                    q=q,
+                    dout=dout,
+                    k=k,
+                    v=v,
+                    lse_at=begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
+                    delta_at=begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
+                    scale_log2=scale_log2,
+                    at=at,
+                    mask=mask,
+                    META=META,
+                    MASKED=False,
                 )
                 if META.ATOMIC:
-                    add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                    add_part(
+                        base=sums_base,
+                        desc=sums_desc,
+                        row=row,
+                        first=at,
+                        part=part,
+                        DIM=META.DIM,
+                        BLOCK_M=META.BLOCK_M,
+                        BLOCK_D=BLOCK_D,
+                        TMA=META.TMA_ADD,
+                    )
         for index in tl.range(
             0, 0 if META.FUSED else whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True
         ):
-            at = masked_tile(index, begin, whole, split) * META.BLOCK_M
+            at = masked_tile(index, row_tiles) * META.BLOCK_M
             q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, False, META.TMA)
             dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, False, META.TMA)
             if META.TMA and META.PACKED:
@@ -222,39 +263,49 @@ def flash_backward_columns(
                 q = tl.where(own, q, 0.0)
                 dout = tl.where(own, dout, 0.0)
             dk, dv, part = fold_rows(
-                dk,
-                dv,
-                q,
-                dout,
-                k,
-                v,
-                begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
-                begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
-                scale_log2,
-                at,
-                mask,
-                META,
-                True,
+                dk=dk,
+                dv=dv,
+                q=q,
+                dout=dout,
+                k=k,
+                v=v,
+                lse_at=begin_at(lse_ptr, at, META.BLOCK_M, BLOCK_N),
+                delta_at=begin_at(delta_ptr, at, META.BLOCK_M, BLOCK_N),
+                scale_log2=scale_log2,
+                at=at,
+                mask=mask,
+                META=META,
+                MASKED=True,
             )
             if META.ATOMIC:
-                add_part(sums_base, sums_desc, row, at, part, META.DIM, META.BLOCK_M, BLOCK_D, META.TMA_ADD)
+                add_part(
+                    base=sums_base,
+                    desc=sums_desc,
+                    row=row,
+                    first=at,
+                    part=part,
+                    DIM=META.DIM,
+                    BLOCK_M=META.BLOCK_M,
+                    BLOCK_D=BLOCK_D,
+                    TMA=META.TMA_ADD,
+                )
     store_rows(
-        first_row(tensors.dk, batch, key_start, head_kv, strides.dk),
-        start,
-        keys,
-        strides.dk.row,
-        dk * scale,
-        META.DIM,
-        BLOCK_N,
-        BLOCK_D,
+        base=first_row(tensors.dk, batch, bounds.key_start, head_kv, strides.dk),
+        first=start,
+        count=keys,
+        stride=strides.dk.row,
+        tile=dk * scale,
+        DIM=META.DIM,
+        BLOCK=BLOCK_N,
+        BLOCK_DIM=BLOCK_D,
     )
     store_rows(
-        first_row(tensors.dv, batch, key_start, head_kv, strides.dv),
-        start,
-        keys,
-        strides.dv.row,
-        dv,
-        META.DIM_V,
-        BLOCK_N,
-        BLOCK_V,
+        base=first_row(tensors.dv, batch, bounds.key_start, head_kv, strides.dv),
+        first=start,
+        count=keys,
+        stride=strides.dv.row,
+        tile=dv,
+        DIM=META.DIM_V,
+        BLOCK=BLOCK_N,
+        BLOCK_DIM=BLOCK_V,
     )

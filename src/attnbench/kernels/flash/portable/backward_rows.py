@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The kernels of the flash backward that go row by row: what is needed of each row first, dQ, and rounding its sums."""
+"""Row-wise kernels of the flash backward: -lse / scale and -delta of each row, dQ, and the rounding of dQ's fp32 sums."""
 
 from __future__ import annotations
 
@@ -64,29 +64,30 @@ def flash_backward_prepare(
     pair = tl.program_id(0) // tiles
     number = pair // heads
     head = pair - number * heads
-    batch, query_start, _, queries, _ = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    bounds = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    batch, query_start, queries = bounds.batch, bounds.query_start, bounds.queries
     start = tile * BLOCK_M
     if start >= queries:
         return
     out = load_rows(
-        first_row(out_ptr, batch, query_start, head, out_strides),
-        start,
-        queries,
-        out_strides.row,
-        DIM_V,
-        BLOCK_M,
-        BLOCK_V,
-        False,
+        base=first_row(out_ptr, batch, query_start, head, out_strides),
+        first=start,
+        count=queries,
+        stride=out_strides.row,
+        DIM=DIM_V,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_V,
+        WHOLE=False,
     )
     dout = load_rows(
-        first_row(dout_ptr, batch, query_start, head, dout_strides),
-        start,
-        queries,
-        dout_strides.row,
-        DIM_V,
-        BLOCK_M,
-        BLOCK_V,
-        False,
+        base=first_row(dout_ptr, batch, query_start, head, dout_strides),
+        first=start,
+        count=queries,
+        stride=dout_strides.row,
+        DIM=DIM_V,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_V,
+        WHOLE=False,
     )
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     rows = start + tl.arange(0, BLOCK_M)
@@ -100,14 +101,14 @@ def flash_backward_prepare(
     tl.store(stats_ptr + tl.cast(heads, tl.int64) * stats_rows + row + rows, -delta)
     if ATOMIC:
         store_rows(
-            sums_ptr + row * DIM,
-            start,
-            start + BLOCK_M,
-            DIM,
-            tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
-            DIM,
-            BLOCK_M,
-            BLOCK_D,
+            base=sums_ptr + row * DIM,
+            first=start,
+            count=start + BLOCK_M,
+            stride=DIM,
+            tile=tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+            DIM=DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
         )
 
 
@@ -157,29 +158,31 @@ def flash_backward_rows(
     number = pair // heads
     head = pair - number * heads
     head_kv = head // members
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+    query_start, key_start = bounds.query_start, bounds.key_start
     start = (tiles - 1 - tile) * BLOCK_M
     if start >= queries:
         return
     q = load_rows(
-        first_row(tensors.q, batch, query_start, head, strides.q),
-        start,
-        queries,
-        strides.q.row,
-        META.DIM,
-        BLOCK_M,
-        BLOCK_D,
-        False,
+        base=first_row(tensors.q, batch, query_start, head, strides.q),
+        first=start,
+        count=queries,
+        stride=strides.q.row,
+        DIM=META.DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_D,
+        WHOLE=False,
     )
     dout = load_rows(
-        first_row(tensors.dout, batch, query_start, head, strides.dout),
-        start,
-        queries,
-        strides.dout.row,
-        META.DIM_V,
-        BLOCK_M,
-        META.BLOCK_V,
-        False,
+        base=first_row(tensors.dout, batch, query_start, head, strides.dout),
+        first=start,
+        count=queries,
+        stride=strides.dout.row,
+        DIM=META.DIM_V,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=META.BLOCK_V,
+        WHOLE=False,
     )
     k_rows = Rows(
         base=first_row(tensors.k, batch, key_start, head_kv, strides.k),
@@ -209,33 +212,74 @@ def flash_backward_rows(
     lse = (tl.load(stats) * scale_log2)[:, None]
     delta = tl.load(stats + tl.cast(heads, tl.int64) * stats_rows)[:, None]
     shift = keys - queries
-    low, all_low, all_high, high = keys_of_rows(
-        start, tl.minimum(start + BLOCK_M, queries) - 1, keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
+    reach = keys_of_rows(
+        first=start,
+        last=tl.minimum(start + BLOCK_M, queries) - 1,
+        keys=keys,
+        shift=shift,
+        left=left,
+        right=right,
+        HAS_LEFT=META.HAS_LEFT,
+        HAS_RIGHT=META.HAS_RIGHT,
     )
-    begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_N)
+    key_tiles = tiles_of(reach, META.BLOCK_N)
+    whole, split = key_tiles.whole, key_tiles.split
     rows = start + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for at in tl.range(whole * META.BLOCK_N, split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
         k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, BLOCK_D, True, META.TMA)
         v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, META.BLOCK_V, True, META.TMA)
-        dq = fold_keys(dq, k, v, q, dout, lse, delta, None, scale_log2, PRECISION, False)
-    for index in tl.range(0, whole - begin + end - split, num_stages=META.MASKED_STAGES, disable_licm=True):
-        at = masked_tile(index, begin, whole, split) * META.BLOCK_N
+        dq = fold_keys(
+            dq=dq,
+            k=k,
+            v=v,
+            q=q,
+            dout=dout,
+            lse=lse,
+            delta=delta,
+            see=None,
+            scale_log2=scale_log2,
+            PRECISION=PRECISION,
+            MASKED=False,
+        )
+    for index in tl.range(
+        0, whole - key_tiles.begin + key_tiles.end - split, num_stages=META.MASKED_STAGES, disable_licm=True
+    ):
+        at = masked_tile(index, key_tiles) * META.BLOCK_N
         k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, BLOCK_D, False, META.TMA and not META.PACKED)
         v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, META.BLOCK_V, False, META.TMA and not META.PACKED)
         see = sees(
-            rows, at + tl.arange(0, META.BLOCK_N)[None, :], keys, shift, left, right, META.HAS_LEFT, META.HAS_RIGHT
+            rows=rows,
+            columns=at + tl.arange(0, META.BLOCK_N)[None, :],
+            keys=keys,
+            shift=shift,
+            left=left,
+            right=right,
+            HAS_LEFT=META.HAS_LEFT,
+            HAS_RIGHT=META.HAS_RIGHT,
         )
-        dq = fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION, True)
+        dq = fold_keys(
+            dq=dq,
+            k=k,
+            v=v,
+            q=q,
+            dout=dout,
+            lse=lse,
+            delta=delta,
+            see=see,
+            scale_log2=scale_log2,
+            PRECISION=PRECISION,
+            MASKED=True,
+        )
     store_rows(
-        first_row(tensors.dq, batch, query_start, head, strides.dq),
-        start,
-        queries,
-        strides.dq.row,
-        dq * scale,
-        META.DIM,
-        BLOCK_M,
-        BLOCK_D,
+        base=first_row(tensors.dq, batch, query_start, head, strides.dq),
+        first=start,
+        count=queries,
+        stride=strides.dq.row,
+        tile=dq * scale,
+        DIM=META.DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_D,
     )
 
 
@@ -281,7 +325,8 @@ def flash_backward_round(
     pair = tl.program_id(0) // tiles
     number = pair // heads
     head = pair - number * heads
-    batch, query_start, _, queries, _ = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    bounds = sequence(cu_q_ptr, cu_q_ptr, seqlen_q, seqlen_q, number, PACKED)
+    batch, query_start, queries = bounds.batch, bounds.query_start, bounds.queries
     start = tile * BLOCK_M
     if start >= queries:
         return
@@ -290,14 +335,23 @@ def flash_backward_round(
         base = sums_ptr + (row + start) * COLUMNS
         total = tl.load(base + place_in_part(tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)[None, :]))
     else:
-        total = load_rows(sums_ptr + row * COLUMNS, start, queries, COLUMNS, DIM, BLOCK_M, BLOCK_D, False)
+        total = load_rows(
+            base=sums_ptr + row * COLUMNS,
+            first=start,
+            count=queries,
+            stride=COLUMNS,
+            DIM=DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
+            WHOLE=False,
+        )
     store_rows(
-        first_row(dq_ptr, batch, query_start, head, dq_strides),
-        start,
-        queries,
-        dq_strides.row,
-        total * scale,
-        DIM,
-        BLOCK_M,
-        BLOCK_D,
+        base=first_row(dq_ptr, batch, query_start, head, dq_strides),
+        first=start,
+        count=queries,
+        stride=dq_strides.row,
+        tile=total * scale,
+        DIM=DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_D,
     )

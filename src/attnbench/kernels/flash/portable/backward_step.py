@@ -74,7 +74,7 @@ def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, mask, MET
     PRECISION: tl.constexpr = META.PRECISION
     scores = tl.dot(k, tl.trans(q), lse_at, input_precision=PRECISION)
     if EARLY:
-        # dO Vᵀ is there when the exponentials are: dS is worked out beside the product with dO.
+        # dO Vᵀ is there when the exponentials are: dS is computed beside the product with dO.
         above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
     scores = hide(scores, at, mask, META, MASKED)
     weights = tl.exp2(scores * scale_log2)
@@ -101,4 +101,13 @@ def add_part(
     if TMA:
         desc.atomic_add([tl.cast(row + first, tl.int32), 0], part)
     else:
-        add_rows(base, first, first + BLOCK_M, DIM, part, DIM, BLOCK_M, BLOCK_D)
+        add_rows(
+            base=base,
+            first=first,
+            count=first + BLOCK_M,
+            stride=DIM,
+            tile=part,
+            DIM=DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
+        )

@@ -1,22 +1,22 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Softmax attention forward of few queries on many keys: keys are shared out among programs, partial results combined.
+"""Softmax attention forward of few queries on many keys: keys are divided among programs, partial results merged.
 
 A job is the queries of all heads that share a KV head, of one sequence: row r of its tile is query r / R of head r % R,
 with R heads to the KV head (more than BLOCK_M rows are several jobs).  The jobs' tiles of keys, one job after another,
 are a list, and program p of P has entries [p T / P, (p + 1) T / P) of T (Ivanov et al. 2023 call that stream-K,
-arXiv:2301.03598).  Where a share ends the keys of a job are cut, and its results are combined from partial ones
+arXiv:2301.03598).  A job whose keys cross the end of a share is merged from partial results
 (Dao et al. 2023, "Flash-Decoding"):
 
     for each part:  O_p, l_p = log2 sum of its weights       l = log2 Σ 2^l_p       O = Σ 2^(l_p - l) O_p
 
-The start of a job is a wait for its queries and first tiles, and programs with several would end after the others.  So
-the list has `lead` blanks before each job's tiles, as many as an SM would read meanwhile; none where programs have
-equally many jobs, or one.
+Each job starts with a wait for its queries and first tiles, so programs with several jobs would finish last.  The list
+therefore has `lead` empty entries before each job's tiles, as many as an SM reads during that wait; none where all
+programs have the same number of jobs.
 
 A program's share begins within a job at most once, and ends so at most once: it has room for two partial results,
-[2 P, BLOCK_M, BLOCK_V] fp32 and [2 P, BLOCK_M] of the logarithms, the first for a job that another has begun, the
-second for one that another goes on with.  Which they are follows from the numbers above, so nothing is counted by
-atomics and every sum has one order.  A sequence that sees no key has a tile all the same: its rows are written too.
+[2 P, BLOCK_M, BLOCK_V] fp32 and [2 P, BLOCK_M] of the logarithms, the first for a job that another program starts,
+the second for one that another continues.  Which they are follows from the numbers above, so there are no atomics and
+every sum has a fixed order.  A sequence that sees no key has one tile, so that its rows are written too.
 """
 
 from __future__ import annotations
@@ -73,11 +73,18 @@ class Results(NamedTuple):
 @no_type_check
 def tiles_seen(queries, keys, listed, META: tl.constexpr):
     """First tile of keys that some query of a sequence sees, and how many: at least one, without queries none."""
-    low, _, _, high = keys_of_rows(
-        0, queries - 1, keys, keys - queries, listed.left, listed.right, META.HAS_LEFT, META.HAS_RIGHT
+    reach = keys_of_rows(
+        first=0,
+        last=queries - 1,
+        keys=keys,
+        shift=keys - queries,
+        left=listed.left,
+        right=listed.right,
+        HAS_LEFT=META.HAS_LEFT,
+        HAS_RIGHT=META.HAS_RIGHT,
     )
-    begin = low // META.BLOCK_N
-    count = tl.maximum((high + META.BLOCK_N - 1) // META.BLOCK_N - begin, 1)
+    begin = reach.low // META.BLOCK_N
+    count = tl.maximum((reach.high + META.BLOCK_N - 1) // META.BLOCK_N - begin, 1)
     return begin, tl.where(queries > 0, count, 0)
 
 
@@ -239,9 +246,9 @@ def decode_attend(
     index, stop = share_of(program, tl.num_programs(0), total)
     while index < stop:
         number, before = sequence_at(index, listed, META)
-        at_batch, query_start, key_start, queries, keys = sequence(
-            cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED
-        )
+        bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+        at_batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+        query_start, key_start = bounds.query_start, bounds.key_start
         begin, count = tiles_seen(queries, keys, listed, META)
         entries = entries_of(count, lead)
         job = (index - before) // entries
@@ -283,14 +290,14 @@ def decode_attend(
             scores = tl.dot(q, tl.trans(k), input_precision=META.PRECISION)  # [BLOCK_M, BLOCK_N]
             # Of every tile, whether it hides a key or not: a few instructions, beside the wait for the next tile.
             see = sees(
-                query[:, None],
-                tl.arange(0, BLOCK_N)[None, :],
-                keys - at,
-                keys - queries - at,
-                left,
-                right,
-                META.HAS_LEFT,
-                META.HAS_RIGHT,
+                rows=query[:, None],
+                columns=tl.arange(0, BLOCK_N)[None, :],
+                keys=keys - at,
+                shift=keys - queries - at,
+                left=left,
+                right=right,
+                HAS_LEFT=META.HAS_LEFT,
+                HAS_RIGHT=META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
             weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
@@ -315,9 +322,11 @@ def decode_attend(
                 tl.store(places, acc * (1.0 / whole)[:, None], mask=there[:, None])
                 tl.store(part_lse_ptr + slots, log, mask=there)
             else:
-                store_result(results, query, head, there, acc, whole, log, META)
+                store_result(
+                    results=results, query=query, head=head, there=there, acc=acc, whole=whole, log=log, META=META
+                )
         else:
-            store_result(results, query, head, there, acc, whole, log, META)
+            store_result(results=results, query=query, head=head, there=there, acc=acc, whole=whole, log=log, META=META)
         index += after - entry
 
 
@@ -373,8 +382,9 @@ def decode_combine(
         right=right,
     )
     before, total = entries_before(number, listed, META)
-    at_batch, query_start, _, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
-    _, count = tiles_seen(queries, keys, listed, META)
+    bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    at_batch, query_start, queries = bounds.batch, bounds.query_start, bounds.queries
+    _, count = tiles_seen(queries, bounds.keys, listed, META)
     entries = entries_of(count, lead)
     begin = before + job * entries
     first = sharer_of(begin, programs, total)

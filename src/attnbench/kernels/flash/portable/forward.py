@@ -1,12 +1,12 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Softmax attention forward, tile by tile: a program takes a tile of queries through the keys they see.
+"""Softmax attention forward: a program computes a tile of queries, looping over the tiles of keys they see.
 
     for each tile of keys:  S = c Q Kᵀ,  m' = max(m, rowmax S),  P = exp(S - m'),  a = exp(m - m')
                             l = a l + rowsum P,  O = a O + P V,  m = m'
     O / l,  lse = m + ln l          (Dao 2023, arXiv:2307.08691, algorithm 1; exponentials in base 2, c folded in)
 
-A row that sees no key has O = 0 and lse = -∞.  `ahead` puts the scores of a tile before the product with the values
-of the last one, so that the softmax runs beside that product (Shah et al. 2024, arXiv:2407.08608, section 3.2); on
+A row that sees no key has O = 0 and lse = -∞.  `ahead` issues QKᵀ of a tile before PV of the tile before, so that
+the softmax overlaps with PV (Shah et al. 2024, arXiv:2407.08608, section 3.2); on
 sm_90 it is wrong (`flash.config.space.ahead_fault`).
 Masked tiles come after the others, or in the same loop behind a uniform branch.  Programs start with the last rows,
 which under a causal mask see most; they are numbered in sections of (sequence, head) pairs whose keys and values fit
@@ -112,14 +112,14 @@ def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
     if MASKED:
         # Counted from the tile's first key: sums of its place and each column would fill registers.
         see = sees(
-            rows,
-            tl.arange(0, META.BLOCK_N)[None, :],
-            mask.keys - at,
-            mask.shift - at,
-            mask.left,
-            mask.right,
-            META.HAS_LEFT,
-            META.HAS_RIGHT,
+            rows=rows,
+            columns=tl.arange(0, META.BLOCK_N)[None, :],
+            keys=mask.keys - at,
+            shift=mask.shift - at,
+            left=mask.left,
+            right=mask.right,
+            HAS_LEFT=META.HAS_LEFT,
+            HAS_RIGHT=META.HAS_RIGHT,
         )
         scores = tl.where(see, scores, float("-inf"))
     elif META.FUSED:
@@ -128,14 +128,14 @@ def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
             cut |= tile < mask.whole
         if cut:
             see = sees(
-                rows,
-                tl.arange(0, META.BLOCK_N)[None, :],
-                mask.keys - at,
-                mask.shift - at,
-                mask.left,
-                mask.right,
-                META.HAS_LEFT,
-                META.HAS_RIGHT,
+                rows=rows,
+                columns=tl.arange(0, META.BLOCK_N)[None, :],
+                keys=mask.keys - at,
+                shift=mask.shift - at,
+                left=mask.left,
+                right=mask.right,
+                HAS_LEFT=META.HAS_LEFT,
+                HAS_RIGHT=META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
     return scores
@@ -179,9 +179,9 @@ def attend_rows(program, given, META: tl.constexpr):
     number = pair // given.heads
     head = pair - number * given.heads
     head_kv = head // given.repeats
-    batch, query_start, key_start, queries, keys = sequence(
-        given.cu_q_ptr, given.cu_k_ptr, given.seqlen_q, given.seqlen_k, number, META.PACKED
-    )
+    bounds = sequence(given.cu_q_ptr, given.cu_k_ptr, given.seqlen_q, given.seqlen_k, number, META.PACKED)
+    batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+    query_start, key_start = bounds.query_start, bounds.key_start
     first = (given.tiles - 1 - tile) * BLOCK_M
     if first < queries:
         q_base = first_row(given.tensors.q, batch, query_start, head, given.strides.q)
@@ -205,21 +205,29 @@ def attend_rows(program, given, META: tl.constexpr):
         )
         # By pointers: a reshaped tile of a descriptor would be an operand in registers, copied for every product.
         q = load_rows(
-            q_base, first, queries, given.strides.q.row, META.DIM, BLOCK_M, META.BLOCK_D, False
+            base=q_base,
+            first=first,
+            count=queries,
+            stride=given.strides.q.row,
+            DIM=META.DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=META.BLOCK_D,
+            WHOLE=False,
         )  # [BLOCK_M, BLOCK_D]
         rows = first + tl.arange(0, BLOCK_M)
         shift = keys - queries
-        low, all_low, all_high, high = keys_of_rows(
-            first,
-            tl.minimum(first + BLOCK_M, queries) - 1,
-            keys,
-            shift,
-            given.left,
-            given.right,
-            META.HAS_LEFT,
-            META.HAS_RIGHT,
+        reach = keys_of_rows(
+            first=first,
+            last=tl.minimum(first + BLOCK_M, queries) - 1,
+            keys=keys,
+            shift=shift,
+            left=given.left,
+            right=given.right,
+            HAS_LEFT=META.HAS_LEFT,
+            HAS_RIGHT=META.HAS_RIGHT,
         )
-        begin, whole, split, end = tiles_of(low, all_low, all_high, high, META.BLOCK_N)
+        key_tiles = tiles_of(reach, META.BLOCK_N)
+        whole, split = key_tiles.whole, key_tiles.split
         mask = Mask(rows=rows, whole=whole, split=split, keys=keys, shift=shift, left=given.left, right=given.right)
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -227,8 +235,8 @@ def attend_rows(program, given, META: tl.constexpr):
         start = whole
         stop = split
         if META.FUSED:
-            start = begin
-            stop = end
+            start = key_tiles.begin
+            stop = key_tiles.end
         if META.AHEAD:
             if start < stop:
                 k = load_tile(
@@ -266,8 +274,8 @@ def attend_rows(program, given, META: tl.constexpr):
                 acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
         if not META.FUSED:
             # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
-            for index in tl.range(0, whole - begin + end - split, num_stages=1, disable_licm=True):
-                at = masked_tile(index, begin, whole, split) * META.BLOCK_N
+            for index in tl.range(0, whole - key_tiles.begin + key_tiles.end - split, num_stages=1, disable_licm=True):
+                at = masked_tile(index, key_tiles) * META.BLOCK_N
                 # Keys of the next sequence may come along: their scores are hidden, whatever they are.
                 k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, False, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -280,7 +288,16 @@ def attend_rows(program, given, META: tl.constexpr):
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
         out_base = first_row(given.tensors.out, batch, query_start, head, given.strides.out)
-        store_rows(out_base, first, queries, given.strides.out.row, acc, META.DIM_V, BLOCK_M, BLOCK_V)
+        store_rows(
+            base=out_base,
+            first=first,
+            count=queries,
+            stride=given.strides.out.row,
+            tile=acc,
+            DIM=META.DIM_V,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_V,
+        )
         lse = tl.where(empty, float("-inf"), (row_max * given.scale + tl.math.log2(total)) * LN_2)
         lse_base = first_row(
             given.lse_ptr, batch, query_start, head, Strides(batch=given.lse_batch, row=1, head=given.lse_head)

@@ -2,7 +2,7 @@
 
     S = c Q Kᵀ        P = softmax(S, keys of blocks that are not in the map at -∞)        O = P V
 
-The map says it by blocks, for each query head; `causal` hides single keys as well.  Letters: `sparse.problem`.
+The map selects blocks for each query head; `causal` masks single keys as well.  Letters: `sparse.problem`.
 Takes bf16 and fp16 (fp32 for tests) and dims 1 to 128.
 """
 
@@ -108,4 +108,6 @@ def flash_sparse_attention(
             found = FORWARD(q, k, v, block_map, block, causal, scale, name)
         return found
     q, k, v = cast(q, k, v)
-    return call(q, k, v, block_map, block, causal, scale, config, validate=validate)
+    return call(
+        q=q, k=k, v=v, block_map=block_map, block=block, causal=causal, scale=scale, config=config, validate=validate
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.sparse.config import FORWARD, Shape, SparseConfig, default_config
 from attnbench.kernels.flash.sparse.forward import launch_sparse
-from attnbench.kernels.flash.sparse.lists import BlockLists, lists_from, lists_of, of_lists
+from attnbench.kernels.flash.sparse.lists import BlockLists, ListTensors, MadeFor, lists_from, lists_of, of_lists
 from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
@@ -107,16 +107,19 @@ CALLS: Kept[Call] = Kept()
 
 
 def _run(
-    problem: SparseProblem,
-    config: SparseConfig,
-    made_for: tuple[Any, ...],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *tensors: Tensor | None,
+    problem: SparseProblem, config: SparseConfig, made_for: MadeFor, q: Tensor, k: Tensor, v: Tensor, *tensors: Any
 ) -> Results:
     out, lse = empty(q.shape, q), empty((problem.batch, problem.heads, problem.seqlen_q), q, torch.float32)
-    launch_sparse(q, k, v, out, lse, lists_from(tensors, made_for), problem, config)
+    launch_sparse(
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        lse=lse,
+        lists=lists_from(ListTensors(*tensors), made_for),
+        problem=problem,
+        config=config,
+    )
     return out, lse
 
 

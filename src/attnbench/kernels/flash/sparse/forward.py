@@ -51,7 +51,7 @@ def launch_sparse(
     if config.order == "ws":
         from attnbench.kernels.flash.sparse.hopper.forward import launch_hopper_forward
 
-        launch_hopper_forward(q, k, v, out, lse, lists, problem, config)
+        launch_hopper_forward(q=q, k=k, v=v, out=out, lse=lse, lists=lists, problem=problem, config=config)
         return
     operands = ForwardOperands(q, k, v, out)
     launch(

@@ -1,10 +1,10 @@
-"""Lists of a block map: made by two launches on the map's device, without a wait, and good for many calls."""
+"""Lists of a block map: made by two launches on the map's device, without synchronisation, and reusable in many calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -48,29 +48,43 @@ class BlockLists:
     causal: bool
 
 
-def of_lists(lists: BlockLists) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
+class ListTensors(NamedTuple):
+    """The tensors of `BlockLists`, in the order of the operators."""
+
+    counts: Tensor
+    indices: Tensor
+    places: Tensor | None
+    items: Tensor
+
+
+class MadeFor(NamedTuple):
+    """What `BlockLists` were made for, in the order of the operators."""
+
+    share: int
+    unit: int
+    block: tuple[int, int]
+    seqlen_q: int
+    seqlen_k: int
+    causal: bool
+
+
+def of_lists(lists: BlockLists) -> tuple[ListTensors, MadeFor]:
     """The tensors of lists, and what they were made for."""
-    tensors = lists.counts, lists.indices, lists.places, lists.items
-    return tensors, (lists.share, lists.unit, lists.block, lists.seqlen_q, lists.seqlen_k, lists.causal)
-
-
-def lists_from(tensors: tuple[Tensor | None, ...], made_for: tuple[Any, ...]) -> BlockLists:
-    """The lists of `of_lists`."""
-    counts, indices, places, items = tensors
-    assert counts is not None and indices is not None and items is not None  # noqa: PT018 (no test)
-    share, unit, block, seqlen_q, seqlen_k, causal = made_for
-    return BlockLists(
-        counts=counts,
-        indices=indices,
-        places=places,
-        items=items,
-        share=share,
-        unit=unit,
-        block=block,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        causal=causal,
+    tensors = ListTensors(counts=lists.counts, indices=lists.indices, places=lists.places, items=lists.items)
+    made_for = MadeFor(
+        share=lists.share,
+        unit=lists.unit,
+        block=lists.block,
+        seqlen_q=lists.seqlen_q,
+        seqlen_k=lists.seqlen_k,
+        causal=lists.causal,
     )
+    return tensors, made_for
+
+
+def lists_from(tensors: ListTensors, made_for: MadeFor) -> BlockLists:
+    """The lists of `of_lists`."""
+    return BlockLists(**tensors._asdict(), **made_for._asdict())
 
 
 def lists_of(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.flash.sparse.calls import call, check_device, config_for
-from attnbench.kernels.flash.sparse.lists import lists_from
+from attnbench.kernels.flash.sparse.lists import BlockLists
 from attnbench.kernels.flash.sparse.problem import check_map, sparse_problem_of
 from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
 
@@ -62,8 +62,18 @@ def run_listed(
     *numbers: Any,
 ) -> tuple[Tensor, Tensor]:
     """`out` and `lse` of lists, which are held against the call."""
-    tensors = counts, indices, places, items
-    lists = lists_from(tensors, (share, unit, (made_for[0], made_for[1]), seqlen_q, seqlen_k, made_causal))
+    lists = BlockLists(
+        counts=counts,
+        indices=indices,
+        places=places,
+        items=items,
+        share=share,
+        unit=unit,
+        block=tuple(made_for),
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=made_causal,
+    )
     return call(q, k, v, lists, *numbers)
 
 

@@ -1,4 +1,4 @@
-"""Guess from q and k which blocks matter: three launches, kept and repeated; nothing waits for the device."""
+"""Predict a block map from q and k: three launches, kept and repeated, without synchronisation."""
 
 from __future__ import annotations
 

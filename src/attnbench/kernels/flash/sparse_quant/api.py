@@ -5,8 +5,8 @@
 Q and K are rounded to int8, V and P to e4m3, sums of P V to fp32 at each block of keys.  Takes bf16 and fp16, dims 1 to
 128, which are padded to 64 or 128.
 
-The mean of K and the scales of V are those of all rows of a head, listed or not: values of a block that nobody lists
-move roundings, and one that is not finite makes NaN as in `flash.quant.api`.
+The mean of K and the scales of V are those of all rows of a head, listed or not: values of a block that no row lists
+affect the rounding of the others, and an infinity or NaN in it has the effect that `flash.quant.api` describes.
 """
 
 from __future__ import annotations
@@ -85,4 +85,6 @@ def flash_sparse_quant_attention(
             found = FORWARD(q, k, v, block_map, block, causal, scale, name)
         return found
     q, k, v = cast(q, k, v)
-    return call(q, k, v, block_map, block, causal, scale, config, validate=validate)
+    return call(
+        q=q, k=k, v=v, block_map=block_map, block=block, causal=causal, scale=scale, config=config, validate=validate
+    )

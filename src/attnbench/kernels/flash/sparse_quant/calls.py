@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem, results_of
 from attnbench.kernels.flash.quant.prepare import allocate, launch_prepare
-from attnbench.kernels.flash.sparse.lists import BlockLists, lists_from, lists_of, of_lists
+from attnbench.kernels.flash.sparse.lists import BlockLists, ListTensors, MadeFor, lists_from, lists_of, of_lists
 from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.flash.sparse_quant.config import FORWARD, Shape, SparseQuantConfig, default_config
 from attnbench.kernels.flash.sparse_quant.forward import launch_sparse_quant
@@ -95,16 +95,16 @@ def _run(
     problem: SparseProblem,
     dense: Problem,
     config: SparseQuantConfig,
-    made_for: tuple[Any, ...],
+    made_for: MadeFor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *lists: Tensor | None,
+    *lists: Any,
 ) -> Results:
     out, lse = results_of(q, q.shape[-1], dense)
     made = allocate(q, k, dense)
     launch_prepare(q, k, v, made, dense)
-    launch_sparse_quant(made, out, lse, lists_from(lists, made_for), problem, config)
+    launch_sparse_quant(made, out, lse, lists_from(ListTensors(*lists), made_for), problem, config)
     return out, lse
 
 

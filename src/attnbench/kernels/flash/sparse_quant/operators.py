@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.kernels.flash.sparse.lists import lists_from
+from attnbench.kernels.flash.sparse.lists import BlockLists
 from attnbench.kernels.flash.sparse.problem import check_map
 from attnbench.kernels.flash.sparse_quant.calls import call, check_device, config_for
 from attnbench.kernels.flash.sparse_quant.problem import problems_of, said_here
@@ -26,36 +26,89 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, block_map: Tensor, *numbers: An
     return call(q, k, v, block_map, *numbers)
 
 
-def fake_forward(q: Tensor, k: Tensor, v: Tensor, block_map: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
+def fake_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_map: Tensor,
+    block: Any,
+    causal: bool,
+    scale: float | None,
+    config: str | None,
+) -> tuple[Tensor, Tensor]:
     """Check the arguments while a caller is traced; results without values.
 
     Raises:
         ValueError: as `flash_sparse_quant_attention` says, but for what hangs on addresses.
     """
-    block, causal, scale, _ = numbers
     problem, _ = problems_of(q, k, v, block=block, causal=causal, scale=scale)
     with said_here():
         check_map(block_map, problem, q.device)
-    return _results(q, k, v, *numbers)
+    return _results(q, k, v, block, causal, scale, config)
 
 
-def run_listed(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def run_listed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    counts: Tensor,
+    indices: Tensor,
+    places: Tensor | None,
+    items: Tensor,
+    share: int,
+    unit: int,
+    made_for: Any,
+    seqlen_q: int,
+    seqlen_k: int,
+    made_causal: bool,
+    *numbers: Any,
+) -> tuple[Tensor, Tensor]:
     """`out` and `lse` of lists, which are held against the call."""
-    tensors, (share, unit, block, *made_for), numbers = rest[:4], rest[4:10], rest[10:]
-    return call(q, k, v, lists_from(tensors, (share, unit, (block[0], block[1]), *made_for)), *numbers)
+    lists = BlockLists(
+        counts=counts,
+        indices=indices,
+        places=places,
+        items=items,
+        share=share,
+        unit=unit,
+        block=tuple(made_for),
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=made_causal,
+    )
+    return call(q, k, v, lists, *numbers)
 
 
-def fake_listed(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def fake_listed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    counts: Tensor,
+    indices: Tensor,
+    places: Tensor | None,
+    items: Tensor,
+    share: int,
+    unit: int,
+    made_for: Any,
+    seqlen_q: int,
+    seqlen_k: int,
+    made_causal: bool,
+    block: Any,
+    causal: bool,
+    scale: float | None,
+    config: str | None,
+) -> tuple[Tensor, Tensor]:
     """Check the arguments while a caller is traced; results without values.
 
     Raises:
         ValueError: as `flash_sparse_quant_attention` says, but for what hangs on addresses, and but for the lists.
     """
-    return _results(q, k, v, *rest[10:])
+    return _results(q, k, v, block, causal, scale, config)
 
 
-def _results(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
-    block, causal, scale, config = numbers
+def _results(
+    q: Tensor, k: Tensor, v: Tensor, block: Any, causal: bool, scale: float | None, config: str | None
+) -> tuple[Tensor, Tensor]:
     problem, _ = problems_of(q, k, v, block=block, causal=causal, scale=scale)
     check_device(q)
     config_for(config, q, problem)

@@ -1,4 +1,4 @@
-"""Block-sparse HSTU attention over jagged sequences, forward and backward, for autograd or with own buffers.
+"""Block-sparse HSTU attention over jagged sequences, forward and backward, for autograd or with the caller's buffers.
 
 A sequence is ``[history | targets]``.  For a history row t (a target stands behind the history), c = 1 / N:
 
@@ -7,17 +7,18 @@ A sequence is ``[history | targets]``.  For a history row t (a target stands beh
                                                     before it with the largest α q·k̄; a target adds itself
     sliding     g₂ c Σ_j SiLU(α q·k_j) v_j          the last w keys
 
-(After Yuan et al. 2025, arXiv:2502.11089, with SiLU as in Zhai et al. 2024, arXiv:2402.17152.)  The truth these
-kernels are held against is `attnbench.workloads.hstu.oracle_bsa`.  Pooling, ranking and lists are part of the call:
+(After Yuan et al. 2025, arXiv:2502.11089, with SiLU as in Zhai et al. 2024, arXiv:2402.17152.)  Tests compare the kernels
+with `attnbench.workloads.hstu.oracle_bsa`.  Pooling, ranking and lists are part of the call:
 
     hstu_bsa_pool     means of blocks                              reads K and V
     hstu_bsa_select   compressed branch, ranking, keys nearby      reads Q, K, V, writes O
     hstu_bsa_lists    for each block the queries that chose it     traffic of the indices
     hstu_bsa_attend   listed blocks, and the sums of partial rows  reads Q, K, V, O, writes O
 
-The selection is a constant of the gradients.  Forward and backward have one order for every sum: the same bits each
-time.  Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes bf16, fp16
-and fp32, dims 1 to 256, blocks of 16 to 128 keys, 1 to 16 blocks a query, any strides but the last, lengths from 0.
+The selection is a constant of the gradients.  Every sum of forward and backward has a fixed order: bitwise
+reproducible.  Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes
+bf16, fp16 and fp32, dims 1 to 256, blocks of 16 to 128 keys, 1 to 16 blocks a query, any strides but the last, and
+lengths from 0.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def forward_workspace(problem: BsaProblem, config: BsaConfig, device: torch.devi
 
 
 def options_of(warps: int, stages: int, registers: int | None = None) -> dict[str, int]:
-    """What the compiler is told beside a kernel's arguments; registers are the most of a thread, None: its choice."""
+    """Options of the compiler beside a kernel's arguments; registers are the most of a thread, None: its choice."""
     return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
 
 

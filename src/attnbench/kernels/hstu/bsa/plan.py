@@ -3,7 +3,7 @@
 Workspace beyond q, k, v, out and the selected blocks is of three kinds: the means of the blocks, the lists with what
 sorts them, and partial rows.  The first two grow with the tokens; the last is a buffer for the pairs of sequence and
 head in flight, a number that depends on the card and not on the batch.  Nothing grows with queries times keys or with
-queries times blocks.  docs/hstu.md has the formula, and a test holds it against what is allocated.
+queries times blocks.  docs/hstu.md has the formula, and a test compares it with what is allocated.
 
 Imports without triton.
 """

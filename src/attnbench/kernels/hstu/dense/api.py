@@ -93,7 +93,7 @@ def hstu_attention(
         causal: a row of the history sees no later key.
         contextual_len: rows at the front of each sequence that see all of its history.
         max_attn_len: a row sees at most so many rows back; None: all.
-        deterministic: of the backward: the same bits each time, at seven products instead of five, as with
+        deterministic: of the backward: bitwise reproducible, at seven products instead of five, as with
             `torch.use_deterministic_algorithms`; the forward always is.
         forward: launch configuration; None: the tuned default, which is of the kernel for Hopper where that takes the
             tensors (sm_90, 16 bits, rows and strides of whole 16 bytes) and else the portable one; `default_forward`

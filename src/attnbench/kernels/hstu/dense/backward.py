@@ -52,15 +52,17 @@ def launch_backward(
         if config.columns.hopper:
             from attnbench.kernels.hstu.dense.hopper.backward import launch_hopper_backward
 
-            launch_hopper_backward(q, k, v, dout, workspace, dk, dv, problem, config.columns)
+            launch_hopper_backward(
+                q=q, k=k, v=v, dout=dout, sums=workspace, dk=dk, dv=dv, problem=problem, config=config.columns
+            )
         else:
-            _columns(q, k, v, dout, workspace, dk, dv, problem, config.columns)
+            _columns(q=q, k=k, v=v, dout=dout, dq=workspace, dk=dk, dv=dv, problem=problem, config=config.columns)
         _round(workspace, dq, problem, dependent=config.columns.hopper)
         return
     if config.columns.hopper:
         raise wrong("columns.order", config.columns.order, "adds up dQ by atomics", "atomic=True, or another order")
     assert config.rows is not None
-    _columns(q, k, v, dout, dq, dk, dv, problem, config.columns)
+    _columns(q=q, k=k, v=v, dout=dout, dq=dq, dk=dk, dv=dv, problem=problem, config=config.columns)
     _rows(q, k, v, dout, dq, problem, config.rows)
 
 

@@ -178,7 +178,7 @@ def _run_backward(
     shape = workspace_shape(q, config)
     workspace = None if shape is None else empty((rows_in(q), *shape[1:]), q, torch.float32)
     problem = problem_at(**dict(zip(TABLE, table, strict=True)))
-    launch_backward(q, k, v, dout, dq, dk, dv, problem, config, workspace)
+    launch_backward(q=q, k=k, v=v, dout=dout, dq=dq, dk=dk, dv=dv, problem=problem, config=config, workspace=workspace)
     return dq, dk, dv
 
 
@@ -290,19 +290,19 @@ def call_of(
     call = CALLS.get(key)
     if call is None or validate:
         problem = problem_of(
-            q,
-            k,
-            v,
-            offsets,
-            offsets_q,
-            num_targets,
-            max_seqlen,
-            max_seqlen_q,
-            alpha,
-            scaling_seqlen,
-            causal,
-            contextual_len,
-            max_attn_len,
+            q=q,
+            k=k,
+            v=v,
+            offsets=offsets,
+            offsets_q=offsets_q,
+            num_targets=num_targets,
+            max_seqlen=max_seqlen,
+            max_seqlen_q=max_seqlen_q,
+            alpha=alpha,
+            scaling_seqlen=scaling_seqlen,
+            causal=causal,
+            contextual_len=contextual_len,
+            max_attn_len=max_attn_len,
         )
         if validate:
             check_values(q, k, v, problem)

@@ -50,7 +50,7 @@ class _Tiles(LaunchConfig):
         }
 
     def options(self) -> dict[str, Any]:
-        """What the compiler is told beside the kernel's arguments."""
+        """Options of the compiler beside the kernel's arguments."""
         options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
         return options | ({"maxnreg": self.registers} if self.registers else {})
 

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Split keys: how many parts the keys of a call are split into, and the sum of the parts.
 
-Few queries on many keys are fewer tiles of queries than a card has SMs.  There is no softmax, so sums over parts of the
-keys simply add: programs write theirs to a workspace, a second kernel adds them in one order.  For a given number of
-parts the result is the same bits each time; atomics would give other bits, and save no pass, for what they add to has
-to be zeroed before and converted after.
+Few queries on many keys are fewer tiles of queries than a card has SMs.  There is no softmax, so partial sums are
+just added: programs write theirs to a workspace, a second kernel adds them in a fixed order.  For a given number of
+parts the result is bitwise reproducible; atomics would not be, and would save no pass, since their target has to be
+zeroed before and converted after.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def hstu_sum_parts(
         gdc_wait()
     step = heads * BLOCK_DIM
     from_ptr = parts_ptr + row * parts * step + head * BLOCK_DIM
-    total = add_parts(from_ptr, at, column, parts, step, DIM, BLOCK_DIM, AT_ONCE)
+    total = add_parts(
+        from_ptr=from_ptr, at=at, column=column, parts=parts, step=step, DIM=DIM, BLOCK=BLOCK_DIM, AT_ONCE=AT_ONCE
+    )
     to = (row * heads + head) * DIM + column
     tl.store(out_ptr + to, (total * scale).to(out_ptr.dtype.element_ty), mask=column < DIM)
 

@@ -1,7 +1,7 @@
 """One dense HSTU problem as the kernels take it, and the checks of what a caller gives.
 
-Shapes, dtypes and devices are checked on every call, on the host.  Values inside tensors cost a wait for the
-device and are looked at only where `check_values` is called.
+Shapes, dtypes and devices are checked on every call, on the host.  Checking values inside tensors
+synchronises with the device, and is done only by `check_values`.
 """
 
 from __future__ import annotations

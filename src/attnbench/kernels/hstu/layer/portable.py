@@ -121,7 +121,16 @@ def hstu_gate(
     if COUNTED:
         known = row < tl.load(count_ptr)
     if SPLIT:
-        a = add_parts(a_ptr + row * parts * DIM, dims, dims, parts, DIM, DIM, BLOCK, AT_ONCE)
+        a = add_parts(
+            from_ptr=a_ptr + row * parts * DIM,
+            at=dims,
+            column=dims,
+            parts=parts,
+            step=DIM,
+            DIM=DIM,
+            BLOCK=BLOCK,
+            AT_ONCE=AT_ONCE,
+        )
         if SHUFFLED:
             a = unshuffled(a, BLOCK)
         a = (a * scale).to(kind).to(tl.float32)

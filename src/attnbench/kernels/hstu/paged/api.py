@@ -91,7 +91,18 @@ def hstu_paged_attention(
         numbers = *bounds_of(step), scaling_seqlen, alpha, splits, name
         out: Tensor = FORWARD(q, k, v, pool, *table_of(step), *numbers)
         return out
-    return attend(q, k, v, pool, step, scaling_seqlen, alpha, splits, config, validate=validate)
+    return attend(
+        q=q,
+        k=k,
+        v=v,
+        pool=pool,
+        step=step,
+        scaling_seqlen=scaling_seqlen,
+        alpha=alpha,
+        splits=splits,
+        config=config,
+        validate=validate,
+    )
 
 
 def hstu_paged_parts(
@@ -125,7 +136,9 @@ def hstu_paged_parts(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    return attend_parts(q, k, v, pool, step, scaling_seqlen, alpha, splits, config)
+    return attend_parts(
+        q=q, k=k, v=v, pool=pool, step=step, scaling_seqlen=scaling_seqlen, alpha=alpha, splits=splits, config=config
+    )
 
 
 def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = False) -> None:

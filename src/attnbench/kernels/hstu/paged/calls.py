@@ -50,7 +50,18 @@ def attend(
     Raises:
         ValueError: as `hstu_paged_attention` says.
     """
-    found = _attended(q, k, v, pool, step, scaling_seqlen, alpha, splits, config, validate=validate)
+    found = _attended(
+        q=q,
+        k=k,
+        v=v,
+        pool=pool,
+        step=step,
+        scaling_seqlen=scaling_seqlen,
+        alpha=alpha,
+        splits=splits,
+        config=config,
+        validate=validate,
+    )
     assert isinstance(found, Tensor)
     return found
 
@@ -71,7 +82,18 @@ def attend_parts(
     Raises:
         ValueError: as `hstu_paged_attention` says.
     """
-    return _attended(q, k, v, pool, step, scaling_seqlen, alpha, splits, config, summed=False)
+    return _attended(
+        q=q,
+        k=k,
+        v=v,
+        pool=pool,
+        step=step,
+        scaling_seqlen=scaling_seqlen,
+        alpha=alpha,
+        splits=splits,
+        config=config,
+        summed=False,
+    )
 
 
 def _attended(

@@ -219,7 +219,16 @@ def hstu_paged_forward(
     out_base = (
         out_ptr + split.to(tl.int64) * strides.out.split + new_start * strides.out.row + head64 * strides.out.head
     )
-    store_rows(out_base, start, new, strides.out.row, acc * scale, DIM, BLOCK_M, BLOCK_D)
+    store_rows(
+        base=out_base,
+        first=start,
+        count=new,
+        stride=strides.out.row,
+        tile=acc * scale,
+        DIM=DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_D,
+    )
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -277,9 +286,15 @@ def hstu_paged_append(
         k = silu(k.to(tl.float32), 0.5, APPROXIMATE=False).to(k.dtype)
         v = silu(v.to(tl.float32), 0.5, APPROXIMATE=False).to(v.dtype)
         q = silu(q.to(tl.float32), 0.5, APPROXIMATE=False).to(q.dtype)
-        store_rows(k_base, first, count, strides.k.row, k, DIM, BLOCK, BLOCK_D)
-        store_rows(v_base, first, count, strides.v.row, v, DIM, BLOCK, BLOCK_D)
-        store_rows(q_base, first, count, strides.q.row, q, DIM, BLOCK, BLOCK_D)
+        store_rows(
+            base=k_base, first=first, count=count, stride=strides.k.row, tile=k, DIM=DIM, BLOCK=BLOCK, BLOCK_DIM=BLOCK_D
+        )
+        store_rows(
+            base=v_base, first=first, count=count, stride=strides.v.row, tile=v, DIM=DIM, BLOCK=BLOCK, BLOCK_DIM=BLOCK_D
+        )
+        store_rows(
+            base=q_base, first=first, count=count, stride=strides.q.row, tile=q, DIM=DIM, BLOCK=BLOCK, BLOCK_DIM=BLOCK_D
+        )
     slot = page * (2 * PAGE) + (cached + rows) % PAGE
     to = (pool_ptr + head * DIM) + (slot[:, None] * strides.pool + dims[None, :])
     mask = (rows < history)[:, None] & (dims < DIM)[None, :]

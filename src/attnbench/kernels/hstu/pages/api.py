@@ -1,4 +1,4 @@
-"""Pages of one layer copied from one pool to another, in any order, by one launch that nothing waits for."""
+"""Pages of one layer copied from one pool to another, in any order, by one launch without synchronisation."""
 
 from __future__ import annotations
 

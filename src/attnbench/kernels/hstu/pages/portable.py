@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Pages gathered from one pool into another: target[to[i]] = source[from[i]].
 
-The source may be pinned host memory, which the card then reads over the bus.  So few programs take turns that the
-steps beside them keep the card, and each has enough loads under way to fill the bus.
+The source may be pinned host memory, which the card then reads over the bus.  The grid is small, so that
+concurrent steps keep most SMs, and each program has enough loads in flight to saturate the bus.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _panels(tables: Sequence[Table], x: Quantity) -> list[Panel]:
 
 
 def line_of(x: Quantity) -> Callable[[Record], str]:
-    """Of configurations of one backend that a measured quantity tells apart, one line."""
+    """Of configurations of one backend that a measured quantity distinguishes, one line."""
     return backend_name if x.column.startswith(CASE) else base_name
 
 

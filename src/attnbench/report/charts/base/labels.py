@@ -16,7 +16,7 @@ LETTER = 6.6
 "Pixels of an average letter at 12 px."
 LINE = 13.0
 "Pixels from one line of text to the next."
-BESIDE = 9.0
+OFFSET = 9.0
 "Pixels from a sign to its name."
 LONGEST = 28
 "Letters of a name that are shown."
@@ -34,7 +34,7 @@ class Place:
 Box = tuple[float, float, float, float]
 "Left, top, right, bottom."
 
-_CHOICES = [Place(BESIDE, 0.0, "left"), Place(-BESIDE, 0.0, "right")]
+_CHOICES = [Place(OFFSET, 0.0, "left"), Place(-OFFSET, 0.0, "right")]
 _CHOICES += [Place(3.0 if align == "left" else -3.0, sign * (LINE * step + 5.0), align)
              for step in range(1, 13) for sign in (-1, 1) for align in ("left", "right")]  # fmt: skip
 
@@ -96,7 +96,7 @@ def around(
     """
     signs: list[Box] = [(px - 6, py - 6, px + 6, py + 6) for px, py in (*zip(x, y, strict=True), *unnamed)]
     letters, stalks = list[Box](), list[Box]()
-    found = [Place(BESIDE, 0.0, "left")] * len(names)
+    found = [Place(OFFSET, 0.0, "left")] * len(names)
     # From the right: a stalk then finds the names right of it standing, and its own above them.
     for own in sorted(range(len(names)), key=lambda place: (-x[place], y[place])):
         size = LETTER * len(names[own])

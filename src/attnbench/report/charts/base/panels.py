@@ -86,7 +86,7 @@ def differing(tables: Sequence[Table]) -> list[str]:
 
 
 def named(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The axes by which `cases` are told apart.
+    """The axes by which `cases` are distinguished.
 
     Left out are those that equal an earlier one in every case (seqlen_k beside seqlen), and fractions that follow from
     a whole number (alpha = 1/sqrt(attn_dim)): a reader knows the shape by the whole number.
@@ -112,11 +112,13 @@ def _panel(members: list[Table], key: Sequence[str], following: Sequence[str], a
     if axis is not None and all(_is_number(table.case.get(axis)) for table in members):
         members = sorted(members, key=lambda table: table.case[axis])
     # The equal length of the keys is no news beside that of the queries.
-    told = [name for name in following if any(table.case.get(name) != table.case.get(axis or "") for table in members)]
+    varying = [
+        name for name in following if any(table.case.get(name) != table.case.get(axis or "") for table in members)
+    ]
     return Panel(
         tables=members,
         fixed={name: members[0].case.get(name) for name in key},
-        following={name: values for name in told
+        following={name: values for name in varying
                    if len(set(values := [table.case.get(name) for table in members])) > 1},
     )  # fmt: skip
 

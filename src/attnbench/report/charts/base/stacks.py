@@ -41,7 +41,7 @@ def stacks(name: str, title: str, of_what: str, bars: Mapping[str, Mapping[str, 
             rows.append(row(b=key, p=part, s=short(start * unit.per_ms), e=short((start + ms) * unit.per_ms), t=share))
             start += ms
     ends = [row(b=key, t=f"{figures.plain(total * unit.per_ms)} {unit.name}") for key, total in totals.items()]
-    told = "; ".join(
+    summary = "; ".join(
         f"{key} " + ", ".join(f"{part} {figures.plain(ms * unit.per_ms)} {unit.name}" for part, ms in bar.items())
         for key, bar in bars.items()
     )
@@ -49,7 +49,7 @@ def stacks(name: str, title: str, of_what: str, bars: Mapping[str, Mapping[str, 
         name=name,
         kind=more.pop("kind", name),
         title=title,
-        alt=f"{title}: {told}.",
+        alt=f"{title}: {summary}.",
         spec=filled(
             _definition(unit.name, of_what, tuple(parts)), {"rows": rows, "ends": ends}, height=STEP * len(bars)
         ),

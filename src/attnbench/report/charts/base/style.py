@@ -10,7 +10,7 @@ from attnbench.presentation.block import backend_name
 from attnbench.record import Run
 
 COLOURS = ("#1395ec", "#a0920d", "#8e4cf0", "#c46d64", "#307e7e", "#ef3994", "#616f2a", "#be55b4")
-"""Each at least 3:1 against a white and a dark page, and told apart by eyes that lack one kind of
+"""Each at least 3:1 against a white and a dark page, and distinguished by eyes that lack one kind of
 cone (colour blindness); found by search, checked by a test."""
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right")
 "As many as have no factor in common with the colours: 56 backends before a pair comes back."

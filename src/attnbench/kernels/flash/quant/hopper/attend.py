@@ -217,11 +217,29 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     if end > 0:
         if consumer.BESIDE:
             acc, row_max, sums, count = through_keys_beside(
-                q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP
+                q=q,
+                acc=acc,
+                row_max=row_max,
+                sums=sums,
+                row_scale=row_scale,
+                consumer=consumer,
+                count=count,
+                done=done,
+                end=end,
+                WARPGROUP=WARPGROUP,
             )
         else:
             acc, row_max, sums, count = through_keys(
-                q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP
+                q=q,
+                acc=acc,
+                row_max=row_max,
+                sums=sums,
+                row_scale=row_scale,
+                consumer=consumer,
+                count=count,
+                done=done,
+                end=end,
+                WARPGROUP=WARPGROUP,
             )
     q_ring.release(done)
     epilogue(consumer, acc, row_max, sums, done, WARPGROUP)

@@ -20,7 +20,7 @@ from attnbench.kernels.flash.problem import lse_strides
 from attnbench.kernels.flash.quant.config import QUERY_TILES
 from attnbench.kernels.flash.quant.hopper.attend import Consumer, consume
 from attnbench.kernels.flash.quant.hopper.producer import Producer, produce
-from attnbench.kernels.flash.quant.hopper.tiles import NUMBERS, EveryTile, Rooms
+from attnbench.kernels.flash.quant.hopper.tiles import WORK_FIELDS, EveryTile, Rooms
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, Rings, allocate_ring, allocate_work_queue, heads_apart, rows_of
 from attnbench.kernels.shared.kept import launch, rows_in
@@ -116,7 +116,7 @@ def flash_quant_hopper_forward(
     for _index in gl.static_range(GROUPS):
         q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
     rings = Rings(q_rings, allocate_ring(k_desc, META.STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
-    queue = allocate_work_queue(GROUPS, NUMBERS)
+    queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     producer = Producer(

@@ -93,10 +93,10 @@ def produce(producer):
         work = work_at(at, problem, producer.rooms, 1, ROWS * producer.GROUPS, producer.BLOCK_N)
         following = -1
         if work.first < work.queries:
-            work.publish(producer.queue, done)
+            producer.queue.publish(done, work)
             count, following = load_work(producer, work, items, count, done)
             done += 1
         if following < 0:  # an item without rows or without keys
             following = draw(producer, items)
         at = following
-    producer.queue.publish(done, (-1,))
+    producer.queue.finish(done)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -35,54 +35,31 @@ class Rooms:
     "of a head"
 
 
-@aggregate
-class Work:
+class Work(NamedTuple):
     """A work item as it is published: a tile of rows, and the tiles of keys that they see."""
 
-    query_start: gl.tensor
+    query_start: Any
     "the sequence's first query among all"
-    head: gl.tensor
-    batch: gl.tensor
+    head: Any
+    batch: Any
     "the sequence; packed 0"
-    queries: gl.tensor
-    keys: gl.tensor
+    queries: Any
+    keys: Any
     "of the sequence"
-    first: gl.tensor
+    first: Any
     "the item's first query"
-    split: gl.tensor
-    end: gl.tensor
+    split: Any
+    end: Any
     "tiles of keys: behind the last that all rows see whole, and behind the last"
-    q_place: gl.tensor
+    q_place: Any
     "row of the item's first query among all heads' quantised queries"
-    k_place: gl.tensor
+    k_place: Any
     "row of the sequence's first key among those of its head"
-    v_place: gl.tensor
+    v_place: Any
     "number of the sequence and its head of keys"
 
-    @gluon.jit
-    @no_type_check
-    def publish(self, queue, turn):
-        """Publish this as the turn-th item; `read_work` is the other end."""
-        queue.publish(
-            turn,
-            (
-                self.query_start,
-                self.head,
-                self.batch,
-                self.queries,
-                self.keys,
-                self.first,
-                self.split,
-                self.end,
-                self.q_place,
-                self.k_place,
-                self.v_place,
-            ),
-        )
 
-
-NUMBERS = gl.constexpr(11)
-"Of a published item."
+WORK_FIELDS = gl.constexpr(Work._fields)
 
 
 @gluon.jit
@@ -90,17 +67,17 @@ NUMBERS = gl.constexpr(11)
 def read_work(queue, turn):
     """The turn-th work item, which has been waited for; read anew wherever it is needed, as registers are short."""
     return Work(
-        queue.number(turn, 0),
-        queue.number(turn, 1),
-        queue.number(turn, 2),
-        queue.number(turn, 3),
-        queue.number(turn, 4),
-        queue.number(turn, 5),
-        queue.number(turn, 6),
-        queue.number(turn, 7),
-        queue.number(turn, 8),
-        queue.number(turn, 9),
-        queue.number(turn, 10),
+        query_start=queue.number(turn, "query_start"),
+        head=queue.number(turn, "head"),
+        batch=queue.number(turn, "batch"),
+        queries=queue.number(turn, "queries"),
+        keys=queue.number(turn, "keys"),
+        first=queue.number(turn, "first"),
+        split=queue.number(turn, "split"),
+        end=queue.number(turn, "end"),
+        q_place=queue.number(turn, "q_place"),
+        k_place=queue.number(turn, "k_place"),
+        v_place=queue.number(turn, "v_place"),
     )
 
 
@@ -152,27 +129,34 @@ def work_at(at, problem, rooms, step, BLOCK_M: gl.constexpr, BLOCK_N: gl.constex
     """The work item that is at-th in the grid's order."""
     mask = problem.mask
     tile, head, number = locate(at, problem, step)
-    batch, query_start, key_start, queries, keys = sequence(
-        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED
-    )
-    q_place = padded_start(number, query_start, queries, problem.PACKED, ROWS).to(gl.int32)
-    k_place = padded_start(number, key_start, keys, problem.PACKED, 128).to(gl.int32)
+    bounds = sequence(problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
+    queries, keys = bounds.queries, bounds.keys
+    q_place = padded_start(number, bounds.query_start, queries, problem.PACKED, ROWS).to(gl.int32)
+    k_place = padded_start(number, bounds.key_start, keys, problem.PACKED, 128).to(gl.int32)
     first = tile * BLOCK_M
-    last = gl.minimum(first + BLOCK_M, queries) - 1
-    low, all_low, all_high, high = keys_of_rows(first, last, keys, keys - queries, 0, 0, False, mask.HAS_RIGHT)
-    _begin, _whole, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+    reach = keys_of_rows(
+        first=first,
+        last=gl.minimum(first + BLOCK_M, queries) - 1,
+        keys=keys,
+        shift=keys - queries,
+        left=0,
+        right=0,
+        HAS_LEFT=False,
+        HAS_RIGHT=mask.HAS_RIGHT,
+    )
+    tiles = tiles_of(reach, BLOCK_N)
     return Work(
-        (query_start + batch * problem.seqlen_q).to(gl.int32),
-        head,
-        gl.cast(batch, gl.int32),
-        queries,
-        keys,
-        first,
-        split,
-        end,
-        head * rooms.rows_q + q_place + first,
-        k_place,
-        number * rooms.heads_kv + head // rooms.repeats,
+        query_start=(bounds.query_start + bounds.batch * problem.seqlen_q).to(gl.int32),
+        head=head,
+        batch=gl.cast(bounds.batch, gl.int32),
+        queries=queries,
+        keys=keys,
+        first=first,
+        split=tiles.split,
+        end=tiles.end,
+        q_place=head * rooms.rows_q + q_place + first,
+        k_place=k_place,
+        v_place=number * rooms.heads_kv + head // rooms.repeats,
     )
 
 

@@ -43,7 +43,9 @@ def scale_of(bits, LARGEST: tl.constexpr):
 def sums_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
     """Of each channel the sums of eight rows each: one thread's, or Triton would exchange them."""
     ROWS: tl.constexpr = STEP // COLUMNS
-    x = widened(load_rows(base, first, end, stride, DIM, ROWS, COLUMNS, WHOLE))
+    x = widened(
+        load_rows(base=base, first=first, count=end, stride=stride, DIM=DIM, BLOCK=ROWS, BLOCK_DIM=COLUMNS, WHOLE=WHOLE)
+    )
     return tl.sum(x.reshape([8, ROWS // 8, COLUMNS]), 0)
 
 
@@ -55,7 +57,12 @@ def largest_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.con
     Two are in a register, and compared at a time.
     """
     ROWS: tl.constexpr = STEP // COLUMNS
-    x = load_rows(base, first, end, stride, DIM, ROWS, COLUMNS, WHOLE).to(tl.int16, bitcast=True) & 0x7FFF
+    x = (
+        load_rows(
+            base=base, first=first, count=end, stride=stride, DIM=DIM, BLOCK=ROWS, BLOCK_DIM=COLUMNS, WHOLE=WHOLE
+        ).to(tl.int16, bitcast=True)
+        & 0x7FFF
+    )
     for halving in tl.static_range(3):
         one, other = tl.split(x.reshape([2, (ROWS // 2) >> halving, COLUMNS]).permute(1, 2, 0))
         x = tl.maximum(one, other)

@@ -132,7 +132,9 @@ def flash_quant_forward(
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
-    batch, query_start, key_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, META.PACKED)
+    batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+    query_start, key_start = bounds.query_start, bounds.key_start
     first = (tiles - 1 - tile) * BLOCK_M
     if first < queries:
         q_place = (
@@ -147,8 +149,11 @@ def flash_quant_forward(
         row_scale = tl.load(made.q_scale + q_place + at, there, other=1.0)
         shift = keys - queries
         last = tl.minimum(first + BLOCK_M, queries) - 1
-        low, all_low, all_high, high = keys_of_rows(first, last, keys, shift, 0, 0, False, META.HAS_RIGHT)
-        _, _, split, end = tiles_of(low, all_low, all_high, high, BLOCK_N)
+        reach = keys_of_rows(
+            first=first, last=last, keys=keys, shift=shift, left=0, right=0, HAS_LEFT=False, HAS_RIGHT=META.HAS_RIGHT
+        )
+        key_tiles = tiles_of(reach, BLOCK_N)
+        split, end = key_tiles.split, key_tiles.end
         acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -156,32 +161,57 @@ def flash_quant_forward(
             k, key_scale = load_keys(made, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             acc, row_max, row_sum = add_tile(
-                acc, scores, row_max, row_sum, row_scale, key_scale, made, k_place + index * BLOCK_N, BLOCK_N
+                acc=acc,
+                scores=scores,
+                row_max=row_max,
+                row_sum=row_sum,
+                row_scale=row_scale,
+                key_scale=key_scale,
+                made=made,
+                place=k_place + index * BLOCK_N,
+                BLOCK_N=BLOCK_N,
             )
         for index in tl.range(split, end, num_stages=1, disable_licm=True):
             k, key_scale = load_keys(made, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             from_tile = index * BLOCK_N
             see = sees(
-                rows[:, None],
-                tl.arange(0, BLOCK_N)[None, :],
-                keys - from_tile,
-                shift - from_tile,
-                0,
-                0,
-                False,
-                META.HAS_RIGHT,
+                rows=rows[:, None],
+                columns=tl.arange(0, BLOCK_N)[None, :],
+                keys=keys - from_tile,
+                shift=shift - from_tile,
+                left=0,
+                right=0,
+                HAS_LEFT=False,
+                HAS_RIGHT=META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
             acc, row_max, row_sum = add_tile(
-                acc, scores, row_max, row_sum, row_scale, key_scale, made, k_place + index * BLOCK_N, BLOCK_N
+                acc=acc,
+                scores=scores,
+                row_max=row_max,
+                row_sum=row_sum,
+                row_scale=row_scale,
+                key_scale=key_scale,
+                made=made,
+                place=k_place + index * BLOCK_N,
+                BLOCK_N=BLOCK_N,
             )
         v_scale = tl.load(
             made.v_scale + (tl.cast(number, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + columns
         )
         out, total = output_of(acc, row_sum, v_scale)
         out_base = first_row(out_ptr, batch, query_start, head, out_strides)
-        store_rows(out_base, first, queries, out_strides.row, out, META.DIM, BLOCK_M, COLUMNS)
+        store_rows(
+            base=out_base,
+            first=first,
+            count=queries,
+            stride=out_strides.row,
+            tile=out,
+            DIM=META.DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=COLUMNS,
+        )
         row_shift = tl.load(made.q_shift + q_place + at, there, other=0.0)
         lse = lse_of(row_max, row_sum, total, row_shift)
         lse_base = first_row(lse_ptr, batch, query_start, head, Strides(batch=lse_batch, row=1, head=lse_head))

@@ -310,11 +310,31 @@ def quantise(
                     base += before + k_start * row
                     if of_k:
                         sums = sum_of(base, start, end, row, META.DIM, COLUMNS)
-                        gather_sums(sums, parts, found, arrived, index, count, keys, COLUMNS, META.CHUNKS)
+                        gather_sums(
+                            sums=sums,
+                            parts_ptr=parts,
+                            found_ptr=found,
+                            counter_ptr=arrived,
+                            part=index,
+                            count=count,
+                            keys=keys,
+                            COLUMNS=COLUMNS,
+                            CHUNKS=META.CHUNKS,
+                        )
                     else:
                         most = largest_of(base, start, end, row, META.DIM, COLUMNS)
                         v_scale = made.v_scale + tl.cast(pair, tl.int64) * COLUMNS
-                        gather_largest(most, parts, found, v_scale, arrived, index, count, COLUMNS, META.CHUNKS)
+                        gather_largest(
+                            most=most,
+                            parts_ptr=parts,
+                            found_ptr=found,
+                            scale_ptr=v_scale,
+                            counter_ptr=arrived,
+                            part=index,
+                            count=count,
+                            COLUMNS=COLUMNS,
+                            CHUNKS=META.CHUNKS,
+                        )
             else:
                 part = index & (PARTS - 1)
                 tile = index // PARTS
@@ -327,10 +347,30 @@ def quantise(
                     if of_k:
                         k_scale = made.k_scale + tl.cast(tile, tl.int64) * 4
                         quantise_k(
-                            base, made.k + at, k_scale, found, arrived, ready, part, there, row, META.DIM, COLUMNS
+                            base=base,
+                            k8_ptr=made.k + at,
+                            scale_ptr=k_scale,
+                            mean_ptr=found,
+                            counter_ptr=arrived,
+                            ready=ready,
+                            part=part,
+                            keys=there,
+                            stride=row,
+                            DIM=META.DIM,
+                            COLUMNS=COLUMNS,
                         )
                     else:
-                        quantise_v(base, made.v + at, found, arrived, ready, part, there, row, META.DIM)
+                        quantise_v(
+                            base=base,
+                            v8_ptr=made.v + at,
+                            inverse_ptr=found,
+                            counter_ptr=arrived,
+                            ready=ready,
+                            part=part,
+                            keys=there,
+                            stride=row,
+                            DIM=META.DIM,
+                        )
         else:
             tile, reader = divided(index - of_k_or_v, repeats, by_repeats)
             reader += head * repeats
@@ -341,16 +381,16 @@ def quantise(
                 tile += padded_tile(batch_of, q_start, queries, META.PACKED, Q_PAD)
                 at = tl.cast(tile, tl.int64) * Q_PAD
                 quantise_q(
-                    base,
-                    made.q + at * COLUMNS,
-                    made.q_scale + at,
-                    made.q_shift + at,
-                    statistics.found + tl.cast(pair, tl.int64) * COLUMNS,
-                    statistics.arrived + pair,
-                    ready,
-                    queries - first,
-                    strides.q.row,
-                    scale,
-                    META.DIM,
-                    COLUMNS,
+                    base=base,
+                    q8_ptr=made.q + at * COLUMNS,
+                    scale_ptr=made.q_scale + at,
+                    shift_ptr=made.q_shift + at,
+                    mean_ptr=statistics.found + tl.cast(pair, tl.int64) * COLUMNS,
+                    counter_ptr=statistics.arrived + pair,
+                    ready=ready,
+                    queries=queries - first,
+                    stride=strides.q.row,
+                    softmax_scale=scale,
+                    DIM=META.DIM,
+                    COLUMNS=COLUMNS,
                 )

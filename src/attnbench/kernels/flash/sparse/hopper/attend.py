@@ -118,11 +118,32 @@ def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
     if q_ring.STAGES > 1:
         q_ring.release_stored(done)
     acc, row_max, sums = through_places(
-        q, acc, row_max, sums, consumer, count, done, row, places, left, end, work.split
+        q=q,
+        acc=acc,
+        row_max=row_max,
+        sums=sums,
+        consumer=consumer,
+        count=count,
+        done=done,
+        row=row,
+        places=places,
+        left=left,
+        end=end,
+        split=work.split,
     )
     # The queries have been read: the output leaves from where they were.
     place = q_ring.tiles.index(done % q_ring.STAGES)
-    epilogue(consumer, (acc,), row_max, sums, place, place, done, row, True)
+    epilogue(
+        consumer=consumer,
+        acc=(acc,),
+        row_max=row_max,
+        sums=sums,
+        place=place,
+        second_place=place,
+        done=done,
+        row=row,
+        ALONE=True,
+    )
     consumer.queue.release(done)
     if q_ring.STAGES == 1:
         q_ring.release_stored(done + 1)

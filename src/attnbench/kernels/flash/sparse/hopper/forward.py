@@ -1,12 +1,12 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Block-sparse softmax attention forward for Hopper: the dense one's consumers, and a producer that walks lists.
 
-    producer      draws a row of the map, longest first; loads its queries, then the listed tiles of keys and values
-    consumer      `flash.hopper.attend`: scores of a tile beside the product with the last tile's values
+    producer      takes a row of the map, longest first; loads its queries, then the listed tiles of keys and values
+    consumer      `flash.hopper.attend`: QKᵀ of a tile overlaps with PV of the tile before
 
 From the last block of a list to the first: what a causal mask or the end of the keys hides is in its last blocks, and
-all others go through the loop unmasked.  A work item is a row of the map, or half of one, of a head; a program draws
-the next by an atomic counter.
+all others go through the loop unmasked.  A work item is a row of the map, or half of one, of a head; a program takes
+the next from an atomic counter.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
 from attnbench.kernels.flash.hopper.pieces import Rests
+from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS
 from attnbench.kernels.flash.sparse.config import Shape, query_tiles
 from attnbench.kernels.flash.sparse.hopper.attend import consume_shared
 from attnbench.kernels.flash.sparse.hopper.producer import Producer, produce
@@ -114,7 +115,7 @@ def flash_sparse_hopper_forward(
         no_rests = no_rests + ((),)
     rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
     turns = allocate_barriers(GROUPS, 1)
-    queue = allocate_work_queue(GROUPS, 10)
+    queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     fence_async_shared()
     producer = Producer(
         q_desc=q_desc,

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The producer warp of the block-sparse forward for Hopper: draws work items, walks their lists and loads tiles."""
+"""The producer warp of the block-sparse forward for Hopper: finds work items, walks their lists and loads tiles."""
 
 from __future__ import annotations
 
@@ -142,16 +142,16 @@ def work_of(producer, turn):
     first = (number - pair * producer.lists) * LIST_ROWS + turn % SHARES * BLOCK_M
     none = number * 0
     work = Work(
-        batch * producer.seqlen_q,
-        pair - batch * producer.heads,
-        batch,
-        none + producer.seqlen_q,
-        none + producer.seqlen_k,
-        first,
-        none,
-        none,
-        split,
-        end,
+        query_start=batch * producer.seqlen_q,
+        head=pair - batch * producer.heads,
+        batch=batch,
+        queries=none + producer.seqlen_q,
+        keys=none + producer.seqlen_k,
+        first=first,
+        begin=none,
+        whole=none,
+        split=split,
+        end=end,
     )
     return work, number
 
@@ -168,10 +168,10 @@ def produce(producer):
         work, number = work_of(producer, turn)
         following = -1
         if work.first < work.queries:
-            work.publish(producer.queue, done)
+            producer.queue.publish(done, work)
             count, following = load_work(producer, work, number, count, done)
             done += 1
         if following < 0:  # an item without rows or without keys
             following = next_work(producer.counter_ptr)
         turn = following
-    producer.queue.publish(done, (-1,))
+    producer.queue.finish(done)

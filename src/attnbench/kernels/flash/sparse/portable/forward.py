@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Block-sparse softmax attention forward: a program takes a tile of queries through the listed blocks of keys.
+"""Block-sparse softmax attention forward: a program computes a tile of queries, over the listed blocks of keys.
 
-The sums are those of `flash.portable.forward`; keys come from a list.  Blocks that every query sees whole are first in
-it and are not masked; those on a causal diagonal or at the end of the sequence follow in a loop of their own.
+The sums are those of `flash.portable.forward`; keys come from a list.  Blocks that need no mask come first in
+it; those on a causal diagonal or at the end of the sequence follow in a loop of their own.
 """
 
 from __future__ import annotations
@@ -89,7 +89,16 @@ def flash_sparse_forward(
             count=seqlen_k,
             stride=strides.v.row,
         )
-        q = load_rows(q_base, first, seqlen_q, strides.q.row, META.DIM, BLOCK_M, BLOCK_D, False)  # [BLOCK_M, BLOCK_D]
+        q = load_rows(
+            base=q_base,
+            first=first,
+            count=seqlen_q,
+            stride=strides.q.row,
+            DIM=META.DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
+            WHOLE=False,
+        )  # [BLOCK_M, BLOCK_D]
         at_rows = first + tl.arange(0, BLOCK_M)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -106,14 +115,14 @@ def flash_sparse_forward(
             k = load_tile(k_rows, at, META.DIM, BLOCK_N, BLOCK_D, False, False)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
             see = sees(
-                at_rows[:, None],
-                tl.arange(0, BLOCK_N)[None, :],
-                seqlen_k - at,
-                seqlen_k - seqlen_q - at,
-                0,
-                0,
-                False,
-                META.CAUSAL,
+                rows=at_rows[:, None],
+                columns=tl.arange(0, BLOCK_N)[None, :],
+                keys=seqlen_k - at,
+                shift=seqlen_k - seqlen_q - at,
+                left=0,
+                right=0,
+                HAS_LEFT=False,
+                HAS_RIGHT=META.CAUSAL,
             )
             scores = tl.where(see, scores, float("-inf"))
             weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
@@ -123,7 +132,16 @@ def flash_sparse_forward(
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
         out_base = first_row(tensors.out, batch, none, head, strides.out)
-        store_rows(out_base, first, seqlen_q, strides.out.row, acc, META.DIM, BLOCK_M, BLOCK_D)
+        store_rows(
+            base=out_base,
+            first=first,
+            count=seqlen_q,
+            stride=strides.out.row,
+            tile=acc,
+            DIM=META.DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
+        )
         lse = tl.where(empty, float("-inf"), (row_max * scale + tl.math.log2(total)) * LN_2)
         lse_base = first_row(lse_ptr, batch, none, head, Strides(batch=lse_batch, row=1, head=lse_head))
         tl.store(lse_base + at_rows, lse, mask=at_rows < seqlen_q)

@@ -4,8 +4,8 @@
     list_blocks    a program a row of the map: its blocks of keys in rising order, and how many there are
     order_lists    the lists of a section, longest first: the place of one is how many come before it
 
-Blocks of keys that no query of a row sees under a causal mask are not listed.  The blocks that every query sees whole
-come first in a list, since blocks rise; `whole` counts them, and the rest is masked.
+Blocks of keys that no query of a row sees under a causal mask are not listed.  The blocks that need no mask come
+first in a list, since indices rise; `whole` counts them, and the rest is masked.
 
 Units of queries, blocks or halves of blocks, that SHARE a work item have one list, of what any of them sees, and each
 has a list of its own of the places of its blocks in that list.
@@ -73,7 +73,16 @@ def list_blocks(
     indices_ptr += tl.cast(number, tl.int64) * columns
     shift = seqlen_k - seqlen_q
     # What the first row sees whole, all do.
-    _, _, all_high, _ = keys_of_rows(block * UNIT, block * UNIT, seqlen_k, shift, 0, 0, False, CAUSAL)
+    all_high = keys_of_rows(
+        first=block * UNIT,
+        last=block * UNIT,
+        keys=seqlen_k,
+        shift=shift,
+        left=0,
+        right=0,
+        HAS_LEFT=False,
+        HAS_RIGHT=CAUSAL,
+    ).all_high
     listed = 0
     whole = 0
     rank = tl.arange(0, 4)
@@ -84,7 +93,9 @@ def list_blocks(
         for which in tl.static_range(SHARE):
             row = block + which
             last = tl.minimum((row + 1) * UNIT, seqlen_q) - 1
-            _, _, _, high = keys_of_rows(last, last, seqlen_k, shift, 0, 0, False, CAUSAL)
+            high = keys_of_rows(
+                first=last, last=last, keys=seqlen_k, shift=shift, left=0, right=0, HAS_LEFT=False, HAS_RIGHT=CAUSAL
+            ).high
             there = (
                 tl.load(
                     map_ptr + tl.cast(row // HALVES, tl.int64) * map_row + at.to(tl.int64) * map_column,

@@ -1,14 +1,14 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Which blocks matter, from means of blocks, on the device.
+"""Block selection from the means of blocks, on the device.
 
     pool_blocks       a program some blocks of queries or of keys: the means of their rows, and how alike these are
     multiply_means    a program a tile of scores: products of the means, or log Σ exp of those of PARTS x PARTS parts
     select_blocks     a program a row of blocks: those with the largest scores, by their number or by their share of the
                       softmax
 
-A row of scores lies in the registers of one program whole.  What is kept is all above a threshold, the threshold is
-found bit by bit, and of equal scores the first blocks are kept.  A score that is NaN or +∞ says nothing: its block is
-kept beside the others, and no other block is touched by it.
+One program holds a whole row of scores in registers.  It keeps all scores above a threshold, which it finds by bisection
+over the bits; of equal scores the first blocks are kept.  A block whose score is NaN or +∞ is always kept, and does not
+affect the others.
 """
 
 from __future__ import annotations
@@ -102,14 +102,40 @@ def pool_blocks(
     number = tl.program_id(0)
     if number < of_queries:
         pool_rows(
-            q_ptr, q_mean_ptr, q_alike_ptr, number, heads, seqlen_q, q_batch, q_head, q_row, scale, dim,
-            SIZE_Q, GROUP_Q, WIDTH, ALIKE,
-        )  # fmt: skip
+            x_ptr=q_ptr,
+            mean_ptr=q_mean_ptr,
+            alike_ptr=q_alike_ptr,
+            number=number,
+            heads=heads,
+            seqlen=seqlen_q,
+            stride_batch=q_batch,
+            stride_head=q_head,
+            stride_row=q_row,
+            scale=scale,
+            dim=dim,
+            SIZE=SIZE_Q,
+            GROUP=GROUP_Q,
+            WIDTH=WIDTH,
+            ALIKE=ALIKE,
+        )
     else:
         pool_rows(
-            k_ptr, k_mean_ptr, k_alike_ptr, number - of_queries, heads_kv, seqlen_k, k_batch, k_head, k_row, 1.0, dim,
-            SIZE_K, GROUP_K, WIDTH, ALIKE,
-        )  # fmt: skip
+            x_ptr=k_ptr,
+            mean_ptr=k_mean_ptr,
+            alike_ptr=k_alike_ptr,
+            number=number - of_queries,
+            heads=heads_kv,
+            seqlen=seqlen_k,
+            stride_batch=k_batch,
+            stride_head=k_head,
+            stride_row=k_row,
+            scale=1.0,
+            dim=dim,
+            SIZE=SIZE_K,
+            GROUP=GROUP_K,
+            WIDTH=WIDTH,
+            ALIKE=ALIKE,
+        )
 
 
 @triton.jit(do_not_specialize=COUNTS)

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Block-sparse softmax attention in 8 bits for Hopper: a producer that walks lists, and the consumers of `flash.quant`.
 
-    producer      draws a row of the map, longest first; loads its queries, then the listed blocks of keys and values
-    consumer      `flash.quant.hopper.attend`: whose keys a tile has, and which scales, it asks of `ListedTiles`
+    producer      takes a row of the map, longest first; loads its queries, then the listed blocks of keys and values
+    consumer      `flash.quant.hopper.attend`, with keys and scales of a tile from `ListedTiles`
 
 From the last block of a list to the first: what a causal mask or the end of the keys hides is in its last blocks, and
 all others go through the loop unmasked.
@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from attnbench.kernels.flash.hopper.tiles import Mask
 from attnbench.kernels.flash.quant.config import QUERY_TILES
 from attnbench.kernels.flash.quant.hopper.attend import Consumer, consume
-from attnbench.kernels.flash.quant.hopper.tiles import NUMBERS, TILE, Rooms
+from attnbench.kernels.flash.quant.hopper.tiles import TILE, WORK_FIELDS, Rooms
 from attnbench.kernels.flash.sparse_quant.hopper.producer import Producer, produce
 from attnbench.kernels.flash.sparse_quant.hopper.tiles import ListedTiles
 from attnbench.kernels.shared.card import processors
@@ -102,7 +102,7 @@ def flash_sparse_quant_hopper_forward(
     for _index in gl.static_range(GROUPS):
         q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
     rings = Rings(q_rings, allocate_ring(k_desc, META.STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
-    queue = allocate_work_queue(GROUPS, NUMBERS)
+    queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     outs = gl.allocate_shared_memory(out_desc.dtype, [GROUPS] + out_desc.block_shape, out_desc.layout)
     fence_async_shared()
     producer = Producer(

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The producer warp of the block-sparse forward in 8 bits: draws rows of the map, walks their lists and loads tiles."""
+"""The producer warp of the block-sparse forward in 8 bits: finds work items, walks their lists and loads tiles."""
 
 from __future__ import annotations
 
@@ -116,17 +116,17 @@ def work_of(producer, turn):
     none = number * 0
     q_place = padded_start(batch, 0, producer.seqlen_q, False, ROWS).to(gl.int32)
     work = Work(
-        batch * producer.seqlen_q,
-        head,
-        batch,
-        none + producer.seqlen_q,
-        none + producer.seqlen_k,
-        first,
-        split,
-        end,
-        head * rooms.rows_q + q_place + first,
-        padded_start(batch, 0, producer.seqlen_k, False, TILE).to(gl.int32),
-        batch * rooms.heads_kv + head // rooms.repeats,
+        query_start=batch * producer.seqlen_q,
+        head=head,
+        batch=batch,
+        queries=none + producer.seqlen_q,
+        keys=none + producer.seqlen_k,
+        first=first,
+        split=split,
+        end=end,
+        q_place=head * rooms.rows_q + q_place + first,
+        k_place=padded_start(batch, 0, producer.seqlen_k, False, TILE).to(gl.int32),
+        v_place=batch * rooms.heads_kv + head // rooms.repeats,
     )
     return work, number
 
@@ -143,10 +143,10 @@ def produce(producer):
         work, number = work_of(producer, turn)
         following = -1
         if work.first < work.queries:
-            work.publish(producer.queue, done)
+            producer.queue.publish(done, work)
             count, following = load_work(producer, work, number, items, count, done)
             done += 1
         if following < 0:  # an item without rows or without keys
             following = draw(producer, items)
         turn = following
-    producer.queue.publish(done, (-1,))
+    producer.queue.finish(done)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Listed blocks of keys as the consumers of `flash.quant.hopper` ask for them."""
+"""Listed blocks of keys, in the interface that the consumers of `flash.quant.hopper` use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Block-sparse softmax attention in 8 bits: a program takes a tile of queries through the listed blocks of keys.
+"""Block-sparse softmax attention in 8 bits: a program computes a tile of queries, over the listed blocks of keys.
 
-Work items and lists are those of `flash.sparse.portable.forward`, what is done with a tile is `flash.quant`'s.
+Work items and lists are those of `flash.sparse.portable.forward`, the arithmetic of a tile is that of `flash.quant`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,15 @@ def flash_sparse_quant_forward(
             k, key_scale = load_keys(made, k_place + key, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             acc, row_max, row_sum = add_tile(
-                acc, scores, row_max, row_sum, row_scale, key_scale, made, k_place + key, BLOCK_N
+                acc=acc,
+                scores=scores,
+                row_max=row_max,
+                row_sum=row_sum,
+                row_scale=row_scale,
+                key_scale=key_scale,
+                made=made,
+                place=k_place + key,
+                BLOCK_N=BLOCK_N,
             )
         for index in tl.range(whole * PARTS, count * PARTS, num_stages=1, disable_licm=True):
             key = tl.load(indices + index // PARTS) * META.BLOCK_K + index % PARTS * BLOCK_N
@@ -109,18 +117,26 @@ def flash_sparse_quant_forward(
             k, key_scale = load_keys(made, k_place + key, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             see = sees(
-                (first + at)[:, None],
-                tl.arange(0, BLOCK_N)[None, :],
-                seqlen_k - key,
-                seqlen_k - seqlen_q - key,
-                0,
-                0,
-                False,
-                META.CAUSAL,
+                rows=(first + at)[:, None],
+                columns=tl.arange(0, BLOCK_N)[None, :],
+                keys=seqlen_k - key,
+                shift=seqlen_k - seqlen_q - key,
+                left=0,
+                right=0,
+                HAS_LEFT=False,
+                HAS_RIGHT=META.CAUSAL,
             )
             scores = tl.where(see, scores, float("-inf"))
             acc, row_max, row_sum = add_tile(
-                acc, scores, row_max, row_sum, row_scale, key_scale, made, k_place + key, BLOCK_N
+                acc=acc,
+                scores=scores,
+                row_max=row_max,
+                row_sum=row_sum,
+                row_scale=row_scale,
+                key_scale=key_scale,
+                made=made,
+                place=k_place + key,
+                BLOCK_N=BLOCK_N,
             )
         v_scale = tl.load(
             made.v_scale + (tl.cast(batch, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + dims
@@ -129,7 +145,16 @@ def flash_sparse_quant_forward(
         none = tl.cast(batch * 0, tl.int64)
         out_strides = Strides(batch=out_batch, row=out_row, head=out_head)
         out_base = first_row(out_ptr, batch, none, head, out_strides)
-        store_rows(out_base, first, seqlen_q, out_row, out, META.DIM, BLOCK_M, COLUMNS)
+        store_rows(
+            base=out_base,
+            first=first,
+            count=seqlen_q,
+            stride=out_row,
+            tile=out,
+            DIM=META.DIM,
+            BLOCK=BLOCK_M,
+            BLOCK_DIM=COLUMNS,
+        )
         row_shift = tl.load(made.q_shift + q_place + at, there, other=0.0)
         lse = lse_of(row_max, row_sum, total, row_shift)
         lse_base = first_row(lse_ptr, batch, none, head, Strides(batch=lse_batch, row=1, head=lse_head))

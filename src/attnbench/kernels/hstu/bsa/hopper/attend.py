@@ -4,17 +4,17 @@
     attend   for a tile of the queries that chose block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
     combine  for a job of queries:                           out_t += g_selected Σ_s partial[t, s]
 
-A persistent kernel, whose warps have parts of their own (`queue` has those of one warp):
+A persistent warp-specialized kernel (`queue` has the partitions of one warp):
 
     produce_tiles → gather → attend → publish_done      tiles of a list: rows of queries, a block's keys and values
-    produce_jobs → combine → publish_done               jobs of some queries, behind
+    produce_jobs → combine → publish_done               jobs of some queries, when their tiles are done
 
-All of it runs at once, and an SM's instruction cache holds some 2,000 instructions: code beyond it stalls, that of
-single warps most.  So what two warpgroups or warps do alike is one partition, whose code is there once.
+All partitions run concurrently, and an SM's instruction cache holds some 2,000 instructions: code beyond it stalls,
+mostly in single warps.  So warps or warpgroups that do the same work share one partition, with one copy of its code.
 
-A row comes in pieces of 16 bytes, straight into the swizzled tile that products read; the tiles after the one that is
-multiplied are on their way meanwhile.  Partial rows go to a ring of pairs that stays in the L2.  A partial row is one
-query's and one block's alone and slots are added in order: the same bits each time.
+Rows are gathered by 16-byte copies straight into the swizzled tile that products read, while earlier tiles are being
+multiplied.  Partial rows go to a ring of pairs that stays in the L2.  A partial row belongs
+to one query and one block, and slots are added in order: bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from attnbench.kernels.hstu.bsa.hopper.queue import (
     TileProducer,
     TileRing,
     allocate_slots,
-    grant_places,
     number_of,
     produce_jobs,
     produce_tiles,
     publish_done,
+    signal_places,
 )
 from attnbench.kernels.hstu.bsa.hopper.schedule import COUNTERS, SPREAD, GridProblem
 from attnbench.kernels.hstu.bsa.tiles import SELECTED, gate_of
@@ -109,7 +109,7 @@ def gather(slots, ring, q_ptr, ATTN_DIM: gl.constexpr):
 class Consumer:
     """What the warpgroups of `attend` work with."""
 
-    granted: gl.shared_memory_descriptor
+    place_free: gl.shared_memory_descriptor
     "mbarriers of slots: a tile's partial rows have a place"
     partial_ptr: Argument
     half_alpha: Argument
@@ -157,7 +157,7 @@ def attend_rows(consumer, slot, phase):
     else:
         rows = gl.convert_layout(rows, STORES)
     columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, STORES))
-    mbarrier.wait(consumer.granted.index(slot), phase)
+    mbarrier.wait(consumer.place_free.index(slot), phase)
     gl.store(
         consumer.partial_ptr + target[:, None] + columns[None, :],
         rows,
@@ -303,10 +303,10 @@ def hstu_bsa_hopper_attend(
     slots = allocate_slots(STAGES, TILE_ROWS)
     jobs = allocate_slots(JOBS, JOB_ROWS)
     counts = gl.allocate_shared_memory(gl.int32, [JOBS, JOB_ROWS], PLAIN)
-    granted = allocate_barriers(STAGES, ARRIVALS=1)
+    place_free = allocate_barriers(STAGES, ARRIVALS=1)
     fence_async_shared()
     consumer = Consumer(
-        granted=granted,
+        place_free=place_free,
         partial_ptr=partial_ptr,
         half_alpha=half_alpha,
         scale=scale,
@@ -362,7 +362,7 @@ def hstu_bsa_hopper_attend(
             (combine, (combiner,)),
             (gather, (slots, tiles, q_ptr, ATTN_DIM)),
             (produce_tiles, (tile_producer,)),
-            (grant_places, (slots, granted, finished, ring)),
+            (signal_places, (slots, place_free, finished, ring)),
             (produce_jobs, (job_producer,)),
             (publish_done, (slots, attended, False)),
             (publish_done, (jobs, finished, True)),

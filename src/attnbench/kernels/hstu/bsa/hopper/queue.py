@@ -1,18 +1,18 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Pipelines of the selected branch for Hopper: the parts of one warp each.
+"""Single-warp partitions of the selected branch for Hopper.
 
     produce_tiles   fetches tiles of the lists: publishes rows and addresses, loads keys and values
-    grant_places    says of each tile that its step has a place in the ring, as late as attend asks: when it writes
+    signal_places    signals for each tile that its step has a place in the ring, which attend needs only when it writes
     produce_jobs    fetches jobs: waits until all tiles of their step are published, publishes rows
-    publish_done    tells other programs that what a slot of either kind held has been done
+    publish_done    signals to other programs that the tile or job of a slot is done
 
-Each fetches, walks (`schedule`) and loads ahead of need, so that nobody waits for memory but where memory is
-behind.
+Each fetches indices, resolves them (`schedule`) and prefetches, so that warps stall on memory only where bandwidth is the
+limit.
 
-No program waits for one that may not have started.  A tile waits for jobs of earlier steps, a job for tiles of its
-own.  Take the first step that has something left: its tiles that were fetched belong to programs that run, wait for
-nothing, and come before tiles of later steps in the slots; those not fetched come before all else that is fetched.
-Then the same holds for its jobs.
+Freedom from deadlock: a program waits only for programs that have started.  A tile waits for jobs of earlier steps, a job
+for the tiles of its own step.  In the first unfinished step, tiles that were fetched belong to running programs, wait for
+nothing and precede tiles of later steps in the slots; tiles not yet fetched are the next to be fetched.  So all its tiles
+finish, and by the same argument all its jobs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Slots:
     done: gl.shared_memory_descriptor
     "who computes"
     free: gl.shared_memory_descriptor
-    "who has told other programs"
+    "who has signalled to other programs"
     SLOTS: gl.constexpr
 
     @gluon.jit
@@ -283,7 +283,7 @@ def produce_tiles(producer):
 
 @gluon.jit
 @no_type_check
-def grant_places(slots, granted, finished, ring):
+def signal_places(slots, place_free, finished, ring):
     """One warp: let each tile's partial rows be written when the step that had their place is done."""
     SLOTS: gl.constexpr = slots.SLOTS
     count = 0
@@ -298,7 +298,7 @@ def grant_places(slots, granted, finished, ring):
             end = gl.minimum(step - ring, checked + LANES - 1)
             wait_for(finished, checked, end, DONE)
             checked = end + 1
-        mbarrier.arrive(granted.index(slot))
+        mbarrier.arrive(place_free.index(slot))
         count += 1
 
 

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Tile scheduler of the selected branch for Hopper: numbers from atomic counters, what they stand for, and waits.
+"""Tile scheduler of the selected branch for Hopper: indices from atomic counters, their meaning, and waits.
 
 Pairs of sequence and head are taken some at a time: a step is `group` pairs, which have a place in a ring of partial
 rows.  Tiles of the lists are numbered through the steps, and so are the jobs that add partial rows up.  Programs
-fetch numbers of both kinds; what a number stands for is found by walking on from the last one.  One warp fetches and
-walks, a lane for each pair of a step, and what it walks over is loaded a step ahead.
+fetch indices of both kinds; an index is resolved by a linear search from the last one.  One warp fetches and searches,
+a lane for each pair of a step, and the data of the next step is prefetched.
 
     progress  [0] tiles fetched, [1] jobs fetched, then of each step the tiles published, then of each step whether its
               jobs are done, which is the number DONE: one adds what the others leave of it.  Counters lie APART

@@ -5,14 +5,14 @@
             + c Σ_j (g_selected [j local] + g_sliding [t - j < w]) SiLU(α q·k_j) v_j        over keys j ≤ t
     blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
 
-The selection is that of hstu_bsa_select; what a row sees nearby is added here.  There are no targets and no pairs.
+The selection is that of hstu_bsa_select; the keys nearby are added here.  There are no targets and no pairs.
 A work item is one or two stripes of 64 rows for each warpgroup, all of one head; its tiles are the means of the blocks
 that its last row sees, then the keys nearby, through one ring:
 
     producer      loads rows of queries an item ahead, and tiles as soon as their stages are free
-    consumer      scores, SiLU, the product with the values; beside this the scores are ranked (`topk`)
+    consumer      scores, SiLU, the product with the values; meanwhile the scores are ranked (`topk`)
 
-A warpgroup skips tiles that none of its rows sees.  Warpgroups follow no order: what one computes runs beside the
+A warpgroup skips tiles that none of its rows sees.  Warpgroups are not ordered: computation of one overlaps with
 products of the others.  A program's next items are those of other heads and other tiles, long ones and short ones.
 """
 
@@ -138,19 +138,26 @@ def produce(producer):
             visible = complete_seen(last, work.keys, problem.BLOCK_SIZE)
             for tile in range(tiles.end):
                 fill_both(
-                    rings,
-                    count,
-                    producer.means_k_desc,
-                    producer.means_v_desc,
-                    work.key_start // problem.BLOCK_SIZE,
-                    visible,
-                    tile * BLOCKS,
-                    work.head,
+                    rings=rings,
+                    count=count,
+                    k_desc=producer.means_k_desc,
+                    v_desc=producer.means_v_desc,
+                    start=work.key_start // problem.BLOCK_SIZE,
+                    rows=visible,
+                    first=tile * BLOCKS,
+                    head=work.head,
                 )
                 count += 1
             for tile in range(tiles.near, tiles.behind):
                 fill_both(
-                    rings, count, producer.k_desc, producer.v_desc, work.key_start, last + 1, tile * BLOCKS, work.head
+                    rings=rings,
+                    count=count,
+                    k_desc=producer.k_desc,
+                    v_desc=producer.v_desc,
+                    start=work.key_start,
+                    rows=last + 1,
+                    first=tile * BLOCKS,
+                    head=work.head,
                 )
                 count += 1
 

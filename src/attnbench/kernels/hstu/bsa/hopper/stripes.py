@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """What a warpgroup of hstu_bsa_hopper_select does with its stripes, 64 rows each: one or two.
 
-With two the scores of both are issued at once, and what is computed of one runs beside the products of the other; the
-tile is waited for and released once.  Of the keys nearby each stripe sees its own.
+With two, the scores of both are issued together, and computation of one overlaps with products of the other; the tile is
+waited for and released once.  Each stripe has its own range of keys nearby.
 """
 
 from __future__ import annotations
@@ -253,12 +253,12 @@ def store_stripe(acc, best, place, consumer, row, work, LAYOUT: gl.constexpr):
     rows = row + gl.arange(0, ROWS, LISTED)
     local = standing(rows, work.first_query, work.keys, consumer.problem.BLOCK_SIZE).local
     store_blocks(
-        consumer.blocks_ptr + (work.query_start.to(gl.int64) * heads + work.head) * COUNTS,
-        chosen,
-        rows,
-        local,
-        rows < work.queries,
-        COUNTS,
-        consumer.BITS,
-        heads * COUNTS,
+        blocks_ptr=consumer.blocks_ptr + (work.query_start.to(gl.int64) * heads + work.head) * COUNTS,
+        chosen=chosen,
+        rows=rows,
+        local=local,
+        mask=rows < work.queries,
+        COUNTS=COUNTS,
+        BITS=consumer.BITS,
+        stride=heads * COUNTS,
     )

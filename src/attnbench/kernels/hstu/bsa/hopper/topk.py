@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The best few of many in a warpgroup's registers: a list a thread and row while tiles come, one a row at the end.
+"""Top-k in a warpgroup's registers: each thread keeps a list per row over all tiles, and the lists are merged at the end.
 
-A row of a product [rows, blocks] lies with four threads, each of which has two neighbouring blocks of every eight.
-Each keeps the best keys of its own blocks, so that nothing moves between threads as long as tiles come; in the end the
-four lists of a row are merged.  Keys and what they mean are bsa.topk's, narrow ones alone.
+Four threads hold a row of a product [rows, blocks], each two neighbouring blocks of every eight.  Each keeps the best
+keys of its own blocks, so that no data moves between threads in the loop; at the end the four lists of a row are
+merged.  Keys and what they mean are bsa.topk's, narrow ones alone.
 
 Two keys of a tile are put in order, then into the list together: of lists a and b in order the k-th of both is
 

@@ -4,16 +4,16 @@
     attend   for a tile of the queries that chose block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
     combine  for a tile of queries:                          out_t += g_selected Σ_s partial[t, s]
 
-SiLU attention has no normaliser, so partial sums simply add.  A block's keys are loaded once for a tile of the
+SiLU attention has no normaliser, so partial sums are just added.  A block's keys are loaded once for a tile of the
 queries that chose it (one dense product), partial rows are written by query and slot, and each query adds its own
-in the order of its slots: no atomics, the same bits each time.
+in the order of its slots: no atomics, bitwise reproducible.
 
-Partial rows are most of the traffic, so they should die in the L2.  Two schedules:
+Partial rows are most of the traffic, so they should stay in the L2.  Two schedules:
 
     passes  attend and combine are launched in turn for so many (sequence, head) pairs at a time
     ticket  one launch: programs draw numbers that go through the pairs one after another, the sums of a pair
             `lag` pairs behind its tiles, in a ring of `ring` pairs of partial rows.  A program waits only for
-            programs with lower numbers, which have all started: it cannot hang, whatever order the card picks.
+            programs with lower numbers, which have all started: no deadlock in any launch order.
 """
 
 from __future__ import annotations
@@ -204,24 +204,24 @@ def hstu_bsa_attend(
     """A program: a part of one pair's tiles, of a pass from `first_unit` on."""
     place = tl.program_id(0) // parts
     attend_part(
-        q_ptr,
-        k_ptr,
-        v_ptr,
-        partial_ptr + place.to(tl.int64) * slot_rows * META.LINEAR_DIM,
-        entries_ptr,
-        tiles_ptr,
-        num_tiles_ptr,
-        sequences,
-        first_unit + place,
-        tl.program_id(0) - place * parts,
-        parts,
-        strides,
-        heads,
-        entry_rows,
-        tile_rows,
-        half_alpha,
-        scale,
-        META,
+        q_ptr=q_ptr,
+        k_ptr=k_ptr,
+        v_ptr=v_ptr,
+        partial_ptr=partial_ptr + place.to(tl.int64) * slot_rows * META.LINEAR_DIM,
+        entries_ptr=entries_ptr,
+        tiles_ptr=tiles_ptr,
+        num_tiles_ptr=num_tiles_ptr,
+        sequences=sequences,
+        unit=first_unit + place,
+        part=tl.program_id(0) - place * parts,
+        parts=parts,
+        strides=strides,
+        heads=heads,
+        entry_rows=entry_rows,
+        tile_rows=tile_rows,
+        half_alpha=half_alpha,
+        scale=scale,
+        META=META,
     )
 
 
@@ -249,22 +249,22 @@ def hstu_bsa_combine(
     """A program: `span` queries of one pair, of a pass from `first_unit` on."""
     place = tl.program_id(0) // row_parts
     combine_part(
-        gates_ptr,
-        out_ptr,
-        partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM,
-        sequences,
-        first_unit + place,
-        tl.program_id(0) - place * row_parts,
-        span,
-        heads,
-        LINEAR_DIM,
-        BLOCK_V,
-        BLOCK_SIZE,
-        OTHERS,
-        GATES,
-        HAS_TARGETS,
-        HAS_CACHE,
-        ROWS,
+        gates_ptr=gates_ptr,
+        out_ptr=out_ptr,
+        partial_ptr=partial_ptr + place.to(tl.int64) * slot_rows * LINEAR_DIM,
+        sequences=sequences,
+        unit=first_unit + place,
+        part=tl.program_id(0) - place * row_parts,
+        span=span,
+        heads=heads,
+        LINEAR_DIM=LINEAR_DIM,
+        BLOCK_V=BLOCK_V,
+        BLOCK_SIZE=BLOCK_SIZE,
+        OTHERS=OTHERS,
+        GATES=GATES,
+        HAS_TARGETS=HAS_TARGETS,
+        HAS_CACHE=HAS_CACHE,
+        ROWS=ROWS,
     )
 
 
@@ -311,45 +311,45 @@ def hstu_bsa_ticket(
         if step < units:
             wait_for(combined + tl.maximum(step - ring, 0), tl.where(step < ring, 0, row_parts))
             attend_part(
-                q_ptr,
-                k_ptr,
-                v_ptr,
-                partial_ptr + (step % ring) * size,
-                entries_ptr,
-                tiles_ptr,
-                num_tiles_ptr,
-                sequences,
-                step,
-                place,
-                parts,
-                strides,
-                heads,
-                entry_rows,
-                tile_rows,
-                half_alpha,
-                scale,
-                META,
+                q_ptr=q_ptr,
+                k_ptr=k_ptr,
+                v_ptr=v_ptr,
+                partial_ptr=partial_ptr + (step % ring) * size,
+                entries_ptr=entries_ptr,
+                tiles_ptr=tiles_ptr,
+                num_tiles_ptr=num_tiles_ptr,
+                sequences=sequences,
+                unit=step,
+                part=place,
+                parts=parts,
+                strides=strides,
+                heads=heads,
+                entry_rows=entry_rows,
+                tile_rows=tile_rows,
+                half_alpha=half_alpha,
+                scale=scale,
+                META=META,
             )
             arrive(attended + step)
     elif step >= lag:
         unit = step - lag
         wait_for(attended + unit, parts)
         combine_part(
-            gates_ptr,
-            out_ptr,
-            partial_ptr + (unit % ring) * size,
-            sequences,
-            unit,
-            place - parts,
-            span,
-            heads,
-            META.LINEAR_DIM,
-            META.BLOCK_V,
-            META.BLOCK_SIZE,
-            META.OTHERS,
-            META.GATES,
-            META.HAS_TARGETS,
-            META.HAS_CACHE,
-            META.COMBINE_ROWS,
+            gates_ptr=gates_ptr,
+            out_ptr=out_ptr,
+            partial_ptr=partial_ptr + (unit % ring) * size,
+            sequences=sequences,
+            unit=unit,
+            part=place - parts,
+            span=span,
+            heads=heads,
+            LINEAR_DIM=META.LINEAR_DIM,
+            BLOCK_V=META.BLOCK_V,
+            BLOCK_SIZE=META.BLOCK_SIZE,
+            OTHERS=META.OTHERS,
+            GATES=META.GATES,
+            HAS_TARGETS=META.HAS_TARGETS,
+            HAS_CACHE=META.HAS_CACHE,
+            ROWS=META.COMBINE_ROWS,
         )
         arrive(combined + unit)

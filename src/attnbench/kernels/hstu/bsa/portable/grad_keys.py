@@ -5,11 +5,11 @@ With f the gates that see a pair, A = SiLU(S) and dA = dO Vᵀ of one branch:
 
     dV = c (f A)ᵀ dO        dK = α c (f SiLU'(S) dA)ᵀ Q        dQ[t, s] = α c f SiLU'(S) dA K
 
-    means   a tile of blocks goes through all queries that see it; what a mean gets is what each of its keys gets
-    keys    a block goes through the queries nearby and through its list; a listed query's part of dQ is written
+    means   loops over all queries that see a tile of blocks; the gradient of a mean goes to each of its keys
+    keys    loops over the queries near a block and those of its list; a listed query's part of dQ is written
             by query and slot, as in the forward
 
-A block's sums are made by one program in the order of its list: the same bits each time, whatever runs beside it.
+One program computes the sums of a block, in the order of its list: bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -118,24 +118,24 @@ def hstu_bsa_grad_means(
         dk = tl.dot(tl.where(sees, slope, 0.0).to(q.dtype), q, dk, input_precision="ieee")
     # A mean passes on 1 / BS of its gradient, which carries the factor BS.
     store_rows(
-        dmeans_k_ptr + mean * META.ATTN_DIM,
-        start,
-        whole,
-        META.ATTN_DIM,
-        dk * (scale * half_alpha),
-        META.ATTN_DIM,
-        BLOCKS,
-        BLOCK_D,
+        base=dmeans_k_ptr + mean * META.ATTN_DIM,
+        first=start,
+        count=whole,
+        stride=META.ATTN_DIM,
+        tile=dk * (scale * half_alpha),
+        DIM=META.ATTN_DIM,
+        BLOCK=BLOCKS,
+        BLOCK_DIM=BLOCK_D,
     )
     store_rows(
-        dmeans_v_ptr + mean * META.LINEAR_DIM,
-        start,
-        whole,
-        META.LINEAR_DIM,
-        dv * scale,
-        META.LINEAR_DIM,
-        BLOCKS,
-        BLOCK_V,
+        base=dmeans_v_ptr + mean * META.LINEAR_DIM,
+        first=start,
+        count=whole,
+        stride=META.LINEAR_DIM,
+        tile=dv * scale,
+        DIM=META.LINEAR_DIM,
+        BLOCK=BLOCKS,
+        BLOCK_DIM=BLOCK_V,
     )
 
 
@@ -279,22 +279,24 @@ def hstu_bsa_grad_keys(
             q = gather_rows(q_base, rows, mask, strides.q.row, META.ATTN_DIM, BLOCK_D)
             dout = gather_rows(dout_base, rows, mask, strides.dout.row, META.LINEAR_DIM, BLOCK_V)
             factor = key_factor(
-                gates_ptr,
-                bounds.query_start + rows,
-                bounds.first_query + rows,
-                key,
-                block,
-                mask,
-                from_list,
-                heads,
-                head,
-                bounds.seen,
-                KEYS,
-                META.GATES,
-                META.WINDOW,
-                META.BLOCK_SIZE,
+                gates_ptr=gates_ptr,
+                packed=bounds.query_start + rows,
+                position=bounds.first_query + rows,
+                key=key,
+                block=block,
+                mask=mask,
+                from_list=from_list,
+                heads=heads,
+                head=head,
+                seen=bounds.seen,
+                KEYS=KEYS,
+                GATES=META.GATES,
+                WINDOW=META.WINDOW,
+                BLOCK_SIZE=META.BLOCK_SIZE,
             )
-            dk, dv, slope, dgate = fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, META.TANH)
+            dk, dv, slope, dgate = fold_rows(
+                dk=dk, dv=dv, q=q, dout=dout, k=k, v=v, factor=factor, half_alpha=half_alpha, TANH=META.TANH
+            )
             if META.OTHERS > 0:
                 dq = tl.dot(slope, k, input_precision="ieee") * (scale * half_alpha)
                 dgate *= scale
@@ -320,23 +322,23 @@ def hstu_bsa_grad_keys(
         )
         key_row = heads * META.ATTN_DIM
         store_rows(
-            dk_ptr + bounds.key_start * key_row + head * META.ATTN_DIM,
-            key,
-            bounds.seen,
-            key_row,
-            tl.trans(dk * (scale * half_alpha) + mean_k[:, None]),
-            META.ATTN_DIM,
-            KEYS,
-            BLOCK_D,
+            base=dk_ptr + bounds.key_start * key_row + head * META.ATTN_DIM,
+            first=key,
+            count=bounds.seen,
+            stride=key_row,
+            tile=tl.trans(dk * (scale * half_alpha) + mean_k[:, None]),
+            DIM=META.ATTN_DIM,
+            BLOCK=KEYS,
+            BLOCK_DIM=BLOCK_D,
         )
         key_row = heads * META.LINEAR_DIM
         store_rows(
-            dv_ptr + bounds.key_start * key_row + head * META.LINEAR_DIM,
-            key,
-            bounds.seen,
-            key_row,
-            tl.trans(dv * scale + mean_v[:, None]),
-            META.LINEAR_DIM,
-            KEYS,
-            BLOCK_V,
+            base=dv_ptr + bounds.key_start * key_row + head * META.LINEAR_DIM,
+            first=key,
+            count=bounds.seen,
+            stride=key_row,
+            tile=tl.trans(dv * scale + mean_v[:, None]),
+            DIM=META.LINEAR_DIM,
+            BLOCK=KEYS,
+            BLOCK_DIM=BLOCK_V,
         )

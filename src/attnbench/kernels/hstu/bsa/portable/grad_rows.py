@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Gradients of block-sparse HSTU attention by queries: dq and the gates', and what targets give themselves.
+"""Gradients of block-sparse HSTU attention by queries: dq, gradients of the gates, and the diagonal of targets.
 
-A tile of queries goes through the means it sees and the keys nearby, and adds the parts of dq that
+A program loops over the means that its queries see and the keys nearby, and adds the parts of dq that
 `hstu_bsa_grad_keys` wrote for its slots, in their order.  The gradient of a gate is dO · (its branch's output):
 
     dgate = c Σ_j SiLU(S_tj) dA_tj        dA = dO Vᵀ, which dq needs as well
@@ -141,22 +141,22 @@ def hstu_bsa_grad_rows(
     # One loop, masked throughout: a second one would wait for its first tile, which costs more than masks.
     for block in range(0, complete_seen(of_last, bounds.seen, META.BLOCK_SIZE), META.BLOCKS):
         dq, dcoarse = coarse_gradient(
-            dq,
-            dcoarse,
-            q,
-            dout,
-            means_k,
-            means_v,
-            block,
-            whole,
-            visible,
-            half_alpha,
-            META.ATTN_DIM,
-            META.LINEAR_DIM,
-            BLOCK_D,
-            META.BLOCK_V,
-            META.BLOCKS,
-            META.TANH,
+            dq=dq,
+            dgate=dcoarse,
+            q=q,
+            dout=dout,
+            means_k=means_k,
+            means_v=means_v,
+            start=block,
+            whole=whole,
+            visible=visible,
+            half_alpha=half_alpha,
+            ATTN_DIM=META.ATTN_DIM,
+            LINEAR_DIM=META.LINEAR_DIM,
+            BLOCK_D=BLOCK_D,
+            BLOCK_V=META.BLOCK_V,
+            BLOCKS=META.BLOCKS,
+            TANH=META.TANH,
         )
     dq *= (gate_of(gates_ptr, packed, heads, head, mask, COMPRESSED, META.GATES) * META.BLOCK_SIZE)[:, None]
 
@@ -242,14 +242,14 @@ def hstu_bsa_grad_rows(
             dlocal += tl.load(partial_dgate + tl.arange(0, ROWS) * META.OTHERS + slot, mask=chosen, other=0.0)
     query_row = heads * META.ATTN_DIM
     store_rows(
-        dq_ptr + bounds.query_start * query_row + head * META.ATTN_DIM,
-        start,
-        queries,
-        query_row,
-        dq,
-        META.ATTN_DIM,
-        ROWS,
-        BLOCK_D,
+        base=dq_ptr + bounds.query_start * query_row + head * META.ATTN_DIM,
+        first=start,
+        count=queries,
+        stride=query_row,
+        tile=dq,
+        DIM=META.ATTN_DIM,
+        BLOCK=ROWS,
+        BLOCK_DIM=BLOCK_D,
     )
     if META.GATES > 0:
         where = dgates_ptr + (packed * heads + head) * META.GATES

@@ -8,8 +8,8 @@ An entry t (S - 1) + s says that slot s of query t chose a block before its loca
              that a block chosen by all is many tiles and not one long loop
     scatter  each entry goes to its place
 
-Up to there the order within a list is as the card's atomics have it: a forward's partial rows do not depend on it.  A
-backward, whose sums over a list are to be the same each time, has each list in ascending order:
+So far the order within a list depends on atomics, which does not affect a forward's partial rows.  For a backward, whose
+sums over a list are to be reproducible, each list is sorted:
 
     sort     each piece of so many places by block and entry: what a piece holds of a list is in order
     merge    an entry's place is behind the smaller ones of its list, which a search counts in each piece the list is in
@@ -91,14 +91,14 @@ def own_entries(
     entry = (tl.program_id(0) - unit * chunks) * CHUNK + tl.arange(0, CHUNK)
     stride = list_heads * (OTHERS + 1)
     block = chosen_blocks(
-        blocks_ptr + bounds.query_start * stride + head * (OTHERS + 1),
-        entry,
-        entry < (bounds.keys - bounds.first_query) * OTHERS,
-        bounds.first_query,
-        bounds.seen,
-        stride,
-        OTHERS,
-        BLOCK_SIZE,
+        blocks_ptr=blocks_ptr + bounds.query_start * stride + head * (OTHERS + 1),
+        entries=entry,
+        mask=entry < (bounds.keys - bounds.first_query) * OTHERS,
+        first_query=bounds.first_query,
+        seen=bounds.seen,
+        stride=stride,
+        OTHERS=OTHERS,
+        BLOCK_SIZE=BLOCK_SIZE,
     )
     base = head * entry_rows + bounds.query_start * OTHERS
     row = head * count_rows + bounds.key_start // BLOCK_SIZE + number
@@ -124,17 +124,17 @@ def hstu_bsa_rank(
 ):
     """A program: CHUNK entries; the counts were 0."""
     own = own_entries(
-        blocks_ptr,
-        sequences,
-        list_heads,
-        chunks,
-        entry_rows,
-        count_rows,
-        OTHERS,
-        BLOCK_SIZE,
-        HAS_TARGETS,
-        HAS_CACHE,
-        CHUNK,
+        blocks_ptr=blocks_ptr,
+        sequences=sequences,
+        list_heads=list_heads,
+        chunks=chunks,
+        entry_rows=entry_rows,
+        count_rows=count_rows,
+        OTHERS=OTHERS,
+        BLOCK_SIZE=BLOCK_SIZE,
+        HAS_TARGETS=HAS_TARGETS,
+        HAS_CACHE=HAS_CACHE,
+        CHUNK=CHUNK,
     )
     rank = tl.atomic_add(counts_ptr + own.row + own.block, 1, mask=own.block >= 0, sem="relaxed")
     tl.store(ranks_ptr + own.base + own.entry, rank, mask=own.block >= 0)
@@ -211,17 +211,17 @@ def hstu_bsa_scatter(
 ):
     """A program: CHUNK entries."""
     own = own_entries(
-        blocks_ptr,
-        sequences,
-        list_heads,
-        chunks,
-        entry_rows,
-        count_rows,
-        OTHERS,
-        BLOCK_SIZE,
-        HAS_TARGETS,
-        HAS_CACHE,
-        CHUNK,
+        blocks_ptr=blocks_ptr,
+        sequences=sequences,
+        list_heads=list_heads,
+        chunks=chunks,
+        entry_rows=entry_rows,
+        count_rows=count_rows,
+        OTHERS=OTHERS,
+        BLOCK_SIZE=BLOCK_SIZE,
+        HAS_TARGETS=HAS_TARGETS,
+        HAS_CACHE=HAS_CACHE,
+        CHUNK=CHUNK,
     )
     rank = tl.load(ranks_ptr + own.base + own.entry, mask=own.block >= 0, other=0)
     start = tl.load(starts_ptr + own.row + own.block, mask=own.block >= 0, other=0)
@@ -288,17 +288,17 @@ def hstu_bsa_sort(
 ):
     """A program: one piece.  A key is block slot_rows + entry, of 64 bits if WIDE."""
     own = own_places(
-        starts_ptr,
-        sequences,
-        list_heads,
-        chunks,
-        entry_rows,
-        count_rows,
-        OTHERS,
-        BLOCK_SIZE,
-        HAS_TARGETS,
-        HAS_CACHE,
-        CHUNK,
+        starts_ptr=starts_ptr,
+        sequences=sequences,
+        list_heads=list_heads,
+        chunks=chunks,
+        entry_rows=entry_rows,
+        count_rows=count_rows,
+        OTHERS=OTHERS,
+        BLOCK_SIZE=BLOCK_SIZE,
+        HAS_TARGETS=HAS_TARGETS,
+        HAS_CACHE=HAS_CACHE,
+        CHUNK=CHUNK,
     )
     if tl.min(own.place, 0) >= own.listed:
         return
@@ -333,17 +333,17 @@ def hstu_bsa_merge(
 ):
     """A program: the entries of one piece; a search of STEPS steps has CHUNK + 1 outcomes."""
     own = own_places(
-        starts_ptr,
-        sequences,
-        list_heads,
-        chunks,
-        entry_rows,
-        count_rows,
-        OTHERS,
-        BLOCK_SIZE,
-        HAS_TARGETS,
-        HAS_CACHE,
-        CHUNK,
+        starts_ptr=starts_ptr,
+        sequences=sequences,
+        list_heads=list_heads,
+        chunks=chunks,
+        entry_rows=entry_rows,
+        count_rows=count_rows,
+        OTHERS=OTHERS,
+        BLOCK_SIZE=BLOCK_SIZE,
+        HAS_TARGETS=HAS_TARGETS,
+        HAS_CACHE=HAS_CACHE,
+        CHUNK=CHUNK,
     )
     if tl.min(own.place, 0) >= own.listed:
         return

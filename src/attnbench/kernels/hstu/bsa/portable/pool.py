@@ -4,7 +4,7 @@
     k̄_c = 1/BS Σ_{j in block c} k_j        summed in fp32, rounded once to the precision of k
 
 Means lie as [heads, keys // BS, dims]: a sequence's first block is row (its first key) // BS, so that
-sequences never overlap, whatever their lengths, and no offsets of blocks have to be worked out.
+sequences never overlap, whatever their lengths, and no offsets of blocks have to be computed.
 Pure traffic: K and V are read once.
 """
 
@@ -78,22 +78,22 @@ def hstu_bsa_pool(
     key = bounds.key_start + block * BLOCK_SIZE
     mean = head * mean_rows + bounds.key_start // BLOCK_SIZE + block
     block_mean(
-        k_ptr + key * strides.k.row + head * strides.k.head,
-        means_k_ptr + mean * ATTN_DIM,
-        strides.k.row,
-        ATTN_DIM,
-        BLOCK_D,
-        BLOCK_SIZE,
-        ROWS,
-        AT_ONCE,
+        base=k_ptr + key * strides.k.row + head * strides.k.head,
+        mean=means_k_ptr + mean * ATTN_DIM,
+        stride=strides.k.row,
+        DIM=ATTN_DIM,
+        BLOCK_DIM=BLOCK_D,
+        BLOCK_SIZE=BLOCK_SIZE,
+        ROWS=ROWS,
+        AT_ONCE=AT_ONCE,
     )
     block_mean(
-        v_ptr + key * strides.v.row + head * strides.v.head,
-        means_v_ptr + mean * LINEAR_DIM,
-        strides.v.row,
-        LINEAR_DIM,
-        BLOCK_V,
-        BLOCK_SIZE,
-        ROWS,
-        AT_ONCE,
+        base=v_ptr + key * strides.v.row + head * strides.v.head,
+        mean=means_v_ptr + mean * LINEAR_DIM,
+        stride=strides.v.row,
+        DIM=LINEAR_DIM,
+        BLOCK_DIM=BLOCK_V,
+        BLOCK_SIZE=BLOCK_SIZE,
+        ROWS=ROWS,
+        AT_ONCE=AT_ONCE,
     )

@@ -82,17 +82,37 @@ def coarse_tile(
     MASKED: tl.constexpr,
 ):
     """Weigh and rank the blocks from `start` on."""
-    means = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, not MASKED)
+    means = load_rows(
+        base=means_k,
+        first=start,
+        count=whole,
+        stride=ATTN_DIM,
+        DIM=ATTN_DIM,
+        BLOCK=BLOCKS,
+        BLOCK_DIM=BLOCK_D,
+        WHOLE=not MASKED,
+    )
     scores = tl.dot(q, tl.trans(means), input_precision="ieee")
     weights = silu(scores, half_alpha, TANH)
     if MASKED:
         weights = tl.where((start + tl.arange(0, BLOCKS))[None, :] < visible[:, None], weights, 0.0)
-    means_of_v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, not MASKED)
+    means_of_v = load_rows(
+        base=means_v,
+        first=start,
+        count=whole,
+        stride=LINEAR_DIM,
+        DIM=LINEAR_DIM,
+        BLOCK=BLOCKS,
+        BLOCK_DIM=BLOCK_V,
+        WHOLE=not MASKED,
+    )
     acc = tl.dot(weights.to(q.dtype), means_of_v, acc, input_precision="ieee")
     if len(best) > 0:
         if PAIRS:
             scores = tl.dot(ranker, tl.trans(means), input_precision="ieee")
-        best = rank_tile(best, scores, start, local, ROWS, BLOCKS, BITS, MASKED)
+        best = rank_tile(
+            best=best, scores=scores, start=start, local=local, ROWS=ROWS, BLOCKS=BLOCKS, BITS=BITS, MASKED=MASKED
+        )
     return acc, best
 
 
@@ -216,65 +236,65 @@ def hstu_bsa_select(
     end = complete_seen(last, bounds.seen, META.BLOCK_SIZE)
     for block in range(0, split, META.BLOCKS):
         acc, best = coarse_tile(
-            acc,
-            best,
-            q,
-            ranker,
-            means_k,
-            means_v,
-            block,
-            whole,
-            visible,
-            query.local,
-            half_alpha,
-            META.ATTN_DIM,
-            META.LINEAR_DIM,
-            META.BLOCK_D,
-            BLOCK_V,
-            ROWS,
-            META.BLOCKS,
-            META.BITS,
-            META.PAIRS,
-            META.TANH,
+            acc=acc,
+            best=best,
+            q=q,
+            ranker=ranker,
+            means_k=means_k,
+            means_v=means_v,
+            start=block,
+            whole=whole,
+            visible=visible,
+            local=query.local,
+            half_alpha=half_alpha,
+            ATTN_DIM=META.ATTN_DIM,
+            LINEAR_DIM=META.LINEAR_DIM,
+            BLOCK_D=META.BLOCK_D,
+            BLOCK_V=BLOCK_V,
+            ROWS=ROWS,
+            BLOCKS=META.BLOCKS,
+            BITS=META.BITS,
+            PAIRS=META.PAIRS,
+            TANH=META.TANH,
             MASKED=False,
         )
     for block in range(split, end, META.BLOCKS):
         acc, best = coarse_tile(
-            acc,
-            best,
-            q,
-            ranker,
-            means_k,
-            means_v,
-            block,
-            whole,
-            visible,
-            query.local,
-            half_alpha,
-            META.ATTN_DIM,
-            META.LINEAR_DIM,
-            META.BLOCK_D,
-            BLOCK_V,
-            ROWS,
-            META.BLOCKS,
-            META.BITS,
-            META.PAIRS,
-            META.TANH,
+            acc=acc,
+            best=best,
+            q=q,
+            ranker=ranker,
+            means_k=means_k,
+            means_v=means_v,
+            start=block,
+            whole=whole,
+            visible=visible,
+            local=query.local,
+            half_alpha=half_alpha,
+            ATTN_DIM=META.ATTN_DIM,
+            LINEAR_DIM=META.LINEAR_DIM,
+            BLOCK_D=META.BLOCK_D,
+            BLOCK_V=BLOCK_V,
+            ROWS=ROWS,
+            BLOCKS=META.BLOCKS,
+            BITS=META.BITS,
+            PAIRS=META.PAIRS,
+            TANH=META.TANH,
             MASKED=True,
         )
 
     if not META.SHARED:
         store_blocks(
-            blocks_ptr + (bounds.query_start * heads + head) * META.COUNTS,
-            best,
-            rows,
-            queries,
-            bounds.first_query,
-            bounds.seen,
-            META.COUNTS,
-            META.BLOCK_SIZE,
-            META.BITS,
-            heads * META.COUNTS,
+            blocks_ptr=blocks_ptr + (bounds.query_start * heads + head) * META.COUNTS,
+            best=best,
+            rows=rows,
+            queries=queries,
+            first_query=bounds.first_query,
+            seen=bounds.seen,
+            COUNTS=META.COUNTS,
+            BLOCK_SIZE=META.BLOCK_SIZE,
+            BITS=META.BITS,
+            stride=heads * META.COUNTS,
         )
 
     gate = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, COMPRESSED, META.GATES)
@@ -283,40 +303,40 @@ def hstu_bsa_select(
     if META.WINDOW > 0:
         of_window = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, SLIDING, META.GATES)
     acc = near_sum(
-        acc * (gate * META.BLOCK_SIZE)[:, None],
-        q,
-        k_ptr + bounds.key_start * strides.k.row + head * strides.k.head,
-        v_ptr + bounds.key_start * strides.v.row + head * strides.v.head,
-        start,
-        queries,
-        bounds.first_query,
-        bounds.seen,
-        of_local,
-        of_window,
-        strides.k.row,
-        strides.v.row,
-        half_alpha,
-        META.ATTN_DIM,
-        META.LINEAR_DIM,
-        META.BLOCK_D,
-        BLOCK_V,
-        META.BLOCK_SIZE,
-        META.WINDOW,
-        ROWS,
-        META.KEYS,
-        META.TANH,
-        META.HAS_TARGETS,
+        acc=acc * (gate * META.BLOCK_SIZE)[:, None],
+        q=q,
+        k_base=k_ptr + bounds.key_start * strides.k.row + head * strides.k.head,
+        v_base=v_ptr + bounds.key_start * strides.v.row + head * strides.v.head,
+        start=start,
+        queries=queries,
+        first_query=bounds.first_query,
+        seen=bounds.seen,
+        of_local=of_local,
+        of_window=of_window,
+        k_row=strides.k.row,
+        v_row=strides.v.row,
+        half_alpha=half_alpha,
+        ATTN_DIM=META.ATTN_DIM,
+        LINEAR_DIM=META.LINEAR_DIM,
+        BLOCK_D=META.BLOCK_D,
+        BLOCK_V=BLOCK_V,
+        BLOCK_SIZE=META.BLOCK_SIZE,
+        WINDOW=META.WINDOW,
+        ROWS=ROWS,
+        KEYS=META.KEYS,
+        TANH=META.TANH,
+        HAS_TARGETS=META.HAS_TARGETS,
     )
     out_row = heads * META.LINEAR_DIM
     store_rows(
-        out_ptr + bounds.query_start * out_row + head * META.LINEAR_DIM,
-        start,
-        queries,
-        out_row,
-        acc * scale,
-        META.LINEAR_DIM,
-        ROWS,
-        BLOCK_V,
+        base=out_ptr + bounds.query_start * out_row + head * META.LINEAR_DIM,
+        first=start,
+        count=queries,
+        stride=out_row,
+        tile=acc * scale,
+        DIM=META.LINEAR_DIM,
+        BLOCK=ROWS,
+        BLOCK_DIM=BLOCK_V,
     )
 
 
@@ -385,14 +405,14 @@ def hstu_bsa_select_shared(
                 scores = tl.dot(q, tl.trans(means), scores, input_precision="ieee")
             best = rank_tile(best, scores, block, query.local, ROWS, BLOCKS, BITS, MASKED=True)
     store_blocks(
-        blocks_ptr + bounds.query_start * COUNTS,
-        best,
-        rows,
-        queries,
-        bounds.first_query,
-        bounds.seen,
-        COUNTS,
-        BLOCK_SIZE,
-        BITS,
-        COUNTS,
+        blocks_ptr=blocks_ptr + bounds.query_start * COUNTS,
+        best=best,
+        rows=rows,
+        queries=queries,
+        first_query=bounds.first_query,
+        seen=bounds.seen,
+        COUNTS=COUNTS,
+        BLOCK_SIZE=BLOCK_SIZE,
+        BITS=BITS,
+        stride=COUNTS,
     )

@@ -4,7 +4,7 @@
 The sums are those of portable.backward's column kernel with atomics.  The pipeline is another:
 
     producer      loads keys and values of a tile once, then tiles of 64 queries with their dO, as stages become free
-    consumer      Sᵀ = K Qᵀ and dAᵀ = V dOᵀ are issued together; A = SiLU(S) is worked out beside the second, and
+    consumer      Sᵀ = K Qᵀ and dAᵀ = V dOᵀ are issued together; A = SiLU(S) is computed beside the second, and
                   dV += Aᵀ dO runs while dS is; both warpgroups store dSᵀ to shared memory, and each computes half the
                   columns of dQ from all of it, beside its own dK += dSᵀ Q
     epilogue      dQ leaves through shared memory as a TMA reduction in fp32 (`hopper.add_tile`) that nobody waits for
@@ -337,7 +337,7 @@ def launch_hopper_backward(
         dk: like k; every row is written, as in dv.
         dv: like v.
         problem: sequences, mask and factors; checked before.
-        config: how many tiles are in flight, and how SiLU is worked out.
+        config: how many tiles are in flight, and how SiLU is computed.
 
     Raises:
         ValueError: the card, the precision, the dims or a tensor's strides are none of this kernel's; one line.

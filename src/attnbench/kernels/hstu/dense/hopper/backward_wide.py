@@ -80,7 +80,15 @@ class Consumer:
 def fill_halves(ring, count, desc, start, rows, first, head):
     """Load rows as two tiles, of half the columns each."""
     for half in gl.static_range(2):
-        ring.fill(2 * count + half, desc, start, rows, first, head, 0, half * ring.COLUMNS)
+        ring.fill(
+            count=2 * count + half,
+            desc=desc,
+            start=start,
+            rows=rows,
+            first=first,
+            head=head,
+            column=half * ring.COLUMNS,
+        )
 
 
 @gluon.jit

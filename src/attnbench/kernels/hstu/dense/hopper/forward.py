@@ -4,12 +4,12 @@
 The sums are those of portable.forward.  The pipeline is another:
 
     producer      loads rows of queries, then tiles of keys and values, each as soon as its pipeline stage is free
-    consumer      S' = Q K'ᵀ and O += A V are issued together; SiLU of S' is worked out beside the second, and beside
+    consumer      S' = Q K'ᵀ and O += A V are issued together; SiLU of S' is computed beside the second, and beside
                   the products of the other warpgroups
 
 A work item is one tile of 64 rows a warpgroup.  A program has one item, or a dynamic tile scheduler gives it the next,
 long ones first.  The grid is sized for the longest sequence; the producer skips tiles beyond shorter ones.  It
-publishes each item to the consumers: they would spend a sixth of a short one's time on working it out.  Where shared
+publishes each item to the consumers: they would spend a sixth of a short one's time on computing it.  Where shared
 memory has ROOM for two tiles of queries, the producer is an item ahead.
 
 Keys go from the first to the last, masked tiles last.  A warpgroup skips the tiles at the end that none of its rows
@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.hopper.produce import Producer, Rows, produce
 from attnbench.kernels.hstu.dense.hopper.tiles import GridProblem, Mask, hide
-from attnbench.kernels.hstu.dense.hopper.work import read_work
+from attnbench.kernels.hstu.dense.hopper.work import WORK_FIELDS, read_work
 from attnbench.kernels.hstu.tiles import COUNTS, silu
 from attnbench.kernels.shared.hopper import (
     ROWS,
@@ -277,7 +277,7 @@ def start_warps(
         q_rings = q_rings + (allocate_ring(q_desc, ROOM, CONSUMERS=1),)
     # Values are read a step longer than keys.
     rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES + 1, GROUPS))
-    queue = allocate_work_queue(GROUPS, COUNT=13)
+    queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     if META.SPLIT:
         # The sum of the parts may be launched once all programs are: it waits for their end by itself.
         gdc_launch_dependents()
@@ -368,16 +368,16 @@ def hstu_hopper_forward(
         HAS_CACHE=META.HAS_CACHE,
     )
     start_warps(
-        q_desc,
-        k_desc,
-        v_desc,
-        out_desc,
-        parts_ptr,
-        Rows(k_desc, v_desc),
-        problem,
-        counter_ptr,
-        parts,
-        half_alpha,
-        scale,
-        META,
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        out_desc=out_desc,
+        parts_ptr=parts_ptr,
+        source=Rows(k_desc, v_desc),
+        problem=problem,
+        counter_ptr=counter_ptr,
+        parts=parts,
+        half_alpha=half_alpha,
+        scale=scale,
+        META=META,
     )

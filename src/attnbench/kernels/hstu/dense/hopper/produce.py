@@ -122,19 +122,17 @@ def produce(producer, problem, source):
     count = 0
     done = 0
     while at < items:
-        work, number, head, key_start, has_rows = work_at(
-            at, problem, producer.parts, producer.GROUPS, producer.BLOCK_N, producer.SPLIT
-        )
+        found = work_at(at, problem, producer.parts, producer.GROUPS, producer.BLOCK_N, producer.SPLIT)
+        work, head = found.work, found.head
         following = -1
-        if has_rows:
+        if found.has_rows:
             work.publish(producer.queue, done)
-            count, following = load_work(
-                producer, problem.mask, work, source.keys_of(number, key_start, work, head), head, count, done
-            )
+            of_keys = source.keys_of(found.sequence, found.key_start, work, head)
+            count, following = load_work(producer, problem.mask, work, of_keys, head, count, done)
             done += 1
         if not producer.DYNAMIC:
             following = items
         elif following < 0:  # an item without rows or without keys
             following = next_work(producer.counter_ptr)
         at = following
-    producer.queue.publish(done, (-1,))
+    producer.queue.finish(done)

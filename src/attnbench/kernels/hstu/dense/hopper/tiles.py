@@ -167,16 +167,16 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
     bounds = problem.sequence_of(number)
     start = tile * BLOCK_N
     reach = rows_of_keys(
-        start,
-        gl.minimum(start + BLOCK_N, bounds.keys) - 1,
-        bounds.keys,
-        bounds.prefix,
-        bounds.seen,
-        mask.window,
-        mask.CAUSAL,
-        mask.HAS_PREFIX,
-        mask.HAS_TARGETS,
-        mask.HAS_WINDOW,
+        first=start,
+        last=gl.minimum(start + BLOCK_N, bounds.keys) - 1,
+        rows=bounds.keys,
+        prefix=bounds.prefix,
+        seen=bounds.seen,
+        window=mask.window,
+        CAUSAL=mask.CAUSAL,
+        HAS_PREFIX=mask.HAS_PREFIX,
+        HAS_TARGETS=mask.HAS_TARGETS,
+        HAS_WINDOW=mask.HAS_WINDOW,
     )
     front = 0
     if mask.HAS_PREFIX:
@@ -219,26 +219,26 @@ def hide(scores, hidden, down, across, prefix, seen, mask, ROWS_DOWN: gl.constex
         see = columns - own < gl.minimum(lines + 1, seen - zero)  # one comparison an element, not two
     elif ROWS_DOWN:
         see = sees(
-            lines,
-            columns - own,
-            prefix - zero,
-            seen - zero,
-            mask.window,
-            mask.CAUSAL,
-            mask.HAS_PREFIX,
-            mask.HAS_TARGETS,
-            mask.HAS_WINDOW,
+            rows=lines,
+            keys=columns - own,
+            prefix=prefix - zero,
+            seen=seen - zero,
+            window=mask.window,
+            CAUSAL=mask.CAUSAL,
+            HAS_PREFIX=mask.HAS_PREFIX,
+            HAS_TARGETS=mask.HAS_TARGETS,
+            HAS_WINDOW=mask.HAS_WINDOW,
         )
     else:
         see = sees(
-            columns - own,
-            lines,
-            prefix - zero,
-            seen - zero,
-            mask.window,
-            mask.CAUSAL,
-            mask.HAS_PREFIX,
-            mask.HAS_TARGETS,
-            mask.HAS_WINDOW,
+            rows=columns - own,
+            keys=lines,
+            prefix=prefix - zero,
+            seen=seen - zero,
+            window=mask.window,
+            CAUSAL=mask.CAUSAL,
+            HAS_PREFIX=mask.HAS_PREFIX,
+            HAS_TARGETS=mask.HAS_TARGETS,
+            HAS_WINDOW=mask.HAS_WINDOW,
         )
     return gl.where(see, scores, hidden)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,9 +13,30 @@ from attnbench.kernels.shared.hopper import ROWS, aggregate
 from attnbench.kernels.shared.rows import section_of
 
 
+class WorkItem(NamedTuple):
+    """A `Work` as it is published: its integers and those of its `KeyTiles`."""
+
+    query_start: Any
+    head: Any
+    keys: Any
+    first_query: Any
+    seen: Any
+    prefix: Any
+    start: Any
+    begin: Any
+    whole: Any
+    split: Any
+    end: Any
+    own: Any
+    masked: Any
+
+
+WORK_FIELDS = gl.constexpr(WorkItem._fields)
+
+
 @aggregate
 class Work:
-    """A work item as it is published: a tile of queries, and the tiles of keys that they see."""
+    """A work item: a tile of queries, and the tiles of keys that they see."""
 
     query_start: gl.tensor
     "the sequence's first query among all"
@@ -63,24 +84,22 @@ class Work:
     @no_type_check
     def publish(self, queue, turn):
         """Publish this as the turn-th item; `read_work` is the other end."""
-        queue.publish(
-            turn,
-            (
-                self.query_start,
-                self.head,
-                self.keys,
-                self.first_query,
-                self.seen,
-                self.prefix,
-                self.start,
-                self.tiles.begin,
-                self.tiles.whole,
-                self.tiles.split,
-                self.tiles.end,
-                self.tiles.own,
-                self.tiles.masked,
-            ),
+        item = WorkItem(
+            query_start=self.query_start,
+            head=self.head,
+            keys=self.keys,
+            first_query=self.first_query,
+            seen=self.seen,
+            prefix=self.prefix,
+            start=self.start,
+            begin=self.tiles.begin,
+            whole=self.tiles.whole,
+            split=self.tiles.split,
+            end=self.tiles.end,
+            own=self.tiles.own,
+            masked=self.tiles.masked,
         )
+        queue.publish(turn, item)
 
     @gluon.jit
     @no_type_check
@@ -115,14 +134,14 @@ class Work:
         first, queries = self.rows_of(done, WARPGROUP, GROUPS)
         last = gl.minimum(first + ROWS, queries) - 1 + self.first_query
         reach = keys_of_rows(
-            first + self.first_query,
-            last,
-            self.prefix,
-            self.seen,
-            mask.window,
-            mask.CAUSAL,
-            mask.HAS_PREFIX,
-            mask.HAS_WINDOW,
+            first=first + self.first_query,
+            last=last,
+            prefix=self.prefix,
+            seen=self.seen,
+            window=mask.window,
+            CAUSAL=mask.CAUSAL,
+            HAS_PREFIX=mask.HAS_PREFIX,
+            HAS_WINDOW=mask.HAS_WINDOW,
         )
         unseen = gl.maximum(gl.minimum(tiles.end - (reach.high + BLOCK_N - 1) // BLOCK_N, tiles.end - tiles.split), 0)
         if mask.HAS_TARGETS:
@@ -143,28 +162,41 @@ def read_work(queue, turn):
     Read anew wherever it is needed: thirteen numbers are more than a thread of three warpgroups has registers for.
     """
     return Work(
-        query_start=queue.number(turn, 0),
-        head=queue.number(turn, 1),
-        keys=queue.number(turn, 2),
-        first_query=queue.number(turn, 3),
-        seen=queue.number(turn, 4),
-        prefix=queue.number(turn, 5),
-        start=queue.number(turn, 6),
+        query_start=queue.number(turn, "query_start"),
+        head=queue.number(turn, "head"),
+        keys=queue.number(turn, "keys"),
+        first_query=queue.number(turn, "first_query"),
+        seen=queue.number(turn, "seen"),
+        prefix=queue.number(turn, "prefix"),
+        start=queue.number(turn, "start"),
         tiles=KeyTiles(
-            begin=queue.number(turn, 7),
-            whole=queue.number(turn, 8),
-            split=queue.number(turn, 9),
-            end=queue.number(turn, 10),
-            own=queue.number(turn, 11),
-            masked=queue.number(turn, 12),
+            begin=queue.number(turn, "begin"),
+            whole=queue.number(turn, "whole"),
+            split=queue.number(turn, "split"),
+            end=queue.number(turn, "end"),
+            own=queue.number(turn, "own"),
+            masked=queue.number(turn, "masked"),
         ),
     )
+
+
+class Located(NamedTuple):
+    """A work item of the grid, and whose it is."""
+
+    work: Any
+    "as of `Work`"
+    sequence: Any
+    "its number"
+    head: Any
+    key_start: Any
+    "where the sequence's keys begin"
+    has_rows: Any
 
 
 @gluon.jit
 @no_type_check
 def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPLIT: gl.constexpr):
-    """The at-th work item of the grid, its sequence, head and where its keys begin, and whether it has rows.
+    """The at-th work item of the grid, as `Located`.
 
     Tiles are indexed from the sequence end, so that the one whose first warpgroups have no rows, before query 0, is the
     one that sees least.
@@ -184,16 +216,16 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
     first = bounds.first_query + start
     last = gl.maximum(gl.minimum(first + ROWS * GROUPS, bounds.keys) - 1, 0)  # of no keys nothing is looked at
     key_tiles = tiles_of_rows(
-        gl.maximum(first, bounds.first_query),
-        last,
-        bounds.prefix,
-        bounds.seen,
-        mask.window,
-        mask.CAUSAL,
-        mask.HAS_PREFIX,
-        mask.HAS_TARGETS,
-        mask.HAS_WINDOW,
-        BLOCK_N,
+        first=gl.maximum(first, bounds.first_query),
+        last=last,
+        prefix=bounds.prefix,
+        seen=bounds.seen,
+        window=mask.window,
+        CAUSAL=mask.CAUSAL,
+        HAS_PREFIX=mask.HAS_PREFIX,
+        HAS_TARGETS=mask.HAS_TARGETS,
+        HAS_WINDOW=mask.HAS_WINDOW,
+        BLOCK_N=BLOCK_N,
     )
     work = Work(
         query_start=bounds.query_start.to(gl.int32),
@@ -207,4 +239,4 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
     )
     if SPLIT:
         work = work.share(part, parts, problem.heads)
-    return work, number, head, bounds.key_start.to(gl.int32), after > 0
+    return Located(work=work, sequence=number, head=head, key_start=bounds.key_start.to(gl.int32), has_rows=after > 0)

@@ -1,71 +1,27 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Dense HSTU attention backward: S is worked out again, nothing of the forward is kept.
+"""Dense HSTU attention backward: S is recomputed, nothing of the forward is kept.
 
     dV = c Aᵀ dO      dS = dO Vᵀ ∘ M ∘ σ(x)(1 + x(1 - σ(x))), x = α S      dQ = α c dS K      dK = α c dSᵀ Q
 
-A column program takes a tile of keys through the rows that see them, dK and dV in registers: four products a
+A column program owns a tile of keys and loops over the rows that see them, dK and dV in registers: four products a
 tile (five where the registers do not hold both, and dV has a launch of its own).  dQ then comes from row
 programs, three products a tile (deterministic: seven products instead of five, no workspace), or from the column
-programs, which add its parts up in fp32 by atomics (five products, the order of sums differs each time;
-workspace 4 D bytes a query and head, and two passes over it).  The latter has a form of its own for Hopper, in
+programs, which accumulate it in fp32 by atomics (five products, in an order that varies;
+workspace 4 D bytes a query and head, and two passes over it).  For Hopper the latter is a kernel of its own,
 hopper.backward.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import no_type_check
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from attnbench.kernels.hstu.tiles import (
-    COUNTS,
-    load_whole,
-    masked_tile,
-    rows_of_keys,
-    sees,
-    sequence,
-    silu_and_slope,
-    tiles_of_rows,
-)
+from attnbench.kernels.hstu.dense.portable.backward_step import fold_keys, fold_rows
+from attnbench.kernels.hstu.tiles import COUNTS, load_whole, masked_tile, rows_of_keys, sees, sequence, tiles_of_rows
 from attnbench.kernels.shared.rows import add_rows, load_rows, section_of, store_rows
-
-if TYPE_CHECKING:
-    pass
-
-
-@triton.jit
-@no_type_check
-def fold_rows(
-    dk,
-    dv,
-    q,
-    dout,
-    k,
-    v,
-    see,
-    half_alpha,
-    APPROXIMATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
-    PART: tl.constexpr,
-):
-    """One tile of rows into dK and dV (or only one of them) of the tile of keys; gives dSᵀ too."""
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
-    weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
-    if MASKED:
-        weights = tl.where(see, weights, 0.0)
-        slope = tl.where(see, slope, 0.0)
-    # A is done with before dOVᵀ is begun: both at once are more than the registers hold.
-    if PART != "dk":
-        dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
-    down = weights.to(q.dtype)
-    if PART != "dv":
-        above = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
-        down = (above * slope).to(q.dtype)  # [BLOCK_N, BLOCK_M]
-        dk = tl.dot(down, q, dk, input_precision=PRECISION)
-    return dk, dv, down
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -139,16 +95,16 @@ def hstu_dense_backward_columns(
 
     # In whole tiles of queries: the prefix, then [begin, whole) masked, [whole, split) unmasked, [split, end) masked.
     reach = rows_of_keys(
-        start,
-        tl.minimum(start + BLOCK_N, bounds.keys) - 1,
-        bounds.keys,
-        bounds.prefix,
-        bounds.seen,
-        window,
-        META.CAUSAL,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_WINDOW,
+        first=start,
+        last=tl.minimum(start + BLOCK_N, bounds.keys) - 1,
+        rows=bounds.keys,
+        prefix=bounds.prefix,
+        seen=bounds.seen,
+        window=window,
+        CAUSAL=META.CAUSAL,
+        HAS_PREFIX=META.HAS_PREFIX,
+        HAS_TARGETS=META.HAS_TARGETS,
+        HAS_WINDOW=META.HAS_WINDOW,
     )
     front = 0
     if META.HAS_PREFIX:
@@ -166,19 +122,28 @@ def hstu_dense_backward_columns(
     split = tl.minimum(tl.maximum(split, whole), end)
     for at in tl.range(whole * META.BLOCK_M, split * META.BLOCK_M, META.BLOCK_M, disable_licm=True):
         q = load_whole(
-            q_base, q_desc, at, bounds.query_start, head, strides.q.row, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA
+            base=q_base,
+            desc=q_desc,
+            first=at,
+            packed=bounds.query_start,
+            head=head,
+            stride=strides.q.row,
+            DIM=META.ATTN_DIM,
+            BLOCK=META.BLOCK_M,
+            BLOCK_DIM=BLOCK_D,
+            TMA=META.TMA,
         )
         dout = load_whole(
-            dout_base,
-            dout_desc,
-            at,
-            bounds.query_start,
-            head,
-            strides.dout.row,
-            META.LINEAR_DIM,
-            META.BLOCK_M,
-            BLOCK_V,
-            META.TMA,
+            base=dout_base,
+            desc=dout_desc,
+            first=at,
+            packed=bounds.query_start,
+            head=head,
+            stride=strides.dout.row,
+            DIM=META.LINEAR_DIM,
+            BLOCK=META.BLOCK_M,
+            BLOCK_DIM=BLOCK_V,
+            TMA=META.TMA,
         )
         dk, dv, down = fold_rows(
             dk,
@@ -202,7 +167,16 @@ def hstu_dense_backward_columns(
                     part.reshape(META.BLOCK_M, 1, BLOCK_D),
                 )
             else:
-                add_rows(dq_base, at, queries, strides.dq.row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
+                add_rows(
+                    base=dq_base,
+                    first=at,
+                    count=queries,
+                    stride=strides.dq.row,
+                    tile=part,
+                    DIM=META.ATTN_DIM,
+                    BLOCK=META.BLOCK_M,
+                    BLOCK_DIM=BLOCK_D,
+                )
     before = front + whole - begin
     for index in tl.range(0, before + end - split, num_stages=META.MASKED_STAGES, disable_licm=True):
         tile_m = tl.where(index < before, begin + index - front, split + index - before)
@@ -213,59 +187,64 @@ def hstu_dense_backward_columns(
         dout = load_rows(dout_base, at, queries, strides.dout.row, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, WHOLE=False)
         rows = bounds.first_query + at + tl.arange(0, META.BLOCK_M)[None, :]
         see = sees(
-            rows,
-            keys_at,
-            bounds.prefix,
-            bounds.seen,
-            window,
-            META.CAUSAL,
-            META.HAS_PREFIX,
-            META.HAS_TARGETS,
-            META.HAS_WINDOW,
+            rows=rows,
+            keys=keys_at,
+            prefix=bounds.prefix,
+            seen=bounds.seen,
+            window=window,
+            CAUSAL=META.CAUSAL,
+            HAS_PREFIX=META.HAS_PREFIX,
+            HAS_TARGETS=META.HAS_TARGETS,
+            HAS_WINDOW=META.HAS_WINDOW,
         )
         dk, dv, down = fold_rows(
-            dk, dv, q, dout, k, v, see, half_alpha, META.APPROXIMATE, PRECISION, MASKED=True, PART=PART
+            dk=dk,
+            dv=dv,
+            q=q,
+            dout=dout,
+            k=k,
+            v=v,
+            see=see,
+            half_alpha=half_alpha,
+            APPROXIMATE=META.APPROXIMATE,
+            PRECISION=PRECISION,
+            MASKED=True,
+            PART=PART,
         )
         if META.ATOMIC:
             part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-            add_rows(dq_base, at, queries, strides.dq.row, part, META.ATTN_DIM, META.BLOCK_M, BLOCK_D)
+            add_rows(
+                base=dq_base,
+                first=at,
+                count=queries,
+                stride=strides.dq.row,
+                tile=part,
+                DIM=META.ATTN_DIM,
+                BLOCK=META.BLOCK_M,
+                BLOCK_DIM=BLOCK_D,
+            )
     if PART != "dv":
         store_rows(
-            dk_ptr + bounds.key_start * strides.dk.row + head * strides.dk.head,
-            start,
-            bounds.keys,
-            strides.dk.row,
-            dk * dk_scale,
-            META.ATTN_DIM,
-            BLOCK_N,
-            BLOCK_D,
+            base=dk_ptr + bounds.key_start * strides.dk.row + head * strides.dk.head,
+            first=start,
+            count=bounds.keys,
+            stride=strides.dk.row,
+            tile=dk * dk_scale,
+            DIM=META.ATTN_DIM,
+            BLOCK=BLOCK_N,
+            BLOCK_DIM=BLOCK_D,
         )
     if PART != "dk":
         store_rows(
-            dv_ptr + bounds.key_start * strides.dv.row + head * strides.dv.head,
-            start,
-            bounds.keys,
-            strides.dv.row,
-            dv * dv_scale,
-            META.LINEAR_DIM,
-            BLOCK_N,
-            BLOCK_V,
+            base=dv_ptr + bounds.key_start * strides.dv.row + head * strides.dv.head,
+            first=start,
+            count=bounds.keys,
+            stride=strides.dv.row,
+            tile=dv * dv_scale,
+            DIM=META.LINEAR_DIM,
+            BLOCK=BLOCK_N,
+            BLOCK_DIM=BLOCK_V,
         )
-
-
-@triton.jit
-@no_type_check
-def fold_keys(
-    dq, k, v, q, dout, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
-):
-    """One tile of keys into dQ of the tile of rows."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
-    above = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-    _, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
-    down = above * slope
-    if MASKED:
-        down = tl.where(see, down, 0.0)
-    return tl.dot(down.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -327,34 +306,43 @@ def hstu_dense_backward_rows(
     v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
     first = bounds.first_query + start
     key_tiles = tiles_of_rows(
-        first,
-        tl.minimum(first + BLOCK_M, bounds.keys) - 1,
-        bounds.prefix,
-        bounds.seen,
-        window,
-        META.CAUSAL,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_WINDOW,
-        META.BLOCK_N,
+        first=first,
+        last=tl.minimum(first + BLOCK_M, bounds.keys) - 1,
+        prefix=bounds.prefix,
+        seen=bounds.seen,
+        window=window,
+        CAUSAL=META.CAUSAL,
+        HAS_PREFIX=META.HAS_PREFIX,
+        HAS_TARGETS=META.HAS_TARGETS,
+        HAS_WINDOW=META.HAS_WINDOW,
+        BLOCK_N=META.BLOCK_N,
     )
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for at in tl.range(key_tiles.whole * META.BLOCK_N, key_tiles.split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
         k = load_whole(
-            k_base, k_desc, at, bounds.key_start, head, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA
+            base=k_base,
+            desc=k_desc,
+            first=at,
+            packed=bounds.key_start,
+            head=head,
+            stride=strides.k.row,
+            DIM=META.ATTN_DIM,
+            BLOCK=META.BLOCK_N,
+            BLOCK_DIM=BLOCK_D,
+            TMA=META.TMA,
         )
         v = load_whole(
-            v_base,
-            v_desc,
-            at,
-            bounds.key_start,
-            head,
-            strides.v.row,
-            META.LINEAR_DIM,
-            META.BLOCK_N,
-            META.BLOCK_V,
-            META.TMA,
+            base=v_base,
+            desc=v_desc,
+            first=at,
+            packed=bounds.key_start,
+            head=head,
+            stride=strides.v.row,
+            DIM=META.LINEAR_DIM,
+            BLOCK=META.BLOCK_N,
+            BLOCK_DIM=META.BLOCK_V,
+            TMA=META.TMA,
         )
         dq = fold_keys(
             dq,
@@ -373,26 +361,37 @@ def hstu_dense_backward_rows(
         k = load_rows(k_base, at, bounds.keys, strides.k.row, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, WHOLE=False)
         v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, WHOLE=False)
         see = sees(
-            rows,
-            at + tl.arange(0, META.BLOCK_N)[None, :],
-            bounds.prefix,
-            bounds.seen,
-            window,
-            META.CAUSAL,
-            META.HAS_PREFIX,
-            META.HAS_TARGETS,
-            META.HAS_WINDOW,
+            rows=rows,
+            keys=at + tl.arange(0, META.BLOCK_N)[None, :],
+            prefix=bounds.prefix,
+            seen=bounds.seen,
+            window=window,
+            CAUSAL=META.CAUSAL,
+            HAS_PREFIX=META.HAS_PREFIX,
+            HAS_TARGETS=META.HAS_TARGETS,
+            HAS_WINDOW=META.HAS_WINDOW,
         )
-        dq = fold_keys(dq, k, v, q, dout, see, half_alpha, META.APPROXIMATE, PRECISION, MASKED=True)
+        dq = fold_keys(
+            dq=dq,
+            k=k,
+            v=v,
+            q=q,
+            dout=dout,
+            see=see,
+            half_alpha=half_alpha,
+            APPROXIMATE=META.APPROXIMATE,
+            PRECISION=PRECISION,
+            MASKED=True,
+        )
     store_rows(
-        dq_ptr + bounds.query_start * strides.dq.row + head * strides.dq.head,
-        start,
-        queries,
-        strides.dq.row,
-        dq * dq_scale,
-        META.ATTN_DIM,
-        BLOCK_M,
-        BLOCK_D,
+        base=dq_ptr + bounds.query_start * strides.dq.row + head * strides.dq.head,
+        first=start,
+        count=queries,
+        stride=strides.dq.row,
+        tile=dq * dq_scale,
+        DIM=META.ATTN_DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_D,
     )
 
 

@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Dense HSTU attention forward: a program takes a tile of rows through the keys they see.
+"""Dense HSTU attention forward: a program computes a tile of rows, looping over the tiles of keys they see.
 
     O = c Σ_tiles SiLU(α Q Kᵀ) ∘ M · V        first the key tiles that every row sees, unmasked, then the others
 
 There is no softmax: no maximum, no rescaling, and the factor c comes once at the end.  Programs start with the
 longest rows.  They are numbered in sections of `group` (sequence, head) pairs whose keys and values fit the L2
-together, since each row tile of a pair reads them all again.  No workspace, but for the Hopper kernel's ticket.
+together, since each row tile of a pair reads them all again.  No workspace, except the Hopper kernel's tile counter.
 """
 
 from __future__ import annotations
@@ -64,31 +64,31 @@ def hstu_dense_forward(
     first = bounds.first_query + start
     last = tl.minimum(first + BLOCK_M, bounds.keys) - 1
     key_tiles = tiles_of_rows(
-        first,
-        last,
-        bounds.prefix,
-        bounds.seen,
-        window,
-        META.CAUSAL,
-        META.HAS_PREFIX,
-        META.HAS_TARGETS,
-        META.HAS_WINDOW,
-        META.BLOCK_N,
+        first=first,
+        last=last,
+        prefix=bounds.prefix,
+        seen=bounds.seen,
+        window=window,
+        CAUSAL=META.CAUSAL,
+        HAS_PREFIX=META.HAS_PREFIX,
+        HAS_TARGETS=META.HAS_TARGETS,
+        HAS_WINDOW=META.HAS_WINDOW,
+        BLOCK_N=META.BLOCK_N,
     )
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if META.AHEAD:
         if key_tiles.whole < key_tiles.split:
             k = load_whole(
-                k_base,
-                k_desc,
-                key_tiles.whole * META.BLOCK_N,
-                bounds.key_start,
-                head,
-                strides.k.row,
-                META.ATTN_DIM,
-                META.BLOCK_N,
-                META.BLOCK_D,
-                META.TMA,
+                base=k_base,
+                desc=k_desc,
+                first=key_tiles.whole * META.BLOCK_N,
+                packed=bounds.key_start,
+                head=head,
+                stride=strides.k.row,
+                DIM=META.ATTN_DIM,
+                BLOCK=META.BLOCK_N,
+                BLOCK_DIM=META.BLOCK_D,
+                TMA=META.TMA,
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(q.dtype)
@@ -97,45 +97,45 @@ def hstu_dense_forward(
             ):
                 following = at + META.BLOCK_N
                 k = load_whole(
-                    k_base,
-                    k_desc,
-                    following,
-                    bounds.key_start,
-                    head,
-                    strides.k.row,
-                    META.ATTN_DIM,
-                    META.BLOCK_N,
-                    META.BLOCK_D,
-                    META.TMA,
+                    base=k_base,
+                    desc=k_desc,
+                    first=following,
+                    packed=bounds.key_start,
+                    head=head,
+                    stride=strides.k.row,
+                    DIM=META.ATTN_DIM,
+                    BLOCK=META.BLOCK_N,
+                    BLOCK_DIM=META.BLOCK_D,
+                    TMA=META.TMA,
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 v = load_whole(
-                    v_base,
-                    v_desc,
-                    at,
-                    bounds.key_start,
-                    head,
-                    strides.v.row,
-                    META.LINEAR_DIM,
-                    META.BLOCK_N,
-                    BLOCK_V,
-                    META.TMA,
+                    base=v_base,
+                    desc=v_desc,
+                    first=at,
+                    packed=bounds.key_start,
+                    head=head,
+                    stride=strides.v.row,
+                    DIM=META.LINEAR_DIM,
+                    BLOCK=META.BLOCK_N,
+                    BLOCK_DIM=BLOCK_V,
+                    TMA=META.TMA,
                 )
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             at = (key_tiles.split - 1) * META.BLOCK_N
             v = load_whole(
-                v_base,
-                v_desc,
-                at,
-                bounds.key_start,
-                head,
-                strides.v.row,
-                META.LINEAR_DIM,
-                META.BLOCK_N,
-                BLOCK_V,
-                META.TMA,
+                base=v_base,
+                desc=v_desc,
+                first=at,
+                packed=bounds.key_start,
+                head=head,
+                stride=strides.v.row,
+                DIM=META.LINEAR_DIM,
+                BLOCK=META.BLOCK_N,
+                BLOCK_DIM=BLOCK_V,
+                TMA=META.TMA,
             )
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
@@ -143,29 +143,29 @@ def hstu_dense_forward(
             key_tiles.whole * META.BLOCK_N, key_tiles.split * META.BLOCK_N, META.BLOCK_N, disable_licm=True
         ):
             k = load_whole(
-                k_base,
-                k_desc,
-                at,
-                bounds.key_start,
-                head,
-                strides.k.row,
-                META.ATTN_DIM,
-                META.BLOCK_N,
-                META.BLOCK_D,
-                META.TMA,
+                base=k_base,
+                desc=k_desc,
+                first=at,
+                packed=bounds.key_start,
+                head=head,
+                stride=strides.k.row,
+                DIM=META.ATTN_DIM,
+                BLOCK=META.BLOCK_N,
+                BLOCK_DIM=META.BLOCK_D,
+                TMA=META.TMA,
             )
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, META.BLOCK_N]
             v = load_whole(
-                v_base,
-                v_desc,
-                at,
-                bounds.key_start,
-                head,
-                strides.v.row,
-                META.LINEAR_DIM,
-                META.BLOCK_N,
-                BLOCK_V,
-                META.TMA,
+                base=v_base,
+                desc=v_desc,
+                first=at,
+                packed=bounds.key_start,
+                head=head,
+                stride=strides.v.row,
+                DIM=META.LINEAR_DIM,
+                BLOCK=META.BLOCK_N,
+                BLOCK_DIM=BLOCK_V,
+                TMA=META.TMA,
             )
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
@@ -177,18 +177,27 @@ def hstu_dense_forward(
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         v = load_rows(v_base, at, bounds.keys, strides.v.row, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, WHOLE=False)
         see = sees(
-            rows,
-            at + tl.arange(0, META.BLOCK_N)[None, :],
-            bounds.prefix,
-            bounds.seen,
-            window,
-            META.CAUSAL,
-            META.HAS_PREFIX,
-            META.HAS_TARGETS,
-            META.HAS_WINDOW,
+            rows=rows,
+            keys=at + tl.arange(0, META.BLOCK_N)[None, :],
+            prefix=bounds.prefix,
+            seen=bounds.seen,
+            window=window,
+            CAUSAL=META.CAUSAL,
+            HAS_PREFIX=META.HAS_PREFIX,
+            HAS_TARGETS=META.HAS_TARGETS,
+            HAS_WINDOW=META.HAS_WINDOW,
         )
         weights = tl.where(see, silu(scores, half_alpha, META.APPROXIMATE), 0.0).to(v.dtype)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 
     out_base = out_ptr + bounds.query_start * strides.out.row + head.to(tl.int64) * strides.out.head
-    store_rows(out_base, start, queries, strides.out.row, acc * scale, META.LINEAR_DIM, BLOCK_M, BLOCK_V)
+    store_rows(
+        base=out_base,
+        first=start,
+        count=queries,
+        stride=strides.out.row,
+        tile=acc * scale,
+        DIM=META.LINEAR_DIM,
+        BLOCK=BLOCK_M,
+        BLOCK_DIM=BLOCK_V,
+    )

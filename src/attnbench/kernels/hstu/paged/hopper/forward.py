@@ -208,5 +208,16 @@ def hstu_paged_hopper_forward(
         PAGE=META.PAGE,
     )
     start_warps(
-        q_desc, k_desc, v_desc, out_desc, parts_ptr, source, problem, counter_ptr, parts, half_alpha, scale, META
+        q_desc=q_desc,
+        k_desc=k_desc,
+        v_desc=v_desc,
+        out_desc=out_desc,
+        parts_ptr=parts_ptr,
+        source=source,
+        problem=problem,
+        counter_ptr=counter_ptr,
+        parts=parts,
+        half_alpha=half_alpha,
+        scale=scale,
+        META=META,
     )
