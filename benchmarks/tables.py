@@ -964,6 +964,7 @@ SUITES = (
     "replicates",
     "hstu-meta",
     "decode",
+    "flash-96",
 )
 """Runs of whole suites on a card, and of what else a run can be asked for."""
 LOADS = (

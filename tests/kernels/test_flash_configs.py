@@ -221,6 +221,7 @@ def test_defaults_are_valid_on_their_cards():
 
 
 NARROW, SHORT = "m192n128w12s2-tma-ws-deep-lazy-ticket-l16", "m192n128w12s3-tma-ws-persistent"
+PIECES, WIDE_PIECES = "m128n128w8s3-tma-ws-pieces-ticket-l16", "m128n64w8s2-tma-ws-pieces-ticket-l16"
 LONG_ROWS, WIDE = "m128n128w8s2-tma-ws-deep-lazy-ticket-l16", "m128n64w8s2-tma-ws-split-ticket-l16"
 
 
@@ -229,8 +230,9 @@ LONG_ROWS, WIDE = "m128n128w8s2-tma-ws-deep-lazy-ticket-l16", "m128n64w8s2-tma-w
     [
         (40, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT),
         (64, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT),
-        (96, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"),
+        (96, PIECES, PIECES, "m128n128w8s2-tma-ws-ticket-l16"),
         (128, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"),
+        (192, WIDE_PIECES, WIDE_PIECES, WIDE_PIECES),
         (256, WIDE, WIDE, WIDE),
     ],
 )

@@ -26,6 +26,7 @@ CELLS = {
         ("m128n128w8s2-tma-ws-ticket-l16", 128, CAUSAL, True),
         ("m128n64w8s2-tma-ws-split-ticket-l16", 256, CAUSAL, False),
         ("m256n64w16s2-tma-pp-few", 64, WINDOW, False),
+        ("m128n128w8s3-tma-ws-pieces-ticket-l16", 96, CAUSAL, True),
         ("m192n128w12s2-tma-ws-pieces-stored-ticket-l16", 96, CAUSAL, False),
         ("m128n64w8s2-tma-ws-pieces-ticket-l16", 192, CAUSAL, True),
     ],

@@ -46,13 +46,13 @@ FORMS = [{"WHOLE": whole, "COUNTED": whole, "SPLIT": split} for whole in (True, 
 
 
 def jobs_of(capability):
-    found, dependent = [], {"DEPENDENT": capability >= 90}
+    found = []
     for name, arguments in ARGUMENTS.items():
         for forms in FORMS if name == "hstu_gate" else ({},):
             split = forms.get("SPLIT", False)
             given = arguments | ({"a_ptr": "*fp32:16"} if split else {})
             for dim, warps in ((512, 2), (1024, 4)):
-                constants = {"DIM": dim, "BLOCK": dim} | dependent | forms
+                constants = {"DIM": dim, "BLOCK": dim} | forms
                 constants |= {"SHUFFLED": split and capability >= 90, "AT_ONCE": 16} if forms else {}
                 label = f"{name} {dim} {' '.join(f'{word}={value}' for word, value in forms.items())}"
                 found.append(Job(label, f"{MODULE}:{name}", given, constants, capability, warps))
@@ -60,13 +60,13 @@ def jobs_of(capability):
     for before, after in ((128, 10), (10, 1), (512, 8)):
         constants = {"IN": before, "OUT": after, "BLOCK": 32, "BLOCK_OUT": 16, "BLOCK_IN": 128 if before > 10 else 16}
         label = f"tower {before} {after}"
-        found.append(Job(label, f"{MODULE}:hstu_tower", tower, constants | dependent, capability, 4))
+        found.append(Job(label, f"{MODULE}:hstu_tower", tower, constants, capability, 4))
     found.append(
         Job(
             "silu",
             f"{MODULE}:hstu_silu",
             {"x_ptr": "*bf16:16", "row_stride": "i32:16", "columns": "i32:16"},
-            {"BLOCK": 1024} | dependent,
+            {"BLOCK": 1024},
             capability,
             4,
         )

@@ -1,5 +1,5 @@
-"""The chain of kernels of a serving step's layer on a card: each begins while the one before it ends, and reads no
-value too early; what two kernels did, one does."""
+"""The chain of kernels of a serving step's layer on a card: no kernel reads a value too early, and what two kernels did,
+one does."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.dense.parts import AT_ONCE
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu, hstu_tower
 from attnbench.kernels.shared.card import takes_compiled
-from attnbench.kernels.shared.dependent import dependent
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
 from attnbench.kernels.shared.limits import as_float
 from attnbench.kernels.shared.tiling import block_of
@@ -137,16 +136,7 @@ def silu(x: Tensor) -> Tensor:
 def _run_silu(x: Tensor) -> Results:
     if x.numel():
         grid = rows_in(x), -(-x.shape[1] // SILU_BLOCK)
-        launch(
-            hstu_silu,
-            grid,
-            x_ptr=x,
-            row_stride=x.stride(0),
-            columns=x.shape[1],
-            BLOCK=SILU_BLOCK,
-            num_warps=4,
-            **dependent(x),
-        )
+        launch(hstu_silu, grid, x_ptr=x, row_stride=x.stride(0), columns=x.shape[1], BLOCK=SILU_BLOCK, num_warps=4)
     return ()
 
 
@@ -311,7 +301,6 @@ def _run_tower(x: Tensor, weight: Tensor, bias: Tensor) -> Results:
             BLOCK_IN=block_in,
             BLOCK_OUT=block_out,
             num_warps=4,
-            **dependent(x),
         )
     return (out,)
 
@@ -327,7 +316,7 @@ def _only(results: Results) -> Tensor:
 
 def _block(x: Tensor) -> dict[str, int]:
     block = triton.next_power_of_2(x.shape[1])
-    return {"DIM": x.shape[1], "BLOCK": block, "num_warps": max(1, min(8, block // 256)), **dependent(x)}
+    return {"DIM": x.shape[1], "BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
 def _row(x: Any) -> Any:

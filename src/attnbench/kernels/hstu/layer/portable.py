@@ -1,8 +1,6 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Kernels that work row by row: a program reads a row, computes in fp32, and rounds once.
 
-On sm_90 and later each is set up while the kernel before it ends (`shared.dependent`).
-
 hstu_embed    x[i] = table[ids[i]] · scale + places[positions[i]]
 hstu_norm     y[i] = LN(x[i])
 hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
@@ -19,24 +17,12 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu.dense.parts import add_parts, unshuffled
-from attnbench.kernels.shared.dependent import wait_for_kernels_before
 
 
 @triton.jit
 @no_type_check
-def hstu_embed(
-    ids_ptr,
-    positions_ptr,
-    table_ptr,
-    places_ptr,
-    out_ptr,
-    scale,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
+def hstu_embed(ids_ptr, positions_ptr, table_ptr, places_ptr, out_ptr, scale, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """A row of tokens with its position."""
-    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
@@ -57,11 +43,8 @@ def normed_row(x, dims, weight, bias, eps, DIM: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def hstu_norm(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
-):
+def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """A row, normalised."""
-    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
@@ -73,9 +56,8 @@ def hstu_norm(
 
 @triton.jit
 @no_type_check
-def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
     """A part of a row."""
-    wait_for_kernels_before(DEPENDENT)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < columns
     place = x_ptr + tl.program_id(0).to(tl.int64) * row_stride + at
@@ -103,13 +85,11 @@ def hstu_gate(
     SPLIT: tl.constexpr,
     SHUFFLED: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's.
 
     Where keys are SPLIT the row is the scaled sum of its parts, rounded as `hstu_sum_parts` rounds it.
     """
-    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
@@ -153,9 +133,8 @@ def hstu_gate(
 
 @triton.jit
 @no_type_check
-def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """A picked row, of length one."""
-    wait_for_kernels_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
@@ -178,10 +157,8 @@ def hstu_tower(
     BLOCK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """Some rows and columns of one tower."""
-    wait_for_kernels_before(DEPENDENT)
     tower = tl.program_id(1)
     towers = tl.num_programs(1)
     at = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]

@@ -27,7 +27,6 @@ from attnbench.kernels.hstu.dense.problem import descriptor
 from attnbench.kernels.hstu.paged.arguments import AppendStrides, ForwardMeta, ForwardStrides, SplitStrides
 from attnbench.kernels.hstu.tiles import sees, silu
 from attnbench.kernels.shared.card import capability_of
-from attnbench.kernels.shared.dependent import dependent, wait_for_kernels_before
 from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.rows import load_rows, store_rows
 from attnbench.kernels.shared.tiling import block_of
@@ -251,13 +250,11 @@ def hstu_paged_append(
     HAS_TARGETS: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """Write keys and values of one head of a tile of new history rows into their pages; candidates never.
 
     With SILU queries, keys and values of all new rows are SiLU of what they were, where they lie and in the pages.
     """
-    wait_for_kernels_before(DEPENDENT)
     number = tl.program_id(0) // tiles
     first = tl.program_id(0) % tiles * BLOCK
     head = tl.program_id(1).to(tl.int64)
@@ -418,5 +415,4 @@ def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, silu_with: 
         SILU=silu_with is not None,
         BLOCK=APPEND_ROWS,
         num_warps=4,
-        **dependent(k),
     )
