@@ -46,6 +46,7 @@ MORE = {
         ("m128n64w8s2-tma-ws-split-ticket-l16", 256, FULL, False),
         ("m256n64w16s2-tma-ws-mix-ticket", 64, FULL, True),
         ("m128n64w8s2-tma-pp", 256, WINDOW, False),
+        ("m128n128w8s3-tma-ws-pieces-ticket-l16", 96, FULL, False),
         ("m128n64w8s2-tma-ws-pieces-ticket-l16", 192, FULL, False),
         ("m128n128w8s2-tma-ws-pieces-ticket-l16", 160, WINDOW, False),
         ("m192n128w12s2-tma-ws-lazy-pieces-stored-ticket-l16", 80, FULL, False),
