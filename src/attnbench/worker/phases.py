@@ -11,12 +11,13 @@ from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import sample
 from attnbench.measure.stage import synchronize
 from attnbench.measure.subject import Subject
+from attnbench.measure.timer import Untimed
 from attnbench.measure.times import to_time
 from attnbench.record import Settings, Time
 from attnbench.worker.entry import Entry, counters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 SHARE = 4
 "Phases take at most this part of the time that samples may take."
@@ -45,20 +46,36 @@ def timed_phases(
     wall = "wall" if settings.timer in ("auto", "all") else settings.timer
     found: dict[str, Time] = {}
     for timer, subjects in ((wall, apart), ("reported", inside)):
-        if subjects:
-            plan = Plan(
-                timer=timer,
-                l2=settings.l2,
-                warmup=settings.warmup,
-                iterations=settings.iterations,
-                rel_ci=settings.rel_ci,
-                max_seconds=settings.max_seconds / SHARE,
-                seed=settings.seed,
-            )
-            group = sample(subjects, device=device, plan=plan, announce=lambda index, phase: announce(phase))
-            found |= {timing.name: to_time(timing) for timing in group.timings}
+        found |= _sampled(subjects, timer, settings, device, announce)
     entry.run_once(mode)
-    return found
+    return {name: found[name] for name in launch.phases}
+
+
+def _sampled(
+    subjects: Sequence[Subject], timer: str, settings: Settings, device: Device, announce: Callable[[str], None]
+) -> Mapping[str, Time]:
+    """Times of phases by one timer; of those that it cannot time, as of the host's work by CUPTI, on the wall clock."""
+    if not subjects:
+        return {}
+    plan = Plan(
+        timer=timer,
+        l2=settings.l2,
+        warmup=settings.warmup,
+        iterations=settings.iterations,
+        rel_ci=settings.rel_ci,
+        max_seconds=settings.max_seconds / SHARE,
+        seed=settings.seed,
+    )
+    try:
+        group = sample(subjects, device=device, plan=plan, announce=lambda index, phase: announce(phase))
+    except Untimed as error:
+        alone = [subject for subject in subjects if subject.name == error.subject]
+        if timer in ("wall", "reported") or not alone:
+            raise
+        others = [subject for subject in subjects if subject.name != error.subject]
+        rest = timer, settings, device, announce
+        return {**_sampled(others, *rest), **_sampled(alone, "wall", *rest[1:])}
+    return {timing.name: to_time(timing) for timing in group.timings}
 
 
 def carried_out_whole(entry: Entry, announce: Callable[[str], None], device: Device) -> dict[str, float | None]:
