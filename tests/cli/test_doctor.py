@@ -228,7 +228,7 @@ def test_what_the_driver_does_not_tell_is_said_and_is_null(nvml, backends, wide,
     assert (gpu["state"]["sm_mhz"], gpu["state"]["throttle"], gpu["persistence"]) == (None, None, None)
     words = " ".join(capsys.readouterr().out.split())
     assert "SM clock unknown of 1980 MHz" in words
-    assert "held back by not told" in words
+    assert "held back by not reported" in words
 
 
 def test_it_fits_the_terminal_but_commands_stay_whole(nvml, backends, monkeypatch, capsys):

@@ -228,7 +228,7 @@ def test_the_default_is_the_hopper_path_only_of_tensors_it_can_describe(name, mo
     [
         ((128, 96), "ws", "ws"),
         ((128, 64), "plain", "ws"),
-        ((256, 256), "ws", "early"),
+        ((256, 256), "ws", "ws"),
         ((60, 60), "plain", "early"),
         ((16, 16), "plain", "ws"),
         ((64, 60), "plain", "early"),

@@ -244,12 +244,12 @@ class Handovers:
             kernel = getattr(module, name)
             patch.setattr(module, name, partial(getattr(self, name, self._touch), kernel))
 
-    def _begin(self, kernel, *values):
-        named = dict(zip(kernel.arg_names, values, strict=True))
+    def _begin(self, kernel, *values, **given):
+        named = dict(zip(kernel.arg_names, values, strict=False)) | given
         self.place = named["partial_ptr"].handle.data.item()
         self.program = kernel.__name__, number(named["unit"]), number(named["part"])
         self.before[self.program] = self.known
-        kernel(*values)
+        kernel(*values, **given)
 
     attend_part = combine_part = _begin
 
@@ -265,7 +265,8 @@ class Handovers:
         self.ended.setdefault(counter.handle.data.item(), []).append(self.program)
         self.known = set()
 
-    def _touch(self, kernel, base, *values):
+    def _touch(self, kernel, *values, **given):
+        base = values[0] if values else given[kernel.arg_names[0]]
         if base.handle.data.item() == self.place:
             others = self.touched.setdefault(self.place, [])
             self.races += [
@@ -274,7 +275,7 @@ class Handovers:
                 if other[:2] != self.program[:2] and other not in self.before[self.program]
             ]
             others.append(self.program)
-        return kernel(base, *values)
+        return kernel(*values, **given)
 
 
 def number(value):

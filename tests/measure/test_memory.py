@@ -46,8 +46,12 @@ def test_on_a_gpu_both_figures_are_above_what_was_there(monkeypatch) -> None:
         "empty_cache": None,
         "reset_peak_memory_stats": None,
         "memory_allocated": 700,
+        "memory_reserved": 1000,
         "max_memory_allocated": 900,
-        "max_memory_reserved": 1200,
+        "max_memory_reserved": 1500,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
     assert peak(lambda: None, Device("cuda")) == Peak(allocated=200, reserved=500)
+    # Room in blocks that were there already is no less the call's.
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda *args: 1000)
+    assert peak(lambda: None, Device("cuda")) == Peak(allocated=200, reserved=200)
