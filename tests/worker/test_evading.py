@@ -11,8 +11,11 @@ from cheating import HonestSteps
 from small_runs import FAKES
 from test_cheats import LARGE, LATE, LONG, NEW_DATA, THREADS, UNTIMED, carried_out, ended, verdict
 
+from attnbench.check.inspection import Inspection
 from attnbench.check.looks import Look, suspicion
+from attnbench.check.reference import References
 from attnbench.record import Status
+from attnbench.workloads.base import load_workload
 
 FILES = [str(FAKES / "evading.py"), str(FAKES / "cheating.py")]
 DECODING = {"batch": 2, "seqlen": 1, "seqlen_k": 4096, "nheads": 8, "headdim": 64, "causal": True, "dtype": "fp32"}
@@ -33,6 +36,25 @@ EXPECTED = {
 def test_who_evades_is_told_so(kind, plan):
     said = verdict(kind(), DECODING if kind is evading.DecodesInOutputs else LONG, **plan)
     assert re.fullmatch(EXPECTED[kind], said or "", re.DOTALL)
+
+
+def test_a_pause_in_the_call_that_is_looked_at_lets_nobody_off(monkeypatch):
+    """A call of 5 ms that took 50 once is looked at as often as any short one; one that always takes 50 ms is not."""
+    monkeypatch.setattr("attnbench.check.inspection.suspicion", lambda looks, kind: None)
+    backend, workload = HonestSteps(), load_workload("attention")
+    case = workload.case(DECODING)
+    first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
+    for usual_ms, again in ((5.0, True), (50.0, False)):
+        with backend.session(case, first) as launch:
+            looking = Inspection(
+                launch, References(workload, case, first, second), variant="softmax", budget=backend.budget(case)
+            )
+            looking.disturb()
+            launch.forward()
+            looking.prepare()
+            launch.forward()
+            assert looking.finish(usual_ms, usual_ms, usual_ms, 50.0) is None
+            assert looking.undecided == again
 
 
 def test_who_reads_keys_and_values_once_in_its_call_is_left_alone():

@@ -146,7 +146,9 @@ class Inspection:
         look.copies = self._copies_ms([*self._inputs(), *outputs.values()])
         self._looks.append(look)
         suspected = None if fault else suspicion(self._looks, "cuda" if self.cuda else "cpu")
-        least = 1 if fault or self.cuda or new_ms >= SHORT_MS else LEAST
+        # One paused call makes no launch a slow one.
+        is_slow = min(repeated_ms, ordinary_ms, new_ms) >= SHORT_MS
+        least = 1 if fault or self.cuda or is_slow else LEAST
         if (suspected is None and len(self._looks) >= least) or len(self._looks) >= MOST_LOOKS:
             self._looks.clear()
         return fault or (suspected.words if suspected and suspected.certain else None)
