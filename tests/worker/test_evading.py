@@ -114,6 +114,14 @@ def test_outputs_are_held_to_copies_of_themselves():
     assert suspicion(looks(12, **{**taken, "output_copies": 0.03}), "cpu") is None
 
 
+@pytest.mark.parametrize(("second", "words"), [(0.025, "a call on data it has not seen takes"), (0.001, "unfinished")])
+def test_outputs_that_take_as_long_to_copy_again_are_not_called_late(second, words):
+    short = {"recorded": 0.02, "repeated": 0.02, "ordinary": 0.02, "new": 0.022, "whole": 0.2}
+    found = suspicion(looks(12, **short, first=0.025, untimed={"outputs": second}, output_copies=0.01), "cpu")
+    assert found is not None
+    assert found.words.startswith(words)
+
+
 # ── who is honest in an odd way ────────────────────────────────────────────────────────────────────
 
 ODD = [kind for kind in vars(odd).values() if isinstance(kind, type) and kind.__module__ == odd.__name__]
