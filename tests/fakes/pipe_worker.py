@@ -52,6 +52,12 @@ def record(name: str, status: Status = Status.PASSED, **more) -> dict:
     return {"say": "record", "record": to_dict(whole)}
 
 
+def _put(end: int, said: bytes) -> None:
+    """What fits into a pipe that nobody reads yet; a worker may also end without a word."""
+    kept = said[:60_000]
+    assert os.write(end, kept) == len(kept)
+
+
 class Ended:
     """The supervisor of a worker that has said all it had to say."""
 
@@ -77,7 +83,7 @@ class Asked:
     def write(self, text: str) -> None:
         if self.end is None:
             raise BrokenPipeError
-        assert os.write(self.end, self.said[:60_000]) > 0
+        _put(self.end, self.said)
         os.close(self.end)
         self.end = None
 
@@ -96,7 +102,7 @@ def worker_that_said(ready: bytes, said: bytes, draw: random.Random) -> Worker:
     worker._log.begin()
     os.close(ring)
     worker._from, end = os.pipe()
-    assert os.write(end, ready[:60_000]) > 0
+    _put(end, ready)
     worker._control = os.dup(end)
     worker._write = Asked(end, said)
     worker._selector = selectors.DefaultSelector()
