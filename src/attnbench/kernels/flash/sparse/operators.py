@@ -12,17 +12,38 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.flash.sparse.calls import call, check_device, config_for
-from attnbench.kernels.flash.sparse.lists import BlockLists
+from attnbench.kernels.flash.sparse.lists import BlockLists, ListTensors, MadeFor
 from attnbench.kernels.flash.sparse.problem import check_map, sparse_problem_of
 from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
 
 TENSORS = "Tensor q, Tensor k, Tensor v"
+LISTS = (
+    "Tensor counts, Tensor indices, Tensor? places, Tensor items, int share, int unit, int[] made_for, "
+    "SymInt seqlen_q, SymInt seqlen_k, bool made_causal"
+)
+"""`ListTensors`, then `MadeFor`."""
 NUMBERS = "int[] block, bool causal, float? scale, str? config"
 
+Results = tuple[Tensor, Tensor]
+"""`out` and `lse`."""
 
-def run_forward(q: Tensor, k: Tensor, v: Tensor, block_map: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
-    """`out` and `lse` of a map."""
-    return call(q, k, v, block_map, *numbers)
+
+def parted(given: tuple[Any, ...]) -> tuple[ListTensors, MadeFor, tuple[Any, ...]]:
+    """Arguments behind q, k and v: those of `LISTS`, then those of `NUMBERS`."""
+    tensors = len(ListTensors._fields)
+    made = tensors + len(MadeFor._fields)
+    return ListTensors(*given[:tensors]), MadeFor(*given[tensors:made]), given[made:]
+
+
+def lists_of(tensors: ListTensors, made: MadeFor) -> BlockLists:
+    """Lists of which an operator got the parts."""
+    rows, keys = made.block  # a list where it comes from the dispatcher
+    return BlockLists(**tensors._asdict(), **made._replace(block=(rows, keys))._asdict())
+
+
+def empty_results(q: Tensor) -> Results:
+    """Results without values."""
+    return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
 
 
 def fake_forward(
@@ -34,7 +55,7 @@ def fake_forward(
     causal: bool,
     scale: float | None,
     config: str | None,
-) -> tuple[Tensor, Tensor]:
+) -> Results:
     """Check the arguments while a caller is traced; results without values.
 
     Raises:
@@ -45,86 +66,42 @@ def fake_forward(
     return _results(q, k, v, block, causal, scale, config)
 
 
-def run_listed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    counts: Tensor,
-    indices: Tensor,
-    places: Tensor | None,
-    items: Tensor,
-    share: int,
-    unit: int,
-    made_for: Any,
-    seqlen_q: int,
-    seqlen_k: int,
-    made_causal: bool,
-    *numbers: Any,
-) -> tuple[Tensor, Tensor]:
+def run_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
     """`out` and `lse` of lists, which are held against the call."""
-    lists = BlockLists(
-        counts=counts,
-        indices=indices,
-        places=places,
-        items=items,
-        share=share,
-        unit=unit,
-        block=tuple(made_for),
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        causal=made_causal,
-    )
-    return call(q, k, v, lists, *numbers)
+    tensors, made, numbers = parted(given)
+    return call(q, k, v, lists_of(tensors, made), *numbers)
 
 
-def fake_listed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    counts: Tensor,
-    indices: Tensor,
-    places: Tensor | None,
-    items: Tensor,
-    share: int,
-    unit: int,
-    made_for: Any,
-    seqlen_q: int,
-    seqlen_k: int,
-    made_causal: bool,
-    block: Any,
-    causal: bool,
-    scale: float | None,
-    config: str | None,
-) -> tuple[Tensor, Tensor]:
+def fake_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
     """Check the arguments while a caller is traced; results without values.
 
     Raises:
         ValueError: as `flash_sparse_attention` says, but for what hangs on addresses, and but for the lists.
     """
-    return _results(q, k, v, block, causal, scale, config)
+    *_, numbers = parted(given)
+    return _results(q, k, v, *numbers)
 
 
 def _results(
     q: Tensor, k: Tensor, v: Tensor, block: Any, causal: bool, scale: float | None, config: str | None
-) -> tuple[Tensor, Tensor]:
+) -> Results:
     problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
     check_device(q)
     if config is not None:
         config_for(config, q, k, v, problem)
-    return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    return empty_results(q)
 
 
 FORWARD = Operator(
     f"flash_sparse_forward({TENSORS}, Tensor block_map, {NUMBERS}) -> (Tensor, Tensor)",
-    run_forward,
+    call,
     fake_forward,
     setup=without_gradients,
     backward=no_gradients,
     casts=3,
 )
 LISTED = Operator(
-    f"flash_sparse_listed({TENSORS}, Tensor counts, Tensor indices, Tensor? places, Tensor items, int share, int unit, "
-    f"int[] made_for, SymInt seqlen_q, SymInt seqlen_k, bool made_causal, {NUMBERS}) -> (Tensor, Tensor)",
+    f"flash_sparse_listed({TENSORS}, {LISTS}, {NUMBERS}) -> (Tensor, Tensor)",
     run_listed,
     fake_listed,
     setup=without_gradients,
