@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.errors import unknown
 from attnbench.kernels.hstu.arguments import Parts
@@ -111,7 +111,11 @@ class Reference:
 
 
 class Paged:
-    """Our kernel: one launch reads pages and new rows."""
+    """Our kernel: one launch reads pages and new rows.
+
+    Of the names in `EPILOGUE` SiLU and append are the epilogue of a layer's wide product; of those in `ASIDE` the append
+    is launched on a stream of its own, beside attention, which reads new rows where they lie and not in the pages.
+    """
 
     def __init__(self, sequences: Sequences) -> None:
         """For one step."""
@@ -128,6 +132,30 @@ class Paged:
         from attnbench.kernels.hstu.paged.api import hstu_paged_silu_append
 
         hstu_paged_silu_append(q, k, v, pool, self.sequences.table)
+
+    def append_aside(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
+        """The append beside what is launched next, until `join`; a stream that is captured takes the other with it."""
+        if not k.is_cuda:
+            self.append(pool, k, v)
+            return
+        beside = _beside(k.device)
+        beside.wait_stream(torch.cuda.current_stream(k.device))
+        with torch.cuda.stream(beside):
+            self.append(pool, k, v)
+
+    def join(self, x: Tensor) -> None:
+        """Let the stream wait for an append beside it: then keys and values may be freed, and pages read."""
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).wait_stream(_beside(x.device))
+
+    def project(
+        self, pool: Tensor | None, x: Tensor, product: nn.Linear, heads: int, *, silu: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """u, q, k and v of normalised rows in one launch, as `layers.Layer.project`; with a pool the append too."""
+        from attnbench.kernels.hstu.projection.api import project
+
+        step = None if pool is None else self.sequences.table
+        return project(x, product.weight, product.bias, heads=heads, silu=silu, pool=pool, step=step)
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Attention`."""
@@ -218,11 +246,26 @@ def _sent(lists: Sequence[list[np.ndarray]], device: torch.device) -> list[Tenso
 
 
 AttentionMaker = Callable[[Sequences], Attention]
+EPILOGUE, ASIDE = ("paged+epilogue", "paged+epilogue+aside"), ("paged+aside", "paged+epilogue+aside")
+"Forms of `paged` that have not been measured yet (`Paged`); of both only SiLU is in the epilogue."
 ATTENTIONS: dict[str, AttentionMaker] = {"reference": Reference, "paged": Paged, "gathered": Gathered}
-PADDED = ("paged", "reference")
-"Those that take rows and sequences beyond a step's own."
-CAPTURED = ("paged",)
+ATTENTIONS |= dict.fromkeys((*EPILOGUE, *ASIDE), Paged)
+CAPTURED = ("paged", *dict.fromkeys((*EPILOGUE, *ASIDE)))
 "Those that take all lengths from the device: a CUDA graph of the others keeps those of one step."
+PADDED = (*CAPTURED, "reference")
+"Those that take rows and sequences beyond a step's own."
+MOST_EPILOGUE_ROWS = 512
+"""Of steps whose product has an epilogue.
+
+Tiles of 128 rows and columns of a product to 4096 columns are then one wave on 132 SMs.  Of more rows the product weighs
+more, which cuBLAS is taken to do faster, and SiLU and append less.  An estimate, to be set by a measurement.
+"""
+
+
+@cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    """The stream for appends beside a device's attention."""
+    return torch.cuda.Stream(device)
 
 
 def attention_of(name: str | AttentionMaker, sequences: Sequences) -> Attention:
