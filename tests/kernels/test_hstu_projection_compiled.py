@@ -28,7 +28,7 @@ ROOM = {80: 163, 90: 227, 100: 227}
 PAGE, PAGES = 64, 1000
 
 
-def job_of(capability, tile, *, dtype=torch.bfloat16, cached=True):
+def job_of(capability, tile, *, dtype=torch.bfloat16, cached=True, early=False):
     """What the default of a shape launches; the tile it is to have, or of fp32 none."""
     rows, dim, head = SHAPES[tile]
     wide, tma = 4 * head, capability >= 90
@@ -48,14 +48,14 @@ def job_of(capability, tile, *, dtype=torch.bfloat16, cached=True):
         recorded(portable, "hstu_projection", capability=capability) as jobs,
         stood_in_for(Card((capability // 10, 0), 132)),
     ):
-        portable.launch_projection(x, weight, bias, out, pool, table, config, silu=cached)
-    label = f"{capability} {config.short} {str(dtype)[6:]}{' pages and SiLU' * cached}"
+        portable.launch_projection(x, weight, bias, out, pool, table, config, silu=cached, early=early)
+    label = f"{capability} {config.short} {str(dtype)[6:]}{' pages and SiLU' * cached}{' early' * early}"
     return replace(jobs[0], label=label)
 
 
 def jobs_to_hold(version, capability):
     """The tile of the model `bench` with all that the epilogue does; before a release all tiles, without it, and fp32."""
-    jobs = [job_of(capability, TILES[0])]
+    jobs = [job_of(capability, TILES[0])] + [job_of(capability, TILES[0], early=True)] * (capability == 90)
     if EVERY:
         jobs += [job_of(capability, tile) for tile in TILES[1:]] + [job_of(capability, TILES[0], cached=False)]
         jobs += [job_of(capability, TILES[0], dtype=torch.float32)] * (version == "pinned")
@@ -79,6 +79,8 @@ def test_nothing_spills_and_products_are_the_tensor_cores(version, capability):
         assert (one.sass.get("UTMALDG", 0) > 0) == (capability >= 90), job.label
         if capability == 90:
             assert one.sass["HGMMA"] == one.tensor_core, job.label
+            # It waits once, and lets go of the kernel behind it once.
+            assert [one.sass.get(name, 0) for name in ("ACQBULK", "PREEXIT")] == ["early" in job.label] * 2, job.label
     bench = found[jobs[0].label]
     assert bench.registers * 256 <= 65536, bench.registers
 

@@ -67,6 +67,7 @@ def test_joined_kernels_give_the_scores_of_each_request(variant, cached):
         ("epilogue", "hstu", True),
         ("epilogue", "stu", True),
         ("epilogue", "hstu", False),
+        ("epilogue+early", "hstu", True),
         ("aside", "hstu", True),
         ("epilogue+aside", "hstu", True),
     ],
@@ -102,6 +103,7 @@ def test_other_forms_give_the_scores_of_each_request(form, variant, cached):
                 held(model, found, requests)
     wanted = {
         "epilogue": ["project pages"] if cached else ["project"],
+        "epilogue+early": ["project pages"],
         "aside": ["silu", "hstu_paged_append"],
         "epilogue+aside": ["project", "hstu_paged_append"],
     }

@@ -219,7 +219,7 @@ def test_no_graph_is_made_where_the_requests_are_refused():
     assert graphs.sizes == []
 
 
-FORMS = r"paged or paged\+epilogue or paged\+epilogue\+aside or paged\+aside"
+FORMS = r"paged or paged\+epilogue or paged\+epilogue\+early or paged\+epilogue\+aside or paged\+aside"
 
 
 @pytest.mark.parametrize(

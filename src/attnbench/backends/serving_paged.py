@@ -14,6 +14,7 @@ from attnbench.errors import Unsupported, refusal
 if TYPE_CHECKING:
     from attnbench.workloads.hstu_serving.case import ServingCase
 LARGEST_DIM = 256
+FORMS = ("epilogue", "epilogue+early", "aside", "epilogue+aside")
 
 
 class ServingPaged(ServingBackend):
@@ -46,7 +47,7 @@ class ServingPaged(ServingBackend):
 
     def configs(self, case: ServingCase) -> Iterable[Config]:
         """Also steps of a graph whose append is in the product's epilogue, or beside attention."""
-        forms = (f"{GRAPH}+{form}" for form in ("epilogue", "aside", "epilogue+aside"))
+        forms = (f"{GRAPH}+{form}" for form in FORMS)
         return [
             *super().configs(case),
             *(Config(form, {"graph": True, "form": form.partition("+")[2]}) for form in forms),

@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnbench.errors import unknown
 from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.models.hstu_ranking.config import WHO
 from attnbench.models.paged_cache.packing import send
+
+if TYPE_CHECKING:
+    from attnbench.models.hstu_ranking.layers import Layer
 
 NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
 WORKSPACE = 2**28
@@ -113,8 +116,9 @@ class Reference:
 class Paged:
     """Our kernel: one launch reads pages and new rows.
 
-    Of the names in `EPILOGUE` SiLU and append are the epilogue of a layer's wide product; of those in `ASIDE` the append
-    is launched on a stream of its own, beside attention, which reads new rows where they lie and not in the pages.
+    Of the names in `EPILOGUE` SiLU and append are the epilogue of a layer's wide product, which of those in `EARLY` is
+    launched while the norm before it runs; of those in `ASIDE` the append is launched on a stream of its own, beside
+    attention, which reads new rows where they lie and not in the pages.
     """
 
     def __init__(self, sequences: Sequences) -> None:
@@ -149,13 +153,16 @@ class Paged:
             torch.cuda.current_stream(x.device).wait_stream(_beside(x.device))
 
     def project(
-        self, pool: Tensor | None, x: Tensor, product: nn.Linear, heads: int, *, silu: bool
+        self, pool: Tensor | None, x: Tensor, layer: Layer, *, early: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """u, q, k and v of normalised rows in one launch, as `layers.Layer.project`; with a pool the append too."""
+        """As `Layer.project`: a launch of the norm, and one of all that is behind it; with a pool of the append too."""
+        from attnbench.kernels.hstu.layer.api import norm
         from attnbench.kernels.hstu.projection.api import project
 
         step = None if pool is None else self.sequences.table
-        return project(x, product.weight, product.bias, heads=heads, silu=silu, pool=pool, step=step)
+        normed = norm(x, layer.norm.weight, layer.norm.bias, eps=layer.norm.eps, leads=early)
+        weight, bias, heads = layer.uvqk.weight, layer.uvqk.bias, layer.heads
+        return project(normed, weight, bias, heads=heads, silu=layer.whole, pool=pool, step=step, early=early)
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Attention`."""
@@ -246,7 +253,8 @@ def _sent(lists: Sequence[list[np.ndarray]], device: torch.device) -> list[Tenso
 
 
 AttentionMaker = Callable[[Sequences], Attention]
-EPILOGUE, ASIDE = ("paged+epilogue", "paged+epilogue+aside"), ("paged+aside", "paged+epilogue+aside")
+EARLY = ("paged+epilogue+early",)
+EPILOGUE, ASIDE = ("paged+epilogue", *EARLY, "paged+epilogue+aside"), ("paged+aside", "paged+epilogue+aside")
 "Forms of `paged` that have not been measured yet (`Paged`); of both only SiLU is in the epilogue."
 ATTENTIONS: dict[str, AttentionMaker] = {"reference": Reference, "paged": Paged, "gathered": Gathered}
 ATTENTIONS |= dict.fromkeys((*EPILOGUE, *ASIDE), Paged)

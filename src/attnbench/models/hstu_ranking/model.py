@@ -15,6 +15,7 @@ from attnbench.errors import UsageError, refusal
 from attnbench.kernels.hstu.arguments import Parts
 from attnbench.models.hstu_ranking.attention import (
     ASIDE,
+    EARLY,
     EPILOGUE,
     MOST_EPILOGUE_ROWS,
     Attention,
@@ -243,6 +244,7 @@ class HstuRanking(nn.Module):
             appends_silu=silu and not (epilogue or aside),
             epilogue=epilogue,
             aside=aside,
+            early=epilogue and attention in EARLY,
         )
 
     def has_epilogue(self, attention: str | AttentionMaker, rows: int) -> bool:
@@ -304,6 +306,8 @@ class Prepared:
     "whether SiLU of q, k and v is left to the append"
     epilogue: bool = False
     "whether SiLU is in the epilogue of the wide product, the append too where it is not aside"
+    early: bool = False
+    "whether that product is launched while the norm before it runs"
     aside: bool = False
     "whether the append is on a stream of its own, beside attention"
 
@@ -326,8 +330,7 @@ class Prepared:
         if self.cache is not None and self.appended:
             self.waits(number)
             pool = self.cache.pool[number]
-        normed = operations.norm(x, layer.norm)
-        return self.joined.project(pool, normed, layer.uvqk, layer.heads, silu=layer.whole)
+        return self.joined.project(pool, x, layer, early=self.early)
 
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Write keys and values of the new history to a layer's pages, where there is a cache."""

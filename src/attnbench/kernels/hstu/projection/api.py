@@ -55,6 +55,7 @@ def project(
     pool: Tensor | None = None,
     step: Step | None = None,
     config: ProjectionConfig | str | None = None,
+    early: bool = False,
 ) -> Projected:
     """The wide product of a layer, and keys and values of the new history into their pages; candidates' never.
 
@@ -69,6 +70,8 @@ def project(
         step: sequences, and pages for cached and new history; given where the pool is.
         config: launch configuration, or its short form, such as "m128n128k64w8s4-tma"; None: the default.  One that is
             given is never replaced by another.
+        early: launch it while the kernel before it on this stream runs, where loads are by the tensor memory accelerator:
+            until that has ended it only brings weights to the L2 (`hstu.layer`'s norm lets it go when told to lead).
 
     Returns:
         u, q, k and v.
@@ -76,9 +79,9 @@ def project(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    silu, table = bool(silu), table_of(step)  # type: ignore[arg-type]  # None has no tensors
+    silu, early, table = bool(silu), bool(early), table_of(step)  # type: ignore[arg-type]  # None has no tensors
     tensors, bounds = (x, weight, bias, pool, *table), bounds_of(step)  # type: ignore[arg-type]
-    key = facts_of(*tensors, jagged=JAGGED), exact(*bounds, heads, silu, config)
+    key = facts_of(*tensors, jagged=JAGGED), exact(*bounds, heads, silu, config, early)
     launches = _calls.get(key)
     if launches is None:
         _check(x, weight, bias, heads)
@@ -86,7 +89,7 @@ def project(
         config = _named(config)
         if config is not None:
             _check_config(config, x, weight)
-        launches = _calls.keep(key, Launches(partial(_run, config, silu, bounds if step is not None else None)))
+        launches = _calls.keep(key, Launches(partial(_run, config, silu, early, bounds if step is not None else None)))
     (out,) = launches(*tensors)
     assert out is not None
     wide = out.shape[1] // 4
@@ -103,6 +106,7 @@ _calls: Kept[Launches] = Kept()
 def _run(
     config: ProjectionConfig | None,
     silu: bool,
+    early: bool,
     bounds: Any,
     x: Tensor,
     weight: Tensor,
@@ -114,7 +118,8 @@ def _run(
     if out.numel():
         step = None if bounds is None else step_of(bounds, table)
         found = _default(x, weight) if config is None else config
-        launch_projection(x, weight, bias, out, pool, step, found, silu=silu)
+        early = early and found.loads == "tma" and isinstance(hstu_projection, triton.JITFunction)
+        launch_projection(x, weight, bias, out, pool, step, found, silu=silu, early=early)
     return (out,)
 
 

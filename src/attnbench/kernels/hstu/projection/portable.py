@@ -7,6 +7,10 @@
 
 A program computes a tile of rows and columns.  Programs next to each other have the same columns, so that a weight comes
 from memory once.  Where a row goes is looked up before the product: the answers come while tiles are loaded.
+
+EARLY (programmatic dependent launch): programs start while the kernel before this one, the norm, still runs, and bring
+their weights to the L2 until it has ended.  They read nothing before that, so that a weight too may be what it wrote.  The
+kernel behind is let go before the epilogue; it has to wait by itself, as attention for Hopper does.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attnbench.kernels.hstu.tiles import silu
 from attnbench.kernels.shared.kept import describes, launch, rows_in
@@ -44,6 +49,7 @@ class ProjectionMeta(NamedTuple):
     HAS_CACHE: bool
     HAS_TARGETS: bool
     SILU: bool
+    EARLY: bool
     BLOCK_M: int
     BLOCK_N: int
     BLOCK_K: int
@@ -78,6 +84,20 @@ def slots_of(
     return slot
 
 
+@triton.jit
+@no_type_check
+def bring_rows(from_ptr, mine, BYTES: tl.constexpr):
+    """Bring those rows that are `mine`, of so many bytes and from these addresses on, to the L2 (sm_90 and later)."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [from_ptr.to(tl.int64), mine.to(tl.int32), tl.full(mine.shape, BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def hstu_projection(
@@ -109,9 +129,15 @@ def hstu_projection(
     first_column = tl.program_id(0) // tiles * BLOCK_N
     at = first_row + tl.arange(0, BLOCK_M)
     column = first_column + tl.arange(0, BLOCK_N)
-    # Parts of the first and of the last column: tiles of narrow heads have several.
+    # Parts of the first and of the last column: a tile of narrow heads has several.
+    ONE_PART: tl.constexpr = WIDE % BLOCK_N == 0
     low = first_column // WIDE
     high = (tl.minimum(first_column + BLOCK_N, COLUMNS) - 1) // WIDE
+    if META.EARLY:
+        # Programs of the same columns share them.
+        mine = (column % tiles == first_row // BLOCK_M) & (column < COLUMNS)
+        bring_rows(weight_ptr + column * DIM, mine, DIM * weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        gdc_wait()
     bias = tl.load(bias_ptr + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
     if META.HAS_CACHE:
         kept = (low != high) | (low % 2 == 1)
@@ -141,22 +167,27 @@ def hstu_projection(
             x = tl.load(x_from + first, mask=(at < rows)[:, None] & known[None, :], other=0.0)
             weight = tl.load(weight_from + first, mask=(column < COLUMNS)[None, :] & known[:, None], other=0.0)
             acc = tl.dot(x, weight, acc, input_precision="ieee")
+    if META.EARLY:
+        gdc_launch_dependents()
     # Rounded where the product was, and where SiLU was: the separate kernels store both.
     y = (acc + bias[None, :]).to(out_ptr.dtype.element_ty)
     if META.SILU:
         if high > 0:
             smooth = silu(y.to(tl.float32), 0.5, APPROXIMATE=False).to(y.dtype)
-            y = tl.where((column >= WIDE)[None, :], smooth, y)
+            y = smooth if ONE_PART else tl.where((column >= WIDE)[None, :], smooth, y)
     to = out_ptr + at.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     tl.store(to, y, mask=(at < rows)[:, None] & (column < COLUMNS)[None, :])
     if META.HAS_CACHE:
         if kept:
-            part = column // WIDE
             # Values of a page lie behind its keys.
-            inside = column % WIDE + tl.where(part == 1, META.PAGE * WIDE, 0)
-            keeps = (part % 2 == 1) & (column < COLUMNS)
-            to = pool_ptr + slot[:, None] * WIDE + inside[None, :]
-            tl.store(to, y, mask=(slot >= 0)[:, None] & keeps[None, :])
+            there = (slot >= 0)[:, None]
+            if ONE_PART:
+                inside = first_column - low * WIDE + tl.where(low == 1, META.PAGE * WIDE, 0) + tl.arange(0, BLOCK_N)
+            else:
+                part = column // WIDE
+                inside = column - part * WIDE + tl.where(part == 1, META.PAGE * WIDE, 0)
+                there = there & ((part % 2 == 1) & (column < COLUMNS))[None, :]
+            tl.store(pool_ptr + slot[:, None] * WIDE + inside[None, :], y, mask=there)
 
 
 def launch_projection(
@@ -169,6 +200,7 @@ def launch_projection(
     config: ProjectionConfig,
     *,
     silu: bool,
+    early: bool = False,
 ) -> None:
     """Compute `out` [rows, 4 wide], and where there is a pool write the new history's keys and values into its pages.
 
@@ -181,6 +213,7 @@ def launch_projection(
         step: sequences and pages; checked before.  None as the pool is.
         config: tile and code path.
         silu: whether v, q and k are SiLU of the product.
+        early: whether it is launched while the kernel before it runs, with loads by the tensor memory accelerator alone.
     """
     columns, dim = weight.shape
     rows, tma = rows_in(x), config.loads == "tma"
@@ -210,6 +243,7 @@ def launch_projection(
             HAS_CACHE=pool is not None,
             HAS_TARGETS=step is not None and step.num_targets is not None,
             SILU=silu,
+            EARLY=early,
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,
@@ -217,6 +251,7 @@ def launch_projection(
         ),
         num_warps=config.warps,
         num_stages=config.stages,
+        **({"launch_pdl": True} if early else {}),
     )
 
 
