@@ -184,6 +184,10 @@ def test_what_cannot_be_used_is_named(kernels):
         ({**paged, "heads": 4}, r"hstu_project: k.shape=\(7, 4, 8\) does not fit; \(7, 2, 16\), as of the pool"),
         ({**paged, "pool": given.pool.float()}, "hstu_project: k.dtype=torch.float16 does not fit; torch.float32"),
         ({"config": "m48n16k16w4s1"}, "hstu_project: config=m48n16k16w4s1 "),
+        (
+            {"config": "m64n128k64w4s4-tma"},
+            "hstu_project: config=m64n128k64w4s4-tma warps=4 is too few of block_n=128 by loads=tma; 8",
+        ),
         ({"config": 3}, "hstu_project: config=3 is of type int; a ProjectionConfig, its short form, or None"),
         (
             {"x": x[:, :9].contiguous(), "weight": weight[:, :9].contiguous(), "config": ProjectionConfig.EXAMPLE},

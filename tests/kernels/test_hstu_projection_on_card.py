@@ -22,7 +22,14 @@ LENGTHS = {
     "uneven": [(700, 3, 50), (64, 300, 0), (0, 40, 9), (2000, 1, 1), (63, 0, 5), (65, 63, 0)],
     "one-row": [(64, 1, 0)],
 }
-CONFIGS = (None, "m128n128k32w8s3", "m128n64k64w4s4-tma", "m64n64k64w4s4-tma", "m64n32k64w4s4-tma", "m64n32k32w4s4")
+CONFIGS = (
+    None,
+    "m128n128k32w8s3",
+    "m128n64k64w4s4-tma",
+    "m64n64k64w4s4-tma",
+    "m64n32k64w4s4-tma",
+    "m128n128k128w8s3-tma",
+)
 
 
 class Given:

@@ -19,9 +19,9 @@ class ProjectionConfig(LaunchConfig):
 
     EXAMPLE: ClassVar[str] = "m128n128k64w8s4-tma"
 
-    block_m: Annotated[int, Spelled("m{}", (16, 32, 64, 128, 256))]
+    block_m: Annotated[int, Spelled("m{}", (16, 32, 64, 128))]
     "rows of a tile"
-    block_n: Annotated[int, Spelled("n{}", (16, 32, 64, 128, 256))]
+    block_n: Annotated[int, Spelled("n{}", (16, 32, 64, 128))]
     "columns of a tile"
     block_k: Annotated[int, Spelled("k{}", (16, 32, 64, 128))]
     "inputs that are multiplied at a time"
@@ -30,6 +30,19 @@ class ProjectionConfig(LaunchConfig):
     "of tiles in flight"
     loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
     "tma: by the tensor memory accelerator (sm_90 and later, rows of whole 16 bytes)"
+
+    def __post_init__(self) -> None:
+        """Refuse what a field does not accept, and wide tiles of few warps.
+
+        Triton 3.6 loads the bias of these by shared memory before the product, and does not wait for it where the memory
+        is given to the first tiles.
+
+        Raises:
+            ValueError: naming the field, its value and what is accepted.
+        """
+        LaunchConfig.__post_init__(self)
+        if self.loads == "tma" and self.block_n == 128 and self.warps < 8:
+            raise ValueError(f"warps={self.warps} is too few of block_n=128 by loads=tma; 8")
 
 
 def default_config(
