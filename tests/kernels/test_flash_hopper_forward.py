@@ -152,6 +152,20 @@ CASES = {
     ),
     "stored": ({"batch": 2, "seqlen": 200, "seqlen_k": 270, "causal": True}, "m192n64w12s2-tma-pp-deep-stored-ticket"),
     "stored-32-keys": ({"seqlen": 140, "headdim": 128}, "m128n32w8s2-tma-ws-stored"),
+    "serial": ({"batch": 2, "seqlen": 290, "seqlen_k": 270, "causal": True}, "m192n64w12s2-tma-ws-serial-ticket"),
+    "serial-window": (
+        {"batch": 2, "seqlen": 390, "headdim": 128, "window": (90, 30)},
+        "m192n64w12s2-tma-ws-deep-serial-persistent",
+    ),
+    "serial-pieces": (
+        {"batch": 2, "seqlen": 390, "headdim": 96, "nheads": 2, "nheads_kv": 1, "causal": True},
+        "m192n128w12s2-tma-ws-pieces-serial-ticket",
+    ),
+    "serial-pieces-packed": (
+        {"batch": 4, "seqlen": 210, "lengths": "210/3:1/200:30/5:64/64", "headdim": 80, "causal": True},
+        "m192n64w12s2-tma-ws-pieces-serial",
+    ),
+    "serial-two": ({"seqlen": 140, "seqlen_k": 200, "headdim": 128, "dtype": "fp16"}, "m128n64w8s2-tma-ws-serial"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }
 

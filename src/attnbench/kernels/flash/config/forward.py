@@ -58,6 +58,9 @@ class ForwardConfig(LaunchConfig):
     and 32 for 96 dims (ws and pp)"""
     weights: Annotated[str, Spelled("-{}", ("held", "stored"))] = "held"
     "held: products with values read weights from registers; stored: from shared memory (ws and pp)"
+    products: Annotated[str, Spelled("-{}", ("overlapped", "serial"))] = "overlapped"
+    """overlapped: a warpgroup's next scores are computed beside its product with values; serial: after it, which takes
+    fewer registers (ws)"""
     grid: Annotated[str, Spelled("-{}", ("tiles", "few", "ticket", "persistent"))] = "tiles"
     """tiles: a program each; persistent: a program an SM, which takes every so many-th.  Of ws and pp too: few: a
     program takes four of a section, long and short ones; ticket: a program an SM, which draws whichever is next"""
