@@ -25,6 +25,7 @@ from attnbench.suites.estimate import estimate
 from attnbench.sweep.ahead import CompiledAhead, default_jobs, groups_ahead
 from attnbench.sweep.executor import DeviceExecutor, Executor, ExecutorLost, Measured, Progress
 from attnbench.sweep.interruption import IN_ORDER, Interruption
+from attnbench.sweep.run_lock import sole_writer
 from attnbench.sweep.schedule import Finished, Lost, Message, Queue, in_order, run_groups
 from attnbench.sweep.teams import executors_on
 from attnbench.worker.process import cut_short, ended_from_outside
@@ -102,8 +103,8 @@ class Execution(AbstractContextManager["Execution"]):
     ) -> None:
         self.run, self.files, self.on_event = run, tuple(files), on_event
         self.writer = Writer(path) if path else None
-        if path:
-            remove_drafts(path)
+        self._lock = ExitStack()
+        "of the run file"
         self._asked: Sequence[Executor] = executors or executors_on("attnbench", run, None, self.files)
         self.executors = self._asked
         "those that could be opened"
@@ -122,6 +123,9 @@ class Execution(AbstractContextManager["Execution"]):
     def __enter__(self) -> Execution:
         there: list[Executor] = []
         lost: ExecutorLost | None = None
+        if self.writer is not None:
+            self._lock.enter_context(sole_writer(self.writer.path))
+            remove_drafts(self.writer.path)
         try:
             # In one order: two runs that wait for each other's GPUs would wait for ever.
             for executor in sorted(self._asked, key=lambda one: one.order()):
@@ -145,7 +149,7 @@ class Execution(AbstractContextManager["Execution"]):
         self._close()
 
     def _close(self) -> None:
-        with ExitStack() as closing:  # each, whatever comes of the others
+        with self._lock, ExitStack() as closing:  # each, whatever comes of the others
             for executor in self._asked:
                 closing.callback(executor.close)
 
