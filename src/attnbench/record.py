@@ -20,6 +20,7 @@ from attnbench.errors import RunFileError
 from attnbench.text import Spelled, check_case, check_depth, check_id, shown
 
 SCHEMA = 1  # version of the run file; a reader refuses a newer one
+INTERRUPTED = "interrupted"  # `Time.stopped_by` of a row that is short of samples, since its run was ended
 T = TypeVar("T")
 
 
@@ -46,7 +47,7 @@ class Time(Spelled):
     regime: str | None
     "burst, sustained, or cpu"
     stopped_by: str | None
-    "rel-ci, max-seconds, iterations"
+    "rel-ci, max-seconds, iterations, interrupted"
     num_samples: int | None
     median_ms: float | None
     mean_ms: float | None

@@ -33,7 +33,7 @@ from attnbench.kernels.flash.problem import (
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
-from attnbench.kernels.shared.limits import as_float, lies_in_rows
+from attnbench.kernels.shared.limits import as_float, check_flags, lies_in_rows
 from attnbench.kernels.shared.tiling import block_of
 
 WHO = "flash_attention"
@@ -280,7 +280,7 @@ def call_of(
     Raises:
         ValueError: as `flash_attention` says.
     """
-    causal, deterministic, scale = bool(causal), bool(deterministic), None if scale is None else as_float(scale)
+    scale = None if scale is None else as_float(scale)
     bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
     if cu_seqlens_q is not None:
         bounds = bounds_of(q, k, *bounds)
@@ -290,7 +290,8 @@ def call_of(
         exact(*window) if isinstance(window, tuple | list) else exact(window),
     )
     call = CALLS.get(key)
-    if call is None or validate:
+    if call is None or validate is not False:
+        check_flags(WHO, causal=causal, deterministic=deterministic, validate=validate)
         problem = problem_of(
             q,
             k,

@@ -21,6 +21,7 @@ from attnbench.kernels.flash.quant.forward import launch_quant
 from attnbench.kernels.flash.quant.operators import FORWARD
 from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_prepare, launch_quantise, launch_smooth
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of
+from attnbench.kernels.shared.limits import check_flags
 from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
 
 __all__ = [
@@ -81,6 +82,7 @@ def flash_quant_attention(
     """
     numbers = max_seqlen_q, max_seqlen_k, causal, scale
     if is_followed(q, k, v, cu_seqlens_q, cu_seqlens_k):
+        check_flags(WHO, causal=causal, validate=validate)
         refuse_followed(WHO, validate=validate)
         name = config if config is None or isinstance(config, str) else config.short
         found: tuple[Tensor, Tensor] = FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, name)

@@ -16,7 +16,7 @@ from attnbench.kernels.flash.quant.prepare import allocate, launch_prepare
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, exact, facts_of
-from attnbench.kernels.shared.limits import as_float
+from attnbench.kernels.shared.limits import as_float, check_flags
 
 
 def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
@@ -89,9 +89,10 @@ def call(
     bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
     if packed:
         bounds = bounds_of(q, k, *bounds)
-    key = facts_of(*tensors, jagged=range(3) if packed else ()), exact(bool(causal), scale, *bounds, config)
+    key = facts_of(*tensors, jagged=range(3) if packed else ()), exact(causal, scale, *bounds, config)
     launches = CALLS.get(key)
-    if launches is None or validate:
+    if launches is None or validate is not False:
+        check_flags(WHO, causal=causal, validate=validate)
         problem = quant_problem_of(
             q,
             k,

@@ -35,7 +35,7 @@ from attnbench.kernels.hstu.bsa.inputs import WHO, BsaTensors, check, problem_of
 from attnbench.kernels.hstu.bsa.operators import FORWARD
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, backward_shapes, changed_config, config_fault, default_config
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
-from attnbench.kernels.shared.limits import as_float
+from attnbench.kernels.shared.limits import as_float, check_flags
 from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
@@ -118,12 +118,13 @@ def hstu_bsa_attention(
         block_counts,
         local_window,
         selection,
-        bool(pairs),
+        pairs,
         max_seqlen_q,
         alpha,
         scaling_seqlen,
     )
     if is_followed(*given):
+        check_flags(WHO, pairs=pairs, validate=validate)
         refuse_followed(WHO, validate=validate, config=config)
         out, blocks, *_ = FORWARD(*given, *numbers)
         return out, blocks

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
 from attnbench.kernels.hstu.bsa.forward import forward
-from attnbench.kernels.hstu.bsa.inputs import INPUTS, BsaTensors, check, check_kinds, problem_of
+from attnbench.kernels.hstu.bsa.inputs import INPUTS, WHO, BsaTensors, check, check_kinds, problem_of
 from attnbench.kernels.hstu.bsa.plan import (
     BsaConfig,
     Shapes,
@@ -24,7 +24,7 @@ from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.kernels.hstu.dense.problem import alpha_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
-from attnbench.kernels.shared.limits import lies_in_rows
+from attnbench.kernels.shared.limits import check_flags, lies_in_rows
 
 
 class Call:
@@ -155,6 +155,7 @@ def checked(
         ValueError: naming the argument, its value and what is accepted.
     """
     check_kinds(dict(zip(INPUTS, given, strict=True)), alpha, config)
+    check_flags(WHO, pairs=pairs, validate=validate)
     tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
     numbers: dict[str, Any] = {
         "max_seqlen": max_seqlen,
@@ -180,7 +181,7 @@ def call_of(
     """
     key = facts_of(*given, jagged=JAGGED), exact(*numbers, config)
     call = CALLS.get(key)
-    if call is None or validate:
+    if call is None or validate is not False:
         tensors, problem = checked(given, *(*numbers, config), validate=validate)
         config = config or default_config(problem, tensors.capability, rows=tensors.rows)
         call = CALLS.keep(key, Call(problem, config))

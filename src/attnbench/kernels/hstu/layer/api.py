@@ -19,7 +19,7 @@ from attnbench.kernels.hstu.dense.parts import AT_ONCE
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu, hstu_tower
 from attnbench.kernels.shared.card import takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
-from attnbench.kernels.shared.limits import as_float
+from attnbench.kernels.shared.limits import as_float, check_flags
 from attnbench.kernels.shared.tiling import block_of
 
 __all__ = ["embed", "gate", "norm", "pick", "silu", "tower"]
@@ -163,10 +163,11 @@ def gate(
     parts = a if isinstance(a, Parts) else None
     given: Any = a if parts is None else parts.sums
     scale, shuffled = (1.0, False) if parts is None else (parts.scale, parts.shuffled)
-    eps, whole, tensors = as_float(eps), bool(whole), (u, given, weight, bias, count)
+    eps, tensors = as_float(eps), (u, given, weight, bias, count)
     key = "gate", facts_of(*tensors, jagged=(0, 1)), exact(eps, whole, parts is None, scale, shuffled)
     launches = _calls.get(key)
     if launches is None:
+        check_flags("hstu_gate", whole=whole)
         rows = {"u": u, "weight": _row(weight), "bias": _row(bias)}
         values = rows if parts is not None else {"a": given, **rows}
         _check("hstu_gate", values, {} if count is None else {"count": count}, strided="u", eps=eps, scale=scale)

@@ -29,6 +29,7 @@ from attnbench.kernels.hstu.paged.forward import launch_forward, splits_of, work
 from attnbench.kernels.hstu.paged.operators import APPENDS, FORWARD
 from attnbench.kernels.hstu.paged.portable import launch_append
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
+from attnbench.kernels.shared.limits import check_flags
 from attnbench.kernels.shared.operators import is_followed, refuse_followed
 
 __all__ = [
@@ -86,6 +87,7 @@ def hstu_paged_attention(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     if is_followed(q, k, v, pool):
+        check_flags(ATTENTION, validate=validate)
         refuse_followed(ATTENTION, validate=validate)
         name = config if config is None or isinstance(config, str) else config.short
         numbers = *bounds_of(step), scaling_seqlen, alpha, splits, name
@@ -155,6 +157,7 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     if is_followed(k, v, pool):
+        check_flags(APPEND, validate=validate)
         refuse_followed(APPEND, validate=validate)
         APPENDS(k, v, pool, *table_of(step), *bounds_of(step))
         return

@@ -24,7 +24,7 @@ from attnbench.kernels.hstu.paged.problem import LARGEST_COUNT, Step, check_step
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
-from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, is_whole
+from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, check_flags, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
 LARGEST_GRID = 2**31
@@ -113,7 +113,8 @@ def _attended(
     tensors, bounds = (q, k, v, pool, *table_of(step)), bounds_of(step)
     key = facts_of(*tensors, jagged=JAGGED), exact(*bounds, scaling_seqlen, alpha, splits, config), summed
     call = _attentions.get(key)
-    if call is None or validate:
+    if call is None or validate is not False:
+        check_flags(ATTENTION, validate=validate)
         check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
         check_numbers(scaling_seqlen, alpha, splits)
         if validate:
@@ -157,7 +158,8 @@ def append(
     tensors, bounds = (k, v, pool, silu_with, *table_of(step)), bounds_of(step)
     key = facts_of(*tensors, jagged=APPENDED), _appended(bounds)
     launches = _appends.get(key)
-    if launches is None or validate:
+    if launches is None or validate is not False:
+        check_flags(APPEND, validate=validate)
         given = {"k": k, "v": v} if silu_with is None else {"q": silu_with, "k": k, "v": v}
         check_step(APPEND if silu_with is None else SILU_APPEND, given, pool, step)
         for name, x in given.items() if silu_with is not None else ():
