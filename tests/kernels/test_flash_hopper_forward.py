@@ -229,19 +229,21 @@ def test_the_bits_are_the_same_in_any_order_of_its_parts():
 @gluon.jit
 def list_jobs(out_ptr, most, pairs, tiles, stretch, sharers, GRID: gl.constexpr):
     """The jobs of each program, in their order, in a row of `most`."""
-    first, end, step = work_range(tiles * pairs, stretch, sharers, GRID != "tiles")
+    turns = work_range(tiles * pairs, stretch, sharers, GRID != "tiles")
     place = gl.program_id(0) * most
-    for turn in range(first, end, step):
-        gl.store(out_ptr + place, item_at(turn, tiles, pairs, stretch, step, GRID))
+    for turn in range(turns.first, turns.end, turns.step):
+        gl.store(out_ptr + place, item_at(turn, tiles, pairs, stretch, turns.step, GRID))
         place += 1
 
 
 @pytest.mark.parametrize(("tiles", "pairs", "group"), [(32, 64, 12), (8, 7, 3), (5, 3, 2), (1, 5, 2), (3, 1, 1)])
 @pytest.mark.parametrize("grid", ["tiles", "few", "persistent"])
 def test_every_job_is_somebodys_and_few_share_out_a_causal_mask_evenly(tiles, pairs, group, grid):
-    programs, stretch, sharers = partition_work(grid, tiles, pairs, group, processors=6)
-    jobs = torch.full((programs, tiles * pairs), -1, dtype=torch.int32)
-    run_kernel(list_jobs, (programs,), jobs, tiles * pairs, pairs, tiles, stretch, sharers, GRID=grid)
+    shares = partition_work(grid, tiles, pairs, group, processors=6)
+    jobs = torch.full((shares.programs, tiles * pairs), -1, dtype=torch.int32)
+    run_kernel(
+        list_jobs, (shares.programs,), jobs, tiles * pairs, pairs, tiles, shares.stretch, shares.sharers, GRID=grid
+    )
     assert sorted(jobs[jobs >= 0].tolist()) == list(range(tiles * pairs))
     if grid == "few":
         # Tile t of a pair sees t + 1 tiles of keys, and pairs of a section are neighbours within one tile.

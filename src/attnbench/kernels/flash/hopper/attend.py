@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from attnbench.kernels.flash.hopper.epilogue import epilogue
 from attnbench.kernels.flash.hopper.pieces import add_values, pieces_of, scaled, wait_for_output, zero_output
 from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, sums_of
+from attnbench.kernels.flash.tiles import Softmax
 from attnbench.kernels.shared.hopper import ROWS, pass_turn, skip_tiles, sync_warps, wait_turn
 
 
@@ -48,7 +49,7 @@ def store_weights(weights, place):
 def through_keys(
     held, q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end, WARPGROUP: gl.constexpr
 ):
-    """Softmax and sums of a work item's tiles of keys, one at least, and the count after them."""
+    """The `Softmax` over a work item's tiles of keys, one at least, and the count after them."""
     turns = consumer.turns
     scale = consumer.scale
     BLOCK_N: gl.constexpr = consumer.BLOCK_N
@@ -80,14 +81,14 @@ def through_keys(
         masked |= end <= whole
     if masked:
         scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), end - 1, row)
-    weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
+    folded = fold(scores, row_max, sums, scale, consumer.MIX)
+    factor, row_max, sums = folded.factor, folded.row_max, folded.sums
     STORED: gl.constexpr = len(consumer.stored) == 1
     if STORED:
-        place = consumer.stored[0].index(WARPGROUP)
-        store_weights(weights.to(q[0].dtype), place)
-        weights = place
+        weights = consumer.stored[0].index(WARPGROUP)
+        store_weights(folded.weights.to(q[0].dtype), weights)
     else:
-        weights = gl.convert_layout(weights.to(q[0].dtype), WEIGHTS)
+        weights = gl.convert_layout(folded.weights.to(q[0].dtype), WEIGHTS)
     if begin + 1 < end:
         k_ring.wait(count + 1)
     for index in range(1, end - begin):
@@ -110,7 +111,8 @@ def through_keys(
             masked |= tile < whole
         if masked:
             scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), tile, row)
-        following, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
+        following = fold(scores, row_max, sums, scale, consumer.MIX)
+        factor, row_max, sums = following.factor, following.row_max, following.sums
         # Here, and not where they are read: between the softmax and the wait for what it runs beside.
         if tile > begin:
             k_ring.wait(count + 2)
@@ -119,9 +121,9 @@ def through_keys(
         if not LAZY:
             acc = scaled(acc, factor)
         if STORED:
-            store_weights(following.to(q[0].dtype), weights)
+            store_weights(following.weights.to(q[0].dtype), weights)
         else:
-            weights = gl.convert_layout(following.to(q[0].dtype), WEIGHTS)
+            weights = gl.convert_layout(following.weights.to(q[0].dtype), WEIGHTS)
         count += 1
     if LAZY:
         acc = scaled(acc, factor)
@@ -129,7 +131,7 @@ def through_keys(
     acc = add_values(weights, pieces_of(v_ring, rests.v, count), acc, STORED)
     acc = wait_for_output(acc)
     v_ring.release(count)
-    return acc, row_max, sums, count + 1
+    return Softmax(acc=acc, row_max=row_max, sums=sums), count + 1
 
 
 @gluon.jit
@@ -169,7 +171,7 @@ def through_keys_serially(
         acc = wait_for_output(acc)
         v_ring.release(count)
         count += 1
-    return acc, row_max, sums, count
+    return Softmax(acc=acc, row_max=row_max, sums=sums), count
 
 
 @gluon.jit
@@ -202,7 +204,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
         if SPLIT:
             held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
         if consumer.SERIAL:
-            acc, row_max, sums, count = through_keys_serially(
+            softmax, count = through_keys_serially(
                 q=q,
                 acc=acc,
                 row_max=row_max,
@@ -218,7 +220,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
                 WARPGROUP=WARPGROUP,
             )
         else:
-            acc, row_max, sums, count = through_keys(
+            softmax, count = through_keys(
                 held=held,
                 q=q,
                 acc=acc,
@@ -234,6 +236,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
                 end=end,
                 WARPGROUP=WARPGROUP,
             )
+        acc, row_max, sums = softmax.acc, softmax.row_max, softmax.sums
     else:
         if SPLIT:
             held_ring.release(done)

@@ -302,11 +302,11 @@ def launch_hopper_forward(
     section = group_of(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
-    programs, stretch, sharers = partition_work(config.grid, tiles, pairs, section, processors(q))
+    shares = partition_work(config.grid, tiles, pairs, section, processors(q))
     counter = zeros((1,), q, torch.int32) if config.grid == "ticket" else None
     launch(
         flash_hopper_forward,
-        (programs,),
+        (shares.programs,),
         **described,
         pointers=Pointers(lse=lse, counter=counter, cu_q=problem.cu_seqlens_q, cu_k=problem.cu_seqlens_k),
         seqlen_q=problem.max_seqlen_q,
@@ -319,8 +319,8 @@ def launch_hopper_forward(
         pairs=pairs,
         tiles=tiles,
         group=section,
-        stretch=stretch,
-        sharers=sharers,
+        stretch=shares.stretch,
+        sharers=shares.sharers,
         META=ForwardMeta(
             **problem.flags(),
             BLOCK_N=config.block_n,
