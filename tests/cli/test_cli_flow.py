@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -16,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from attnbench import cli
+from attnbench.cli.ending import Ended
 from attnbench.cli.output import Output
 from attnbench.cli.progress import Bar, Clock
-from attnbench.record import PlannedGroup, Run, Status
-from attnbench.store.runfile import loads, read
+from attnbench.record import INTERRUPTED, PlannedGroup, Run, Status
+from attnbench.store.runfile import loads, read, write
 from attnbench.sweep.run import Event
 from waiting import until
 
@@ -315,6 +318,34 @@ def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(attnbench, sweep, 
     assert saved() == [path]
     assert len(read(path).records) == 10
     assert sweep.runs[1].id == sweep.runs[0].id
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_another_signal_does_what_ctrl_c_does_and_has_its_own_code(attnbench, sweep, saved, number, code):
+    sweep.stop_after, sweep.ending = 1, Ended(number)
+    answer = attnbench("run quick --device cpu --seqlen 1,7 --headdim 32 --no-causal --quiet")
+    assert answer.code == code
+    [path] = saved()
+    assert answer.err == f"attnbench run: stopped; 1 of 2 groups are kept; to finish: attnbench run --resume {path}\n"
+
+
+def test_groups_that_were_cut_short_are_counted_apart(attnbench, sweep, saved):
+    sweep.stop_after = 1
+    assert attnbench("run quick --device cpu --seqlen 1,7 --headdim 32 --no-causal --quiet").code == 130
+    [path] = saved()
+    run = read(path)
+    cut = [
+        dataclasses.replace(one, time=one.time and dataclasses.replace(one.time, stopped_by=INTERRUPTED))
+        for one in run.records
+    ]
+    write(dataclasses.replace(run, records=tuple(cut)), path)
+    sweep.stop_after = 0
+    answer = attnbench(f"run --resume {path} --quiet")
+    assert answer.code == 130
+    assert "stopped; 0 of 2 groups are kept, 1 more cut short; to finish: " in answer.err
+    sweep.stop_after = None
+    assert attnbench(f"run --resume {path}").code == 0
+    assert len(read(path).records) == 2 * len(run.records)
 
 
 @pytest.mark.parametrize("flags", ["", " --no-save"])

@@ -116,7 +116,7 @@ def test_a_lock_file_with_nonsense_or_a_link_in_its_place_is_answered_in_one_lin
         GpuLock(GPU, wait=False, uuid=UUID).acquire(pytest.fail)
     assert "\x1b" not in str(refused.value)
     gpu_lock._place("GPU-3").symlink_to(folder / "elsewhere")
-    with pytest.raises(Unavailable, match=r"^device: lock=\S+ cannot be opened"):
+    with pytest.raises(Unavailable, match=r"^device: lock=\S+ cannot be taken"):
         GpuLock(GPU, wait=False, uuid="GPU-3").acquire(pytest.fail)
     assert not (folder / "elsewhere").exists()
     place.write_text("[" * 5000)
@@ -131,7 +131,7 @@ def test_somebody_elses_file_under_the_locks_name_is_left_alone(folder):
     gpu_lock._place("GPU-4").hardlink_to(private)
     os.mkfifo(gpu_lock._place("GPU-5"))
     for uuid in ("GPU-4", "GPU-5"):
-        with pytest.raises(Unavailable, match=r"cannot be opened \(it is no plain file of its own"):
+        with pytest.raises(Unavailable, match=r"cannot be taken \(it is no plain file of its own"):
             GpuLock(GPU, wait=False, uuid=uuid).acquire(pytest.fail)
     assert private.read_text() == "secret"
     assert private.stat().st_mode & 0o777 == 0o600

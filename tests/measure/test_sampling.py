@@ -12,10 +12,12 @@ from attnbench.errors import Unavailable, UsageError
 from attnbench.machine.device import CPU
 from attnbench.measure import sampling, stage
 from attnbench.measure.plan import Plan
-from attnbench.measure.sampling import sample
+from attnbench.measure.sampling import Interrupted, sample
 from attnbench.measure.subject import Subject
 from attnbench.measure.timers import wall
+from attnbench.record import INTERRUPTED
 from attnbench.stats.ratio import paired_ratio
+from attnbench.stats.summary import FEWEST_FOR_INTERVAL
 from waiting import Clock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -26,7 +28,14 @@ from simulated_card import Card, SimulatedStage, SimulatedTimer
 def simulate(monkeypatch: pytest.MonkeyPatch):
     """Measure subjects with the given true times on a card; returns (group, timer, stage)."""
 
-    def run(card: Card, truth: dict[str, float], plan: Plan, announce=lambda index, phase: None, reset=None):
+    def run(
+        card: Card,
+        truth: dict[str, float],
+        plan: Plan,
+        announce=lambda index, phase: None,
+        reset=None,
+        ending=lambda enough: False,
+    ):
         on_card = SimulatedStage()
 
         class PauseClock(Clock):
@@ -41,7 +50,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sampling, "open_stage", lambda device, l2: on_card)
         monkeypatch.setattr(sampling, "HEAT_S", 0.01)
         subjects = [Subject(name=name, call=lambda: clock.pass_by(1e-5), reset=reset) for name in truth]
-        return sample(subjects, device=CPU, plan=plan, announce=announce), timer, on_card
+        return sample(subjects, device=CPU, plan=plan, announce=announce, ending=ending), timer, on_card
 
     return run
 
@@ -93,6 +102,31 @@ def test_it_stops_when_the_time_is_spent(simulate) -> None:
     group, _, _ = simulate(Card(noise=0.3), {"a": 1.0, "b": 1.0}, Plan(rel_ci=1e-6, max_seconds=0.2))
     assert group.timings[0].stopped_by == "max-seconds"
     assert 0.2 <= group.sampling_s < 2
+
+
+def test_where_the_run_is_to_end_it_stops_after_the_batch_with_samples_for_an_interval(simulate) -> None:
+    told = []
+    group, _, _ = simulate(
+        Card(noise=0.3),
+        {"a": 1.0, "b": 1.0},
+        Plan(iterations=10**6),
+        ending=lambda enough: told.append(enough) or enough,
+    )
+    assert {timing.stopped_by for timing in group.timings} == {INTERRUPTED}
+    assert {len(timing.samples_ms) for timing in group.timings} <= set(range(FEWEST_FOR_INTERVAL, 10**4))
+    assert told[0] is False, "while it warms up"
+
+
+def test_too_few_samples_are_none(simulate) -> None:
+    with pytest.raises(Interrupted):
+        simulate(Card(), {"a": 1.0}, Plan(warmup=0, iterations=100), ending=lambda enough: True)
+    with pytest.raises(Interrupted):
+        simulate(Card(), {"a": 1.0}, Plan(warmup=5, iterations=1), ending=lambda enough: True)
+
+
+def test_samples_that_are_all_that_was_asked_for_are_no_fewer_for_an_end(simulate) -> None:
+    group, _, _ = simulate(Card(), {"a": 1.0}, Plan(warmup=0, iterations=1), ending=lambda enough: True)
+    assert group.timings[0].stopped_by == "iterations"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -245,7 +279,7 @@ def test_reported_is_what_the_subject_says() -> None:
 
 def test_all_timers_are_kept_apart_and_disagreement_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, slow = SimulatedTimer(Card(noise=0), {"a": 1.0}), SimulatedTimer(Card(noise=0), {"a": 1.2})
-    slow.name = "other"  # type: ignore[misc]
+    slow.name = "other"
     monkeypatch.setattr(sampling, "available", lambda device: [fast, slow])
     group = sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="all", warmup=0, iterations=5))
     assert {name: timings[0].samples_ms[0] for name, timings in group.by_timer.items()} == {

@@ -2,7 +2,7 @@
 
 Nothing heavy is imported before a verb needs it, so `attnbench --help` answers at once.  This is the
 edge where errors become one line on stderr and an exit code: 0 done, 1 a check or verdict failed,
-2 bad usage, 3 nothing could run, 130 interrupted.
+2 bad usage, 3 nothing could run, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from attnbench import __version__
+from attnbench.cli.ending import exit_code, like_ctrl_c
 from attnbench.cli.output import Output, fill_closed_streams
 from attnbench.errors import AttnbenchError, UsageError, refusal, unknown
 
@@ -40,7 +41,6 @@ VERBS = {
 MODULES = {"list": "listing", "export": "exporting", "import": "importing"}
 """Files of verbs whose own name means something else in Python."""
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Of files every failure is a UsageError already; these are left to stdout."""
@@ -59,14 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_stdout = fill_closed_streams()
     output = Output()
     try:
-        code = _dispatch(words, output, open_stdout)
-        output.flush()
+        with like_ctrl_c():
+            code = _dispatch(words, output, open_stdout)
+            output.flush()
     except AttnbenchError as error:
         output.note(" ".join(str(error).split()))
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as ending:
         output.note("attnbench: interrupted")
-        return INTERRUPTED
+        return exit_code(ending)
     except BrokenPipeError:
         _forget_stdout()
         return BROKEN_PIPE
@@ -142,4 +143,4 @@ examples:
 attnbench COMMAND --help says what a command takes, --help-all every flag of it;
 --version says the version.
 Exit codes: 0 done, 1 a check failed, 2 bad usage, 3 nothing could run,
-130 interrupted."""
+130 interrupted (143 by SIGTERM, 129 by SIGHUP)."""

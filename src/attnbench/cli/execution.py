@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from attnbench.cli.ending import exit_code
 from attnbench.cli.executors import executors_of, jobs_of
 from attnbench.cli.flags import backend_words, check_exports, exports
 from attnbench.cli.output import Output
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from attnbench.suites.estimate import Estimate
     from attnbench.sweep.executor import Executor
     from attnbench.sweep.run import Event
-
-INTERRUPTED = 130
 
 
 class Shown(Protocol):
@@ -81,13 +80,13 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
         growing = _Growing(run, bar, shown, output, aloud=args.verbose)
         try:
             run = _execute(run, kept, files, growing, executors, jobs)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as ending:
             _show_finished(growing, bar)
             written, failed = _written(growing.run, asked) if growing.run.records else ([], None)
             output.note(_stopped(run, kept, args, verb, written))
             if failed is not None:
                 raise failed from None
-            return INTERRUPTED
+            return exit_code(ending)
     _finish(run, kept, asked, output, shown, layout)
     return run
 
@@ -145,11 +144,11 @@ class _Growing:
         """Take the next event."""
         self.bar.event(event)
         words = _ending(event.record) if self.aloud and event.record is not None else None
-        words = event.text if event.kind == "lost" else words
+        words = event.text or None if event.kind in ("lost", "ending") else words
         if words is not None:
             with self.bar.aside():
                 self.output.note(words)
-        if event.run is None:
+        if event.run is None or event.text:
             return
         self.run = event.run
         if self.shown is not None:
@@ -277,6 +276,7 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str, w
     import shlex
 
     from attnbench.store.runfile import read
+    from attnbench.sweep.run import without_interrupted
 
     if path is None:
         kept_in = f"what is finished is in {', '.join(written)}" if written else "nothing is kept"
@@ -284,14 +284,17 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str, w
     if not path.is_file():
         return f"attnbench {verb}: stopped before the first group was measured; nothing is kept"
     kept = read(path)
-    groups = len({record.group for record in kept.records})
+    there = {(one.group, one.backend) for one in without_interrupted(kept).records}
+    whole = {one.group for one in run.plan if all((one.group, name) in there for name in one.backends)}
+    cut = len({record.group for record in kept.records} - whole)
     files = [word for file in backend_words(args.backends)[1] for word in ("--backends", file)]
     gpus = [] if args.gpus is None else ["--gpus", args.gpus]
     if getattr(args, "engine", None) == "ray":
         gpus = ["--engine", "ray", "--address", args.address]
     line = shlex.join(["attnbench", verb, "--resume", str(path), *gpus, *files])
     also = f", also in {', '.join(written)}" if written else ""
-    return f"attnbench {verb}: stopped; {groups} of {len(run.plan)} groups are kept{also}; to finish: {line}"
+    what = f"{len(whole)} of {len(run.plan)} groups are kept" + (f", {cut} more cut short" if cut else "")
+    return f"attnbench {verb}: stopped; {what}{also}; to finish: {line}"
 
 
 def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: Output) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli import flags
+from attnbench.cli.ending import exit_code
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import NothingToRun, UsageError, refusal
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from attnbench.tune.race_file import RaceFile
 
 WHO = "attnbench tune"
-INTERRUPTED = 130
 TAKEN = ("timeout", "timer", "l2", "regime", "lock_clocks", "input", "seed", "device")
 """Of the settings; how often something is sampled the race decides."""
 
@@ -126,10 +126,10 @@ def run(args: argparse.Namespace) -> int:
             closing.enter_context(locked_clocks(request.settings.lock_clocks, Device.parse(request.settings.device)))
         try:
             answers, losses = request.answers(output)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as ending:
             what = "kept" if args.save else "lost: --no-save was given"
             output.note(f"{WHO}: stopped; what was measured is {what}; to finish: {request.command('--resume')}")
-            return INTERRUPTED
+            return exit_code(ending)
     if not answers:
         raise losses[0]
     request.deliver(answers, output)

@@ -7,30 +7,20 @@ locks; what they do to times is then only noted (`machine.neighbours`).
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import json
-import os
-import stat
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
 from attnbench.errors import Unavailable, refusal
 from attnbench.machine.device import Device
+from attnbench.machine.lock_file import holder, let_go, taken
 from attnbench.machine.nvml import open_gpu
-from attnbench.text import for_terminal
 
 LOOK_S = 0.5
 """How often a lock that another run holds is tried."""
-LONGEST = 1000
-"""Bytes of a lock file that are read."""
 
 
 class Held(Unavailable):
@@ -82,7 +72,7 @@ class GpuLock:
             return
         said = False
         while not self._try(uuid):
-            who = _holder(uuid)
+            who = holder(_place(uuid))
             if not self.wait:
                 accepted = "leave out --no-wait to wait for it, or another GPU"
                 raise Held(refusal("attnbench", "device", self.device, f"is held by {who}", accepted))
@@ -103,9 +93,7 @@ class GpuLock:
                 self._held[self._uuid] = handle, count - 1
             else:
                 del self._held[self._uuid]
-                with contextlib.suppress(OSError):  # opened for reading alone
-                    os.ftruncate(handle, 0)
-                os.close(handle)
+                let_go(handle)
 
     def _try(self, uuid: str) -> bool:
         with self._guard:
@@ -114,60 +102,15 @@ class GpuLock:
                 self._held[uuid] = handle, count + 1
                 return True
             try:
-                handle = _open(uuid)
+                found = taken(_place(uuid))
             except OSError as error:
-                raise Unavailable(f"device: lock={_place(uuid)} cannot be opened ({error.strerror})") from None
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                os.close(handle)
-                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    return False
                 raise Unavailable(f"device: lock={_place(uuid)} cannot be taken ({error.strerror})") from None
-            self._held[uuid] = handle, 1
-            _sign(handle)
+            if found is None:
+                return False
+            self._held[uuid] = found, 1
             return True
 
 
 def _place(uuid: str) -> Path:
     plain = "".join(letter if letter.isalnum() or letter == "-" else "_" for letter in uuid)
     return Path(tempfile.gettempdir()) / f"attnbench-{plain}.lock"
-
-
-def _open(uuid: str) -> int:
-    """A descriptor of the lock file, for writing where the system lets us: another user may have made it."""
-    place, flags = _place(uuid), os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    handle = -1
-    while handle < 0:
-        try:
-            # Not with O_CREAT, which Linux refuses in a shared folder where the file is another user's.
-            handle = os.open(place, flags | os.O_RDWR)
-        except PermissionError:
-            handle = os.open(place, flags | os.O_RDONLY)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):  # another run was first
-                handle = os.open(place, flags | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-                os.fchmod(handle, 0o666)  # whatever the umask: the next run may be another user's
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        os.close(handle)
-        raise OSError(errno.EINVAL, "it is no plain file of its own")
-    return handle
-
-
-def _sign(handle: int) -> None:
-    """Write down who holds it; without a user's name, and only the words of the command that name the run."""
-    words = [Path(word).name for word in (sys.argv[0] or "python", *sys.argv[1:3])]
-    said = {"command": " ".join(words), "process": os.getpid(), "since": datetime.now(UTC).strftime("%H:%M:%S UTC")}
-    with contextlib.suppress(OSError):
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(said).encode(), 0)
-
-
-def _holder(uuid: str) -> str:
-    try:
-        with _place(uuid).open("rb") as file:
-            said = json.loads(file.read(LONGEST))
-        return for_terminal(f"{said['command']} (process {said['process']}, since {said['since']})")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "another run"

@@ -28,9 +28,10 @@ from attnbench.measure.plan import Plan
 from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer, Untimed, available, choose
-from attnbench.record import PowerSeries
+from attnbench.record import INTERRUPTED, PowerSeries
 from attnbench.stats.design import balanced_orders
 from attnbench.stats.stopping import StopRule
+from attnbench.stats.summary import FEWEST_FOR_INTERVAL
 
 WARMUP_S = 0.03
 """Untimed calls before the first sample, at least, where no count is asked for."""
@@ -98,6 +99,12 @@ class GroupTiming:
 
 
 Announce = Callable[[int, str], None]
+Ending = Callable[[bool], bool]
+"""Told after each batch whether with one more round there are samples enough; True: the run is to end."""
+
+
+class Interrupted(Exception):
+    """The run is to end, and there are fewer samples than an interval of the median needs."""
 
 
 def sample(
@@ -107,6 +114,7 @@ def sample(
     plan: Plan,
     announce: Announce = lambda index, phase: None,
     yardsticks: Sequence[Subject] = (),
+    ending: Ending = lambda enough: False,
 ) -> GroupTiming:
     """Sample all subjects round by round.
 
@@ -117,22 +125,29 @@ def sample(
         announce: called with (index of the subject, phase) before each turn; a yardstick's is not announced.
         yardsticks: sampled in the same rounds, each at a place drawn at random; they have no part in the order
             of the subjects or in when to stop.
+        ending: whether to stop after the round in hand, and be inspected.
 
     Raises:
+        Interrupted: it was to stop before there were enough samples.
         UsageError: an unknown timer, cache state or regime, or one the device has not.
         Unavailable: the timer does not work here, or (`Untimed`) cannot time one of the subjects.
     """
     if plan.timer != "all":
-        return _sample(subjects, choose(plan.timer, device), device, plan, announce, yardsticks)
+        return _sample(subjects, choose(plan.timer, device), device, plan, announce, yardsticks, ending)
     timers = [t for t in available(device) if not any(t.accepts(subject) for subject in subjects)]
     share = dataclasses.replace(plan, max_seconds=plan.max_seconds / len(timers))
-    groups = {
-        timer.name: _sample(subjects, timer, device, share, announce, () if number else yardsticks)
-        for number, timer in enumerate(timers)
-    }
+    groups: dict[str, GroupTiming] = {}
+    for timer in timers:
+        known_work, ends = ((), lambda enough: ending(True)) if groups else (yardsticks, ending)
+        try:
+            groups[timer.name] = _sample(subjects, timer, device, share, announce, known_work, ends)
+        except Interrupted:
+            if not groups:
+                raise
+            break
     first = groups[timers[0].name]
     first.by_timer = {name: group.timings for name, group in groups.items()}
-    of_device = [groups[timer.name] for timer in timers if timer.device_time]
+    of_device = [groups[timer.name] for timer in timers if timer.device_time and timer.name in groups]
     for index, timing in enumerate(first.timings):
         timing.notes += tuple(_disagreements([group.timings[index] for group in of_device]))
     first.sampling_s = sum(group.sampling_s for group in groups.values())
@@ -146,6 +161,7 @@ def _sample(
     plan: Plan,
     announce: Announce,
     yardsticks: Sequence[Subject],
+    ending: Ending,
 ) -> GroupTiming:
     from attnbench.machine.telemetry import PowerSampler
 
@@ -154,7 +170,7 @@ def _sample(
             raise Untimed(subject.name, f"{timer.name}: subject={subject.name} cannot be timed; {why}")
     with _no_garbage_collection(), open_stage(device, plan.l2) as stage:
         known_work = [one for one in yardsticks if not timer.accepts(one)]
-        sampler = _Sampler(subjects, timer, stage, plan, announce, known_work)
+        sampler = _Sampler(subjects, timer, stage, plan, announce, known_work, ending)
         sampler.warm_up()
         with PowerSampler(device) as power:
             sampler.begun = time.perf_counter()
@@ -177,8 +193,10 @@ class _Sampler:
         plan: Plan,
         announce: Announce,
         known_work: Sequence[Subject] = (),
+        ending: Ending = lambda enough: False,
     ) -> None:
         self.subjects, self.timer, self.stage, self.plan, self.announce = subjects, timer, stage, plan, announce
+        self.ending = ending
         self.everyone = [*subjects, *known_work]
         self.rule = StopRule(
             rel_ci=plan.rel_ci, max_seconds=plan.max_seconds, iterations=plan.iterations, tick=timer.tick_ms
@@ -218,11 +236,13 @@ class _Sampler:
                 rounds = self._fit(left)
                 self._batch(rounds, keep=False)
                 left -= rounds
+                self._cut_short()
             return
         started = time.perf_counter()
         self._batch(1, keep=False)
         while time.perf_counter() - started < WARMUP_S:
             self._batch(self._fit(8), keep=False)
+        self._cut_short()
 
     def run(self) -> str:
         """Sample until the rule says why to stop, and on while an inspection is undecided, without recording it."""
@@ -235,11 +255,26 @@ class _Sampler:
             if why:
                 self.inspections.spent_s += self.spent_s() - before_s
             why = why or self.rule.decide(samples, self.spent_s())
+            why = self._cut_short(why)
             if self.inspections.due(self.spent_s(), last=bool(why)):
                 self.inspections.inspect(samples, self.last_ms, self.spent_s)
             if why and not self.inspections.undecided:
                 return why
             self._cool()
+
+    def _cut_short(self, why: str | None = None) -> str | None:
+        """Why to stop, where the run is to end and nothing else was `why`.
+
+        Raises:
+            Interrupted: it is to end, and there are not enough samples.
+        """
+        rounds = len(self.readings[0])
+        soon = rounds + 1 >= FEWEST_FOR_INTERVAL
+        if not self.ending(soon or why is not None) or why:
+            return why
+        if not soon:
+            raise Interrupted
+        return INTERRUPTED if rounds >= FEWEST_FOR_INTERVAL else None
 
     def timing(self, index: int, stopped_by: str) -> Timing:
         """Everything sampled of one subject, or of a yardstick (they stand behind)."""

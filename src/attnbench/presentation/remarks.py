@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import backend_name
-from attnbench.record import Record, Run
+from attnbench.record import INTERRUPTED, Record, Run
 from attnbench.store.derive import by_round
 from attnbench.store.replicates import Tie, by_backend, case_of, tie
 
@@ -112,13 +112,18 @@ def _worst(noisy: list[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def _stops(records: Sequence[Record]) -> Iterator[str]:
-    cut = [record for record in records if record.time and record.time.stopped_by == "max-seconds"]
-    if cut:
-        (some_cases, some), (cases, groups) = _places(cut), _places(records)
-        where = f" in {some} of {groups} processes" if groups > 1 else ""
-        if cases > 1:
-            where = f" in {some_cases} of {cases} cases"
-        yield f"stopped by --max-seconds{where}: more time would narrow the intervals"
+    ways = {
+        "max-seconds": ("stopped by --max-seconds", "more time would narrow the intervals"),
+        INTERRUPTED: (INTERRUPTED, "fewer samples than asked for; --resume measures it again"),
+    }
+    for why, (how, what) in ways.items():
+        cut = [record for record in records if record.time and record.time.stopped_by == why]
+        if cut:
+            (some_cases, some), (cases, groups) = _places(cut), _places(records)
+            where = f" in {some} of {groups} processes" if groups > 1 else ""
+            if cases > 1:
+                where = f" in {some_cases} of {cases} cases"
+            yield f"{how}{where}: {what}"
 
 
 def _places(records: Sequence[Record]) -> tuple[int, int]:

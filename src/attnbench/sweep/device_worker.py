@@ -17,7 +17,9 @@ from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, S
 from attnbench.store.runfile import dumps, loads
 from attnbench.worker.activity import HARNESS, Activity
 from attnbench.worker.outcome import repro
-from attnbench.worker.process import Loss, Worker
+from attnbench.worker.process import Loss, Worker, interruption
+
+START, SAMPLING = Activity(0, HARNESS, "start"), Activity(0, HARNESS, "sampling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class DeviceWorker:
         "of the process that was started last"
         self._process: Worker | None = None
         self._stopped = False
+        self._ending: tuple[str, bool] | None = None
+        "name of the signal that ends the run, and whether at once"
         self._asked: set[str] = set()
         "backends that the process was asked for"
 
@@ -117,6 +121,12 @@ class DeviceWorker:
         if (process := self._process) is not None:
             process.terminate()
 
+    def interrupt(self, name: str, *, at_once: bool) -> None:
+        """From a handler of a signal, `name`, or another thread: end with the samples that are enough for a record."""
+        self._ending = name, at_once
+        if (process := self._process) is not None:
+            process.interrupt(name, at_once=at_once)
+
     def attempt(self, group: PlannedGroup, names: Sequence[str], settings: Settings) -> Attempt:
         """Have some backends of a group measured.
 
@@ -125,7 +135,7 @@ class DeviceWorker:
             Stopped: `stop` was called.
         """
         part, found = dataclasses.replace(group, backends=tuple(names)), dict[str, Record]()
-        process = self._ready()
+        process = self._ready() if self._ending is None else interruption(self._ending[0], START)
         if isinstance(process, Loss):
             return Attempt(part.backends, found, process, alone=False)
         index = self._environment
@@ -151,6 +161,8 @@ class DeviceWorker:
                 if any(is_stuck(note) for record in found.values() for note in record.notes):
                     self.close()
                 return Attempt(part.backends, found, None, alone)
+            if self._ending is not None:
+                return Attempt(part.backends, found, interruption(self._ending[0], SAMPLING), alone)
             last = Activity(0, names.index(missing[0]), "sample")
             result = Loss(Status.CRASHED, last, f"the worker said it was done and has no record of {missing[0]}")
         self.close()
@@ -181,9 +193,11 @@ class DeviceWorker:
             process, loss = self._started()
         if loss is not None:
             self.close()
+            if loss.interrupted:
+                return loss
             if not (self.environments or self.measured_before):
                 raise self._not_started(loss)
-            return dataclasses.replace(loss, activity=Activity(0, HARNESS, "start"))
+            return dataclasses.replace(loss, activity=START)
         assert process.environment is not None  # a process that is ready has said where it runs
         if process.environment not in self.environments:
             self.environments.append(process.environment)
@@ -194,6 +208,8 @@ class DeviceWorker:
         """A new process, and how it was lost before it was ready."""
         self.close()
         self._process = process = Worker(self.device)
+        if self._ending is not None:  # while it was made
+            process.interrupt(self._ending[0], at_once=True)
         self.listener.on_activity("starting a worker")
         loss = None if self._stopped else process.start() or _misfit(process)
         if self._stopped:

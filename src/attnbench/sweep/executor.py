@@ -84,6 +84,13 @@ class Executor(Protocol):
             Stopped: `stop` was called meanwhile.
         """
 
+    def interrupt(self, name: str, *, at_once: bool) -> bool:
+        """From a handler of the signal `name`, or another thread: end with what is enough for records, or at once.
+
+        Returns:
+            Whether a group is in hand: `measure` returns soon, or raises `Stopped` where nothing of it is to be had.
+        """
+
     def stop(self) -> None:
         """From another thread: end what is being measured."""
 
@@ -116,6 +123,7 @@ class DeviceExecutor:
         self._locks = sorted((GpuLock(one, wait=wait) for one in self.devices), key=GpuLock.order)
         self._known_failures = ConfirmedFailures()
         self._replicate = 0
+        self._measuring = False
         self._on_progress: OnProgress = lambda progress: None
         self.ahead: CompiledAhead | None = None
         "of the run's plan, while it is carried out"
@@ -140,6 +148,7 @@ class DeviceExecutor:
             self.worker.close()  # replicates are of fresh processes
             self._replicate = group.replicate
         before, own = self.worker.sampling_s, dataclasses.replace(settings, device=str(self.device))
+        self._measuring = True
         try:
             if self.ahead is not None:
                 self.worker.begin()  # it starts while kernels are compiled
@@ -147,7 +156,16 @@ class DeviceExecutor:
             records = GroupMeasurement(self.worker, group, own, self._known_failures).records()
         except NothingToRun as error:
             raise ExecutorLost(str(error), measuring=False) from None
+        finally:
+            self._measuring = False
         return Measured(records, tuple(self.worker.environments), self.worker.sampling_s - before)
+
+    def interrupt(self, name: str, *, at_once: bool) -> bool:
+        """End what is being measured in order, and what it waits for."""
+        self.worker.interrupt(name, at_once=at_once)
+        if self.ahead is not None:
+            self.ahead.give_up()
+        return self._measuring
 
     def stop(self) -> None:
         """End what is being measured, and what it waits for."""

@@ -51,6 +51,14 @@ class Requests(Protocol):
         """The record of a backend with which a worker was lost."""
 
 
+class _Interrupted(Exception):
+    """The run is to end."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(loss.reason)
+        self.loss = loss
+
+
 @dataclass(slots=True)
 class ConfirmedFailures:
     """Exceptions that a backend has been seen to raise alone, so that a long run starts no process for each."""
@@ -83,14 +91,28 @@ class GroupMeasurement:
         "how backends ended beside others that pass alone"
         self.separate: list[str] = []
         "backends that left changed what cannot be put back: measured by themselves when the others are done"
+        self.together: dict[str, Record] = {}
+        "of the last request for all that were left: those that nothing is held against"
         self.began = time.monotonic()
 
     def records(self) -> tuple[Record, ...]:
         """The record of each backend, in the group's order.
 
+        Where the run is to end, whoever has no samples enough is skipped, with the reason.
+
         Raises:
             NothingToRun: no worker could be started.
         """
+        try:
+            self._measure()
+        except _Interrupted as end:
+            self.done = {**self.together, **self.done}
+            for name in self.group.backends:
+                if name not in self.done:
+                    self.done[name] = self._lost(name, end.loss)
+        return tuple(self.done[name] for name in self.group.backends)
+
+    def _measure(self) -> None:
         nobody = 0
         while pending := [name for name in self.group.backends if name not in self.done and name not in self.separate]:
             attempt = self._request(pending)
@@ -115,7 +137,6 @@ class GroupMeasurement:
             # Otherwise those that passed are measured again with the rest: a group is one comparison.
         for name in self.separate:
             self._in_own_process(name)
-        return tuple(self.done[name] for name in self.group.backends)
 
     def _request(self, names: Sequence[str], *, fresh: bool = False) -> Attempt:
         """One request, made again where a signal from outside ended it; a loss is the record of the backend blamed."""
@@ -124,6 +145,11 @@ class GroupMeasurement:
         attempt = self.requests.attempt(self.group, names, self.settings)
         if attempt.loss is not None and attempt.loss.outside:
             attempt = self.requests.attempt(self.group, names, self.settings)
+        if not fresh:
+            kept = (Status.PASSED, Status.SKIPPED)
+            self.together = {name: record for name, record in attempt.found.items() if record.status in kept}
+        if attempt.loss is not None and attempt.loss.interrupted:
+            raise _Interrupted(attempt.loss)
         loss, name = attempt.loss, attempt.blamed
         # Its fault may be known already, and only closing it may have ended the worker.
         if loss is not None and not loss.stuck and name is not None and not _failed(attempt.found.get(name)):
@@ -186,6 +212,7 @@ class GroupMeasurement:
         """Measure each backend that has no record yet in a process of its own, beside the baseline."""
         baseline = self.settings.baseline
         rounds = max(map(rounds_taken, self.done.values()), default=0)
+        self.together = {}  # somebody did harm in their process
         for name in sorted(self.group.backends, key=lambda one: one != baseline):
             if name in self.done or name in self.separate:
                 continue

@@ -25,7 +25,7 @@ from attnbench.errors import Unavailable, UsageError, WorkerError, refusal
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Settings, from_dict, to_dict
 from attnbench.sweep import ray_actor
-from attnbench.sweep.device_worker import accepted, check_kept
+from attnbench.sweep.device_worker import Stopped, accepted, check_kept
 from attnbench.sweep.executor import ExecutorLost, Measured, OnProgress, Progress
 
 ANSWER_S = 5.0
@@ -103,6 +103,7 @@ class RayExecutor:
 
     def __init__(self, ray: Any, name: str, actor: Any, head: Head, *, wait: bool) -> None:
         self.name, self._ray, self._actor, self._head, self._wait = name, ray, actor, head, wait
+        self._interrupted = self._measuring = False
 
     def order(self) -> str:
         """Its name: Ray gives a GPU to one actor at a time."""
@@ -134,11 +135,20 @@ class RayExecutor:
         """Measure a group there."""
         on_progress(Progress("measuring", group))
         words = (json.dumps(to_dict(one)) for one in (group, settings))
-        answer = self._ask(self._actor.measure.remote(*words))
+        self._measuring = True
+        try:
+            answer = self._ask(self._actor.measure.remote(*words))
+        finally:
+            self._measuring = False
         try:
             return read_answer(answer, group)
         except WorkerError as error:
             raise ExecutorLost(str(error), measuring=True) from None
+
+    def interrupt(self, name: str, *, at_once: bool) -> bool:
+        """What it is measuring is given up: the actor hears nothing while it measures."""
+        self._interrupted = True
+        return self._measuring
 
     def stop(self) -> None:
         """End the actor, and with it what it is measuring."""
@@ -159,6 +169,10 @@ class RayExecutor:
                 return self._ray.get(call, timeout=LOOK_S)
             except errors.GetTimeoutError:
                 self._head.check()
+                if self._interrupted:
+                    self._interrupted = False
+                    self.stop()  # or closing it would wait for what it is measuring
+                    raise Stopped from None
                 if timeout_s is not None and time.monotonic() - asked >= timeout_s:
                     raise Silent(f"no answer within {timeout_s:g} s", measuring=False) from None
             except errors.RayError as error:

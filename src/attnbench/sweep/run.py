@@ -7,26 +7,28 @@ decides who is to blame when a backend fails or a worker is lost, and `sweep.dev
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from attnbench.errors import NothingToRun
+from attnbench.errors import NothingToRun, RunFileError
 from attnbench.machine.clocks import locked_clocks
 from attnbench.machine.device import Device
-from attnbench.record import Environment, PlannedGroup, Record, Run, Settings
+from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, Status
 from attnbench.store.derive import derive
-from attnbench.store.files import remove_drafts
-from attnbench.store.runfile import Writer
+from attnbench.store.files import is_file, remove_drafts
+from attnbench.store.runfile import Writer, read
 from attnbench.suites.estimate import estimate
 from attnbench.sweep.ahead import CompiledAhead, default_jobs, groups_ahead
 from attnbench.sweep.executor import DeviceExecutor, Executor, ExecutorLost, Measured, Progress
-from attnbench.sweep.schedule import Finished, Lost, Message, in_order, run_groups
+from attnbench.sweep.interruption import IN_ORDER, Interruption
+from attnbench.sweep.run_lock import sole_writer
+from attnbench.sweep.schedule import Finished, Lost, Message, Queue, in_order, run_groups
 from attnbench.sweep.teams import executors_on
-from attnbench.worker.process import ended_from_outside
+from attnbench.worker.process import cut_short, ended_from_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Event:
     """News of a run, for a progress bar."""
 
     kind: str
-    "start, activity, record, group, lost (an executor of several, in `text`), done"
+    "start, activity, record, group, lost (an executor of several, in `text`), ending (after a signal), done"
     text: str = ""
     group: str | None = None
     backend: str | None = None
@@ -45,7 +47,7 @@ class Event:
     "wall time spent taking samples, so far"
     record: Record | None = None
     run: Run | None = None
-    "of start, group and done: the run with all its records so far"
+    "of start, group, ending and done: the run with all its records so far"
 
 
 OnEvent = Callable[[Event], None]
@@ -101,8 +103,8 @@ class Execution(AbstractContextManager["Execution"]):
     ) -> None:
         self.run, self.files, self.on_event = run, tuple(files), on_event
         self.writer = Writer(path) if path else None
-        if path:
-            remove_drafts(path)
+        self._lock = ExitStack()
+        "of the run file"
         self._asked: Sequence[Executor] = executors or executors_on("attnbench", run, None, self.files)
         self.executors = self._asked
         "those that could be opened"
@@ -111,11 +113,19 @@ class Execution(AbstractContextManager["Execution"]):
         "wall time spent taking samples, so far: of all executors together"
         self._known: dict[str, set[str]] = {}
         "backends that have a record, by group in flight"
+        self._standing: dict[str, tuple[Record, ...]] = {}
+        "records in the file of groups that are measured again, by group: they stand until there are new ones"
+        self._interruption: Interruption | None = None
+        "while groups are measured"
+        self._said_ending = False
         self._order = {group.group: number for number, group in enumerate(run.plan)}
 
     def __enter__(self) -> Execution:
         there: list[Executor] = []
         lost: ExecutorLost | None = None
+        if self.writer is not None:
+            self._lock.enter_context(sole_writer(self.writer.path))
+            remove_drafts(self.writer.path)
         try:
             # In one order: two runs that wait for each other's GPUs would wait for ever.
             for executor in sorted(self._asked, key=lambda one: one.order()):
@@ -139,7 +149,7 @@ class Execution(AbstractContextManager["Execution"]):
         self._close()
 
     def _close(self) -> None:
-        with ExitStack() as closing:  # each, whatever comes of the others
+        with self._lock, ExitStack() as closing:  # each, whatever comes of the others
             for executor in self._asked:
                 closing.callback(executor.close)
 
@@ -192,6 +202,7 @@ class Execution(AbstractContextManager["Execution"]):
         # A group is one comparison: what was measured before the stop is measured again.
         again = {group.group for group in left}
         kept = tuple(record for record in self.run.records if record.group not in again)
+        self._standing = self._in_the_file(again)
         self.run = dataclasses.replace(self.run, records=kept)
         if left and len(self.executors) > 1:
             left = in_order(left, estimate(self.run, files=self.files).groups)
@@ -201,9 +212,32 @@ class Execution(AbstractContextManager["Execution"]):
         self._emit("done")
         return self.run
 
-    def _run_groups(self, groups: Sequence[PlannedGroup]) -> None:
+    def _in_the_file(self, groups: Collection[str]) -> dict[str, tuple[Record, ...]]:
+        """Records of some groups that an earlier part of this run has written."""
+        if self.writer is None or not is_file(self.writer.path):
+            return {}
         try:
-            run_groups(groups, self.run.settings, self.executors, self._handle)
+            there = read(self.writer.path)
+        except RunFileError:  # it is replaced
+            return {}
+        mine = [one for one in there.records if there.id == self.run.id and one.group in groups]
+        return {name: tuple(one for one in mine if one.group == name) for name in {one.group for one in mine}}
+
+    def _run_groups(self, groups: Sequence[PlannedGroup]) -> None:
+        queue = Queue(groups)
+
+        def on_signal(name: str, at_once: bool) -> bool:
+            queue.stop()
+            in_hand = [executor.interrupt(name, at_once=at_once) for executor in self.executors]
+            return any(in_hand)
+
+        try:
+            with Interruption(on_signal) as self._interruption:
+                run_groups(queue, self.run.settings, self.executors, self._handle)
+            if self._interruption.number is not None:
+                self.run = self._whole()
+                self._emit("ending")
+                self._interruption.pass_on()
         except ExecutorLost as error:
             kept, several = len({record.group for record in self.run.records}), len(self.executors) > 1
             told = f"attnbench run: all {len(self.executors)} executors are lost; the last: {error}"
@@ -223,17 +257,33 @@ class Execution(AbstractContextManager["Execution"]):
             self._emit("lost", text=f"{executor} is lost: {message.error}")
 
     def _on_progress(self, executor: str, progress: Progress) -> None:
+        ending = self._interruption is not None and self._interruption.count == IN_ORDER
+        if ending and progress.record is None and not self._said_ending:
+            self._said_ending = True
+            self._emit("ending", text="ending the round in hand; the same signal again ends at once")
         text = f"{executor} {progress.text}".strip() if len(self.executors) > 1 else progress.text
         kind = "activity" if progress.record is None else "record"
         self._emit(kind, text=text, group=progress.group, backend=progress.backend, record=progress.record)
 
     def _keep(self, group: PlannedGroup, measured: Measured) -> None:
         """Take the records of a group into the run, in the order of the plan."""
-        records = [*self.run.records, *self._taken(group, measured)]
-        records.sort(key=lambda record: self._order[record.group])
-        self.run = dataclasses.replace(self.run, records=tuple(records))
+        taken = self._taken(group, measured)
+        nothing = any(map(ended_from_outside, taken)) and all(one.status is Status.SKIPPED for one in taken)
+        if nothing and (group.group in self._standing or not self._whole().records):
+            return  # an end that came too early takes nothing away, and leaves no file that has nothing
+        self._standing.pop(group.group, None)
+        self.run = self._with(taken)
         self._write()
         self._emit("group", group=group)
+
+    def _with(self, records: Iterable[Record]) -> Run:
+        """The run with further records, in the order of the plan."""
+        those = sorted([*self.run.records, *records], key=lambda record: self._order[record.group])
+        return dataclasses.replace(self.run, records=tuple(those))
+
+    def _whole(self) -> Run:
+        """The run with the records that stand for groups to be measured again."""
+        return self._with(record for records in self._standing.values() for record in records)
 
     def _taken(self, group: PlannedGroup, measured: Measured) -> tuple[Record, ...]:
         """The records of a group with their statistics, and with the run's numbers of environments."""
@@ -256,7 +306,7 @@ class Execution(AbstractContextManager["Execution"]):
 
     def _write(self) -> None:
         if self.writer:
-            self.writer.write(self.run)
+            self.writer.write(self._whole())
 
     def _emit(
         self,
@@ -279,11 +329,12 @@ class Execution(AbstractContextManager["Execution"]):
                 self.total,
                 self.sampling_s,
                 record,
-                self.run if kind in ("start", "group", "done") else None,
+                self.run if kind in ("start", "group", "ending", "done") else None,
             )
         )
 
 
 def without_interrupted(run: Run) -> Run:
-    """`run` without the records of workers that a signal from outside ended: they are to be measured again."""
-    return dataclasses.replace(run, records=tuple(one for one in run.records if not ended_from_outside(one)))
+    """`run` without the records that a signal made what they are: they are to be measured again."""
+    kept = tuple(one for one in run.records if not (ended_from_outside(one) or cut_short(one)))
+    return dataclasses.replace(run, records=kept)

@@ -115,13 +115,11 @@ def in_order(groups: Sequence[PlannedGroup], seconds: Mapping[str, float]) -> li
     return sorted(groups, key=lambda group: (group.replicate, -seconds.get(group.group, 0.0)))
 
 
-def run_groups(
-    groups: Sequence[PlannedGroup], settings: Settings, executors: Sequence[Executor], handle: Handle
-) -> None:
-    """Have groups measured by executors that are open.
+def run_groups(queue: Queue, settings: Settings, executors: Sequence[Executor], handle: Handle) -> None:
+    """Have groups measured by executors that are open, until none is left or the queue is stopped.
 
     Args:
-        groups: in the order in which they are begun.
+        queue: groups in the order in which they are begun.
         settings: of the run.
         executors: at least one; with several each has a thread here.
         handle: told in this thread what happens, with the name of the executor.
@@ -129,7 +127,6 @@ def run_groups(
     Raises:
         ExecutorLost: no executor is left, and groups are.
     """
-    queue = Queue(groups)
     dealer = _Dealer(queue, settings)
     if len(executors) == 1:
         dealer.work(executors[0], handle)

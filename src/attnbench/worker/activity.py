@@ -6,6 +6,7 @@ parent reads whom to blame.  To write costs a microsecond and no system call, an
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -21,6 +22,10 @@ _FORMAT = struct.Struct("<Qi48s")
 """Count of steps, index of the backend in the request, phase."""
 HARNESS = -1
 """Index of the harness itself: nobody's backend."""
+_ENOUGH_AT = 128
+"""A byte of the worker's: what it samples will be a record after the round in hand."""
+_ASKED_AT = 192
+"""A byte of the parent's: the request is to end after the round in hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,23 @@ class ActivityPage:
     def printed(self) -> int:
         """Bytes that the worker printed so far, as far as its supervisor has read them."""
         return int(PRINTED.unpack_from(self._page, PRINTED_AT)[0])
+
+    def say_enough(self, enough: bool) -> None:
+        """Say whether samples are there that the end of a round makes records."""
+        self._page[_ENOUGH_AT] = enough
+
+    def enough(self) -> bool:
+        """Whether the worker, asked to end, hands over records that are worth waiting for."""
+        return bool(self._page[_ENOUGH_AT])
+
+    def ask_to_end(self) -> None:
+        """Have the worker end its request after the round in hand; called by the parent, whose page may be closed."""
+        with contextlib.suppress(ValueError):
+            self._page[_ASKED_AT] = 1
+
+    def asked_to_end(self) -> bool:
+        """Whether the worker is to end its request."""
+        return bool(self._page[_ASKED_AT])
 
     def close(self) -> None:
         """Unmap."""

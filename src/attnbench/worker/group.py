@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,12 @@ from attnbench.machine.ceilings import ceilings
 from attnbench.machine.device import Device
 from attnbench.measure.memory import peak
 from attnbench.measure.plan import Plan
-from attnbench.measure.sampling import GroupTiming, sample
+from attnbench.measure.sampling import GroupTiming, Interrupted, sample
 from attnbench.measure.stage import synchronize
 from attnbench.measure.subject import Misleading, Subject
 from attnbench.measure.times import to_time
 from attnbench.measure.yardstick import measured, yardsticks
-from attnbench.record import Memory, PlannedGroup, Record, Settings, Status
+from attnbench.record import Memory, PlannedGroup, Record, Settings, Status, Time
 from attnbench.worker.activity import HARNESS, ActivityPage
 from attnbench.worker.device import allocated, raise_if_lost, release, tidy
 from attnbench.worker.ending import GroupEnds
@@ -76,6 +76,8 @@ class GroupRun(GroupEnds):
     def carry_out(self) -> float:
         """Measure the group; every backend ends as a record, of two records of one the later holds.
 
+        Where the page asks for an end, those that have not enough samples by then have none.
+
         Returns:
             Seconds spent sampling.
 
@@ -87,7 +89,7 @@ class GroupRun(GroupEnds):
         # The sampler compares with its first.
         entries.sort(key=lambda entry: entry.builder.name != self.settings.baseline)
         waiting = entries if entries and self._prepared(entries) else []
-        while waiting:
+        while waiting and not self.page.asked_to_end():
             part, waiting = self._open_part(waiting)
             waiting += self._measure(part)
             for entry in part:
@@ -171,6 +173,7 @@ class GroupRun(GroupEnds):
         """
         part: list[Entry] = []
         rest: list[Entry] = []
+        self.page.say_enough(False)
         for entry in waiting:
             if part and (entry.by_itself or part[0].by_itself):
                 rest.append(entry)
@@ -300,6 +303,8 @@ class GroupRun(GroupEnds):
         while left:
             try:
                 return left, self._sample(left), apart
+            except Interrupted:
+                return [], None, apart
             except Exception as error:  # the edge: a call that raises while it is sampled
                 activity = self.page.read()
                 reason, full = reason_of(error, activity.phase), out_of_memory(error)
@@ -346,6 +351,7 @@ class GroupRun(GroupEnds):
                     plan=plan,
                     announce=lambda index, phase: self.page.announce(indices[index], phase),
                     yardsticks=[one.subject for one in self.yardsticks],
+                    ending=self._ending,
                 )
             except Misleading:
                 _raise_if_replaced(before)
@@ -353,6 +359,10 @@ class GroupRun(GroupEnds):
             _raise_if_replaced(before)
         self.sampling_s += group.sampling_s
         return group
+
+    def _ending(self, enough: bool) -> bool:
+        self.page.say_enough(enough)
+        return self.page.asked_to_end()
 
     def _subject(self, entry: Entry) -> Subject:
         launch = entry.launch
@@ -371,6 +381,19 @@ class GroupRun(GroupEnds):
             inspector=looker,
         )
 
+    def _besides(
+        self, entry: Entry, announce: Callable[[str], None]
+    ) -> tuple[Mapping[str, Time], dict[str, float | None]]:
+        """What is measured of a launch besides its samples: once, and not where the run is to end."""
+        if entry.repeated:
+            return {}, {}
+        if self.page.asked_to_end():
+            if entry.launch is not None and (entry.launch.phases or entry.launch.whole):
+                entry.builder.note("interrupted: what is measured besides the samples is missing")
+            return {}, {}
+        phases = timed_phases(entry, self.case.mode, self.settings, self.device, announce)
+        return phases, carried_out_whole(entry, announce, self.device)
+
     def _finish(self, entry: Entry, position: int, group: GroupTiming, seconds: float) -> Record | None:
         """Look at the outputs once more, time the phases, and write the record."""
         launch, builder = entry.launch, entry.builder
@@ -382,10 +405,7 @@ class GroupRun(GroupEnds):
                 self._end(entry, Status.INCORRECT, outcome.reason)
                 return None
             with globals_kept([builder], "by its phases: "):
-                phases = (
-                    {} if entry.repeated else timed_phases(entry, self.case.mode, self.settings, self.device, announce)
-                )
-                whole = {} if entry.repeated else carried_out_whole(entry, announce, self.device)
+                phases, whole = self._besides(entry, announce)
             outcome = self._inputs_kept("by its phases")
             if not outcome.ok:
                 self._end(entry, Status.INCORRECT, outcome.reason)

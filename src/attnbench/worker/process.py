@@ -23,7 +23,7 @@ from attnbench.errors import WorkerError
 from attnbench.machine import child
 from attnbench.machine.compile_cache import pinned
 from attnbench.machine.device import Device
-from attnbench.record import Environment, PlannedGroup, Record, Settings, Status
+from attnbench.record import INTERRUPTED, Environment, PlannedGroup, Record, Settings, Status
 from attnbench.worker import supervisor
 from attnbench.worker.activity import HARNESS, Activity, ActivityPage, shared_memory
 from attnbench.worker.private import without_paths
@@ -61,16 +61,30 @@ class Loss:
     "by a signal from outside"
     stuck: bool = False
     "it ended itself, because a backend changed a global that cannot be put back"
+    interrupted: bool = False
+    "the run was to end"
 
     def __post_init__(self) -> None:
         """The reason becomes that of a record: without folders and passwords, and it always says something."""
         object.__setattr__(self, "reason", without_paths(self.reason).strip() or NO_REASON)
 
 
+def interruption(name: str, activity: Activity) -> Loss:
+    """How a worker ends when the run is to end."""
+    words = f"{INTERRUPTED} by {name} during {activity.phase}; --resume measures it again"
+    return Loss(Status.SKIPPED, activity, words, interrupted=True)
+
+
 def ended_from_outside(record: Record) -> bool:
-    """Whether a record is of a worker that a signal from outside ended."""
-    killed = re.match(r"killed by (SIG\w+) during ", record.reason or "")
-    return record.status is Status.CRASHED and killed is not None and killed[1] in {one.name for one in OUTSIDE}
+    """Whether a record is of a worker that a signal from outside ended, or has no time since the run was to end."""
+    killed = re.match(rf"(killed|{INTERRUPTED}) by (SIG\w+) during ", record.reason or "")
+    ending = Status.CRASHED if killed and killed[1] == "killed" else Status.SKIPPED
+    return record.status is ending and killed is not None and killed[2] in {one.name for one in OUTSIDE}
+
+
+def cut_short(record: Record) -> bool:
+    """Whether a record has fewer samples than were asked for, since the run was to end."""
+    return record.time is not None and record.time.stopped_by == INTERRUPTED
 
 
 class Worker:
@@ -111,6 +125,9 @@ class Worker:
         self._closed = False
         self.environment: Environment | None = None
         self._number = 0
+        self._ending: str | None = None
+        "name of the signal that ends the run"
+        self._at_once = False
 
     def __enter__(self) -> Worker:
         """Nothing to do: the process is running."""
@@ -136,6 +153,8 @@ class Worker:
                         return None
                 if self._ended():
                     return self._loss()
+                if self._ending is not None:
+                    return self._interrupted(self._ending)
         except WorkerError as error:
             return self._broken(error)
         self.close()
@@ -165,6 +184,7 @@ class Worker:
         `on_record` may refuse a record by a `WorkerError`: nothing more the worker says is believed then.
         """
         self._number += 1
+        self.page.say_enough(False)
         activity, since = self.page.read(), time.monotonic()  # before it is asked: each activity after that is progress
         try:
             send(self._write, do="group", number=self._number, group=group, settings=settings, files=list(files))
@@ -181,6 +201,8 @@ class Worker:
                         return message.sampling_s
             except WorkerError as error:
                 return self._broken(error)
+            if self._ending is not None and (self._at_once or not self.page.enough()):
+                return self._interrupted(self._ending)
             now = self.page.read()
             if now != activity:
                 activity, since = now, time.monotonic()
@@ -191,6 +213,14 @@ class Worker:
             if time.monotonic() - since > patience:
                 self.close()
                 return Loss(Status.TIMEOUT, activity, f"no progress for {patience:g} s during {activity.phase}")
+
+    def interrupt(self, name: str, *, at_once: bool) -> None:
+        """From a handler of a signal, `name`, or another thread: the run is to end.
+
+        `measure` waits for the round in hand where its samples are enough then, and not where they must end `at_once`.
+        """
+        self.page.ask_to_end()
+        self._ending, self._at_once = self._ending or name, at_once
 
     def terminate(self) -> None:
         """From another thread: have the process ended, with everything it started; `measure` returns the loss."""
@@ -233,6 +263,11 @@ class Worker:
         """Whether the process is over and everything it said has been read."""
         return self._process.poll() is not None and (not self._selector.get_map() or not self._selector.select(0))
 
+    def _interrupted(self, name: str) -> Loss:
+        activity = self.page.read()
+        self.close()
+        return interruption(name, activity)
+
     def _gone(self, message: Gone) -> Loss:
         """The worker said that it ends; it is not waited for, as its context may answer nothing any more."""
         activity = Activity(self.page.read().count, message.index, message.phase)
@@ -247,6 +282,8 @@ class Worker:
 
     def _loss(self) -> Loss:
         code = self._process.wait()
+        if self._ending is not None:
+            return self._interrupted(self._ending)
         activity = self.page.read()
         printed, ended, last = self._log.read()
         code = code if ended is None else ended

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnbench.kernels.compat.arguments import in_rows, only
+from attnbench.kernels.compat.arguments import in_rows, only, refusal
 from attnbench.kernels.flash.api import flash_attention
 
 _Probs = tuple[Tensor, Tensor, Tensor]
@@ -48,7 +48,7 @@ def flash_attn_func(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    _check("flash_attn_func", dropout_p, softcap, alibi_slopes)
+    _check("flash_attn_func", dropout_p, softcap, alibi_slopes, return_attn_probs)
     out, lse = flash_attention(
         in_rows(q),
         in_rows(k),
@@ -106,7 +106,7 @@ def flash_attn_varlen_func(
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     who = "flash_attn_varlen_func"
-    _check(who, dropout_p, softcap, alibi_slopes)
+    _check(who, dropout_p, softcap, alibi_slopes, return_attn_probs)
     only(who, "block_table", block_table, None)
     out, lse = flash_attention(
         in_rows(q),
@@ -124,10 +124,12 @@ def flash_attn_varlen_func(
     return _with_probs(out, lse[0]) if return_attn_probs else out
 
 
-def _check(who: str, dropout_p: object, softcap: object, alibi_slopes: object) -> None:
+def _check(who: str, dropout_p: object, softcap: object, alibi_slopes: object, return_attn_probs: object) -> None:
     only(who, "dropout_p", dropout_p, 0.0)
     only(who, "softcap", softcap, 0.0)
     only(who, "alibi_slopes", alibi_slopes, None)
+    if type(return_attn_probs) is not bool:
+        raise refusal(who, "return_attn_probs", return_attn_probs, "True or False")
 
 
 def _with_probs(out: Tensor, lse: Tensor) -> _Probs:

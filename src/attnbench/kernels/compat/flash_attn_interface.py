@@ -60,7 +60,7 @@ def flash_attn_func(
     """
     who = "flash_attn_func"
     _absent(who, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, pack_gqa=pack_gqa)
-    _numbers(who, attention_chunk, softcap, num_splits, sm_margin)
+    _numbers(who, attention_chunk, softcap, num_splits, sm_margin, return_attn_probs)
     out, lse = flash_attention(
         in_rows(q),
         in_rows(k),
@@ -134,7 +134,7 @@ def flash_attn_varlen_func(
     who = "flash_attn_varlen_func"
     _absent(who, seqused_q=seqused_q, seqused_k=seqused_k, qv=qv, pack_gqa=pack_gqa)
     _absent(who, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    _numbers(who, attention_chunk, softcap, num_splits, sm_margin)
+    _numbers(who, attention_chunk, softcap, num_splits, sm_margin, return_attn_probs)
     out, lse = flash_attention(
         in_rows(q),
         in_rows(k),
@@ -156,9 +156,13 @@ def _absent(who: str, **given: object) -> None:
         only(who, name, value, None)
 
 
-def _numbers(who: str, attention_chunk: object, softcap: object, num_splits: object, sm_margin: object) -> None:
+def _numbers(
+    who: str, attention_chunk: object, softcap: object, num_splits: object, sm_margin: object, return_attn_probs: object
+) -> None:
     only(who, "attention_chunk", attention_chunk, 0)
     only(who, "softcap", softcap, 0.0)
     only(who, "sm_margin", sm_margin, 0)
+    if type(return_attn_probs) is not bool:
+        raise refusal(who, "return_attn_probs", return_attn_probs, "True or False")
     if num_splits not in (0, 1):
         raise refusal(who, "num_splits", num_splits, "0 or 1; flash_attention divides keys as it chooses")

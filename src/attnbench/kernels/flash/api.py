@@ -22,6 +22,7 @@ from attnbench.kernels.flash.config.forward import ForwardConfig, parse
 from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.operators import FORWARD
 from attnbench.kernels.flash.problem import Problem, check_values, lse_shape, problem_of
+from attnbench.kernels.shared.limits import check_flags
 from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
@@ -92,9 +93,11 @@ def flash_attention(
             describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
             `ahead` is refused on sm_90, where it is wrong.
     """
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    if deterministic is False:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     numbers = max_seqlen_q, max_seqlen_k, causal, window, scale, deterministic
     if is_followed(q, k, v, cu_seqlens_q, cu_seqlens_k):
+        check_flags(WHO, causal=causal, deterministic=deterministic, validate=validate)
         refuse_followed(WHO, validate=validate)
         names = [x if x is None or isinstance(x, str) else x.short for x in (forward, backward)]
         return FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, *names)

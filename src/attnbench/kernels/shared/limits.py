@@ -25,6 +25,17 @@ def is_whole(value: object) -> TypeGuard[int]:
     return type(value) is int or type(value) is torch.SymInt
 
 
+def check_flags(who: str, **flags: object) -> None:
+    """Refuse what is neither True nor False: "no" would be taken for True, and None for False.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise ValueError(f"{who}: {name}={repr(value)[:40]} cannot be used; True or False")
+
+
 def as_float(value: Any) -> Any:
     """A number as a float, infinite if it is too large for one; a tensor's only one is read.  What is none as it is."""
     if isinstance(value, bool) or not isinstance(value, Real | torch.SymInt | torch.SymFloat | Tensor):

@@ -35,7 +35,7 @@ from attnbench.models.paged_cache import CacheStep, Choice, PagedCache
 USUAL_PAGE = 64
 Mark = Callable[[str], AbstractContextManager[object]]
 PREPROCESSING, EMBEDDING, FORWARD = "KV_Cache_Preprocessing", "Embedding", "GR_forward"
-"Ranges of a step in NVIDIA's inference benchmark, around ours: captures of either can be compared."
+"NVTX ranges of NVIDIA's inference benchmark, put around ours so that captures of both can be compared."
 
 
 class HstuRanking(nn.Module):
@@ -49,13 +49,13 @@ class HstuRanking(nn.Module):
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> None:
-        """A model with random weights: the same ones for a seed, a precision and a kind of device.
+        """Create a model with random weights, which depend only on the seed, the precision and the kind of device.
 
         Args:
-            config: its sizes.
+            config: sizes.
             seed: of the weights.
             dtype: of weights and activations.
-            device: where it is.
+            device: of the weights.
         """
         super().__init__()
         self.config = config
@@ -74,23 +74,23 @@ class HstuRanking(nn.Module):
         for name, weight in self.named_parameters():
             if "norm" in name:
                 weight.normal_(1.0 if name.endswith("weight") else 0.0, 0.1, generator=drawn)
-            else:  # rows of a table have length one
+            else:  # embeddings have unit norm
                 weight.normal_(0.0, 0.02 if "bias" in name else weight.shape[-1] ** -0.5, generator=drawn)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.tokens.positions.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Dtype of weights and activations."""
         return self.tokens.positions.dtype
 
     def in_precision(self, dtype: torch.dtype) -> HstuRanking:
-        """A copy that computes in another precision, all of it in torch.
+        """A copy that computes in another precision, entirely in torch.
 
-        It shares the table of tokens, whose rows it converts as used.
+        It shares the token table, of which it converts the rows it uses.
         """
         shared = self.tokens.table
         found = copy.deepcopy(self, {id(shared): shared})
@@ -110,10 +110,10 @@ class HstuRanking(nn.Module):
         offload_chunk: int = 1,
         poison: bool = False,
     ) -> PagedCache:
-        """A cache that fits this model; arguments as of `PagedCache`.
+        """A cache for this model; arguments as of `PagedCache`.
 
         Raises:
-            UsageError: this model cannot have a cache, or a number cannot be used.
+            UsageError: this model does not support a cache, or a number is invalid.
         """
         config = self.config
         config.check_cache()
@@ -133,7 +133,7 @@ class HstuRanking(nn.Module):
         )
 
     def _state(self) -> tuple[int, int]:
-        """What keys and values depend on beside token ids: this model, and how often its weights were written to."""
+        """What keys and values depend on besides token ids: this model, and the version counters of its weights."""
         return id(self), sum(weight._version for weight in self._weights)
 
     @torch.no_grad()
@@ -148,14 +148,14 @@ class HstuRanking(nn.Module):
 
         Args:
             requests: of different users.
-            cache: keys and values of earlier requests, and from now on of these; None: none.
-            attention: a name in `attention.ATTENTIONS`, or what makes another for a step's sequences.
+            cache: keys and values of earlier requests, to which those of these requests are added; None: no cache.
+            attention: a name in `attention.ATTENTIONS`, or a function that creates another for a step's sequences.
 
         Returns:
             [candidates, tasks] logits, request after request.
 
         Raises:
-            UsageError: a request, the cache or the attention cannot be used; one line says why.
+            UsageError: a request, the cache or the attention is invalid; the message is one line.
         """
         histories = self.histories(requests, cache)
         if cache is None:
@@ -164,13 +164,13 @@ class HstuRanking(nn.Module):
         with cache.step(users, histories, targets) as step:
             return self.run(self.prepare(requests, histories, step, attention, cache))
 
-    # ── the parts of a step: what the host does, then what is launched on the device ───────────────
+    # ── the parts of a step: first on the host, then what is launched on the device ────────────────
 
     def histories(self, requests: Sequence[Request], cache: PagedCache | None = None) -> list[np.ndarray]:
-        """Token ids of each request's history, once the requests and the cache are checked.
+        """Check the requests and the cache, and return the token ids of each request's history.
 
         Raises:
-            UsageError: a request or the cache cannot be used; one line says why.
+            UsageError: a request or the cache is invalid; the message is one line.
         """
         check(self.config, requests)
         if cache is not None:
@@ -188,7 +188,7 @@ class HstuRanking(nn.Module):
         return [self._history(request) for request in requests]
 
     def uncached(self, requests: Sequence[Request], histories: Sequence[np.ndarray]) -> CacheStep:
-        """A step in which nothing is cached."""
+        """A step without cached tokens."""
         lengths, targets = [len(history) for history in histories], [len(one.candidates) for one in requests]
         nothing: list[list[int]] = [[] for _ in requests]
         return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, targets, nothing)
@@ -201,7 +201,7 @@ class HstuRanking(nn.Module):
         attention: str | AttentionMaker,
         cache: PagedCache | None = None,
     ) -> Prepared:
-        """Leave out what is cached, send the rest to the device, and choose the attention.
+        """Drop what is cached, copy the rest to the device, and create the attention.
 
         Raises:
             UsageError: there is no such attention.
@@ -213,7 +213,7 @@ class HstuRanking(nn.Module):
     def prepared(
         self, staging: Staging, step: CacheStep, attention: str | AttentionMaker, cache: PagedCache | None = None
     ) -> Prepared:
-        """A step whose rows and table are in a buffer, or will be before it is run.
+        """A step whose rows and table are in a staging buffer, now or before it is run.
 
         Raises:
             UsageError: there is no such attention.
@@ -257,11 +257,11 @@ class HstuRanking(nn.Module):
 
     @torch.no_grad()
     def run(self, prepared: Prepared, mark: Mark = nullcontext) -> Tensor:
-        """Logits [candidates, tasks] of a step that is prepared; nothing in it waits for the device.
+        """Logits [candidates, tasks] of a prepared step; does not synchronize with the device.
 
         Args:
             prepared: the step.
-            mark: marks a range by its name, for profilers.
+            mark: marks a named range for profilers.
         """
         does = self.operations
         with mark(EMBEDDING), mark("embedding"):
@@ -290,20 +290,20 @@ class HstuRanking(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step of which only the device's part is left."""
+    """A step that is ready to be launched on the device."""
 
     rows: Rows
     count: Tensor
-    "int32 [1]: rows that are in a sequence, the first ones"
+    "int32 [1]: number of rows that belong to a sequence; padding follows them"
     attention: Attention
     step: CacheStep
     cache: PagedCache | None
     waits: Callable[[int], None]
-    "lets the device wait until a layer's pages are there"
+    "makes the device wait until a layer's pages have been copied"
     joined: Paged | None = None
-    "the attention, where the sum of split keys is left to the gate"
+    "the attention, if it leaves the sum over split keys to the gate"
     appends_silu: bool = False
-    "whether SiLU of q, k and v is left to the append"
+    "whether the append applies SiLU to q, k and v"
     epilogue: bool = False
     "whether SiLU is in the epilogue of the wide product, the append too where it is not aside"
     early: bool = False
@@ -312,7 +312,7 @@ class Prepared:
     "whether the append is on a stream of its own, beside attention"
 
     def every_wait(self) -> Prepared:
-        """The same for any step, whether anything comes from host memory or not."""
+        """The same for every step, whether or not anything comes from host memory."""
         return self if self.cache is None else replace(self, waits=self.cache.wait_layer)
 
     @property
@@ -333,7 +333,7 @@ class Prepared:
         return self.joined.project(pool, x, layer, early=self.early)
 
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write keys and values of the new history to a layer's pages, where there is a cache."""
+        """Write keys and values of the new history to a layer's pages, if there is a cache."""
         if self.cache is None or self.appended:
             return
         self.waits(layer)
@@ -345,7 +345,7 @@ class Prepared:
             self.attention.append(self.cache.pool[layer], k, v)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | Parts:
-        """Attend from the new rows; q, k, v and the result are [rows, heads, dim]."""
+        """Attention of the new rows; q, k, v and the result are [rows, heads, dim]."""
         attend = self.attention.attend if self.joined is None else self.joined.attend_parts
         return attend(None if self.cache is None else self.cache.pool[layer], q, k, v)
 

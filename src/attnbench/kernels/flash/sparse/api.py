@@ -16,6 +16,7 @@ from attnbench.kernels.flash.sparse.forward import launch_sparse
 from attnbench.kernels.flash.sparse.lists import BlockLists, of_lists
 from attnbench.kernels.flash.sparse.operators import FORWARD, LISTED
 from attnbench.kernels.flash.sparse.problem import WHO, sparse_problem_of
+from attnbench.kernels.shared.limits import check_flags
 from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
 
 __all__ = [
@@ -55,6 +56,7 @@ def make_lists(
     """
     if is_followed(block_map, q, k):
         raise ValueError("make_lists: is called in what is compiled; lists made before, or a map")
+    check_flags("make_lists", causal=causal, validate=validate)
     q, k = cast(q, k)
     problem = sparse_problem_of(q, k, k, block=block, causal=causal)
     chosen = config_for(config, q, k, k, problem)
@@ -98,6 +100,7 @@ def flash_sparse_attention(
             of the Hopper path is refused on other cards, dims and tensors; no other runs in its place.
     """
     if is_followed(q, k, v):
+        check_flags(WHO, causal=causal, validate=validate)
         refuse_followed(WHO, validate=validate)
         name = config if config is None or isinstance(config, str) else config.short
         found: tuple[Tensor, Tensor]

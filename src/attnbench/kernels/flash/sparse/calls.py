@@ -17,7 +17,7 @@ from attnbench.kernels.flash.sparse.portable.forward import flash_sparse_forward
 from attnbench.kernels.flash.sparse.problem import WHO, SparseProblem, sparse_problem_of, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
-from attnbench.kernels.shared.limits import as_float
+from attnbench.kernels.shared.limits import as_float, check_flags
 
 
 def listed(
@@ -30,7 +30,7 @@ def listed(
     """
     if isinstance(given, BlockLists):  # the launch checks whose they are
         return given
-    rows = problem.block[0]
+    rows = problem.block_q
     lists = lists_of(given, q, k, problem, share=config.share(rows), unit=config.unit(rows))
     if validate:
         values = given.contiguous().view(torch.uint8)
@@ -57,8 +57,8 @@ def config_for(
 def _shape(q: Tensor, problem: SparseProblem) -> Shape:
     return Shape(
         dim=q.shape[-1],
-        block_q=problem.block[0],
-        block_k=problem.block[1],
+        block_q=problem.block_q,
+        block_k=problem.block_k,
         item_bytes=q.element_size(),
         capability=capability_of(q) or (0, 0),
     )
@@ -142,9 +142,10 @@ def call(
     """
     scale = None if scale is None else as_float(scale)
     sizes = exact(*block) if isinstance(block, tuple | list) else object()
-    key = facts_of(q, k, v), sizes, exact(bool(causal), scale, config)
+    key = facts_of(q, k, v), sizes, exact(causal, scale, config)
     found = CALLS.get(key)
-    if found is None or validate:
+    if found is None or validate is not False:
+        check_flags(WHO, causal=causal, validate=validate)
         problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
         chosen = config_for(config, q, k, v, problem)
         check_device(q)

@@ -20,6 +20,7 @@ from attnbench.kernels.flash.sparse_quant.config import SparseQuantConfig
 from attnbench.kernels.flash.sparse_quant.forward import launch_sparse_quant
 from attnbench.kernels.flash.sparse_quant.operators import FORWARD, LISTED
 from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of
+from attnbench.kernels.shared.limits import check_flags
 from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
 
 __all__ = [
@@ -75,6 +76,7 @@ def flash_sparse_quant_attention(
             of the Hopper path is refused on other cards and dims; no other runs in its place.
     """
     if is_followed(q, k, v):
+        check_flags(WHO, causal=causal, validate=validate)
         refuse_followed(WHO, validate=validate)
         name = config if config is None or isinstance(config, str) else config.short
         found: tuple[Tensor, Tensor]

@@ -19,7 +19,7 @@ from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_q
 from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of, said_here, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, exact, facts_of
-from attnbench.kernels.shared.limits import as_float
+from attnbench.kernels.shared.limits import as_float, check_flags
 
 
 def config_for(given: SparseQuantConfig | str | None, q: Tensor, problem: SparseProblem) -> SparseQuantConfig:
@@ -127,9 +127,10 @@ def call(
     """
     scale = None if scale is None else as_float(scale)
     sizes = exact(*block) if isinstance(block, tuple | list) else object()
-    key = facts_of(q, k, v), sizes, exact(bool(causal), scale, config)
+    key = facts_of(q, k, v), sizes, exact(causal, scale, config)
     found = CALLS.get(key)
-    if found is None or validate:
+    if found is None or validate is not False:
+        check_flags(WHO, causal=causal, validate=validate)
         problem, dense = problems_of(q, k, v, block=block, causal=causal, scale=scale)
         chosen = config_for(config, q, problem)
         check_device(q)

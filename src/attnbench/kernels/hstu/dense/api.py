@@ -33,6 +33,7 @@ from attnbench.kernels.hstu.dense.configs import (
 from attnbench.kernels.hstu.dense.forward import launch_forward
 from attnbench.kernels.hstu.dense.operators import FORWARD
 from attnbench.kernels.hstu.dense.problem import WHO, Problem, check_tensors, check_values
+from attnbench.kernels.shared.limits import check_flags
 from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
 
 __all__ = [
@@ -111,6 +112,8 @@ def hstu_attention(
             no other runs in its place.  Of the backward's some of that comes with the backward.
     """
     table = offsets, offsets_q, num_targets
+    if deterministic is False:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     numbers: tuple[Any, ...] = (
         max_seqlen,
         max_seqlen_q,
@@ -119,9 +122,10 @@ def hstu_attention(
         causal,
         contextual_len,
         max_attn_len,
-        bool(deterministic) or torch.are_deterministic_algorithms_enabled(),
+        deterministic,
     )
     if is_followed(q, k, v, *table):
+        check_flags(WHO, causal=causal, deterministic=deterministic, validate=validate)
         refuse_followed(WHO, validate=validate, forward=forward, backward=backward)
         out: Tensor = FORWARD(q, k, v, *table, *numbers)
         return out

@@ -24,6 +24,7 @@ from attnbench.kernels.hstu.dense.forward import launch_forward
 from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import (
+    WHO,
     Problem,
     alpha_of,
     check_device,
@@ -37,7 +38,7 @@ from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
-from attnbench.kernels.shared.limits import lies_in_rows
+from attnbench.kernels.shared.limits import check_flags, lies_in_rows
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
@@ -282,13 +283,14 @@ def call_of(
             causal,
             contextual_len,
             max_attn_len,
-            bool(deterministic),
+            deterministic,
             forward,
             backward,
         ),
     )
     call = CALLS.get(key)
-    if call is None or validate:
+    if call is None or validate is not False:
+        check_flags(WHO, causal=causal, deterministic=deterministic, validate=validate)
         problem = problem_of(
             q=q,
             k=k,

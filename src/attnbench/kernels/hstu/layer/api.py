@@ -1,7 +1,7 @@
-"""Elementwise parts of an HSTU ranking model, one launch each; forward only.
+"""Elementwise and row-wise operations of an HSTU ranking model, one kernel launch each; forward only.
 
-Arithmetic is in fp32, results are rounded once.  bf16, fp16 and fp32; nothing waits for the device, so a call can be
-captured in a CUDA graph.  All tensors of a call have one dtype and one device; indices are int32.
+Computed in fp32, results rounded once.  Tensors are bf16, fp16 or fp32; all tensors of a call share one dtype and one
+device; indices are int32.  No call synchronizes with the device, so calls can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from attnbench.kernels.hstu.dense.parts import AT_ONCE
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu, hstu_tower
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
-from attnbench.kernels.shared.limits import as_float
+from attnbench.kernels.shared.limits import as_float, check_flags
 from attnbench.kernels.shared.tiling import block_of
 
 __all__ = ["embed", "gate", "norm", "pick", "silu", "tower"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 16384
-"Columns of a row: one program holds it in registers."
+"Most columns of a row: one program holds the whole row in registers."
 LARGEST_GRID = 2**31
 SILU_BLOCK = 1024
 TOWER_ROWS, TOWER_IN, TOWER_OUT = 32, 128, 32
-"Of a program at most."
+"Most rows, inputs and outputs of a program."
 
 
 def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scale: float) -> Tensor:
-    """Rows of tokens with their positions.
+    """Look up token embeddings, scale them and add position embeddings.
 
     Args:
-        ids: int32 [rows] of `table`.
-        positions: int32 [rows] of `places`.
+        ids: int32 [rows], row numbers in `table`.
+        positions: int32 [rows], row numbers in `places`.
         table: [tokens, dim], contiguous.
         places: [positions, dim], contiguous.
-        scale: factor of the token's row.
+        scale: factor of the token embedding.
 
     Returns:
         [rows, dim].
@@ -78,7 +78,7 @@ def _run_embed(scale: float, table: Tensor, ids: Tensor, positions: Tensor, plac
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, leads: bool = False) -> Tensor:
-    """Rows normalised over their columns (LayerNorm).
+    """LayerNorm of each row.
 
     Args:
         x: [rows, dim], contiguous.
@@ -119,7 +119,7 @@ def silu(x: Tensor) -> Tensor:
     """SiLU in place.
 
     Args:
-        x: [rows, columns], last dim contiguous; changed.
+        x: [rows, columns], last dim contiguous; overwritten.
 
     Returns:
         x.
@@ -148,16 +148,16 @@ def _run_silu(x: Tensor) -> Results:
 def gate(
     a: Tensor | Parts, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool, count: Tensor | None = None
 ) -> Tensor:
-    """Attention normalised over its columns and gated by SiLU(u): what the output product of a layer takes.
+    """LayerNorm of the attention output, gated by SiLU(u): the input of a layer's output product.
 
     Args:
-        a: [rows, dim] output of attention, contiguous; or its parts, which are added up here to the same bits.
+        a: [rows, dim] output of attention, contiguous; or its parts, which are summed here with bitwise the same result.
         u: [rows, dim], last dim contiguous.
         weight: [dim] of the norm.
         bias: [dim] of the norm.
         eps: of the norm.
-        whole: the paper's layer, LN(a) s with s = SiLU(u); else Meta's [s, a, LN(a) s].
-        count: int32 [1]: rows of a that hold anything, the first ones; of the others a is taken as 0.  None: all.
+        whole: the paper's layer, LN(a) s with s = SiLU(u); otherwise Meta's [s, a, LN(a) s].
+        count: int32 [1], how many rows of `a` are valid, from the first; the others are read as 0.  None: all.
 
     Returns:
         [rows, dim], or [rows, 3 dim] of Meta's layer.
@@ -168,10 +168,11 @@ def gate(
     parts = a if isinstance(a, Parts) else None
     given: Any = a if parts is None else parts.sums
     scale, shuffled = (1.0, False) if parts is None else (parts.scale, parts.shuffled)
-    eps, whole, tensors = as_float(eps), bool(whole), (u, given, weight, bias, count)
+    eps, tensors = as_float(eps), (u, given, weight, bias, count)
     key = "gate", facts_of(*tensors, jagged=(0, 1)), exact(eps, whole, parts is None, scale, shuffled)
     launches = _calls.get(key)
     if launches is None:
+        check_flags("hstu_gate", whole=whole)
         rows = {"u": u, "weight": _row(weight), "bias": _row(bias)}
         values = rows if parts is not None else {"a": given, **rows}
         _check("hstu_gate", values, {} if count is None else {"count": count}, strided="u", eps=eps, scale=scale)
@@ -230,12 +231,12 @@ def _run_gate(
 
 
 def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Some rows, each divided by its length.
+    """Gather rows and divide each by its L2 norm.
 
     Args:
         x: [n, dim], contiguous.
-        rows: int32 [rows] of x.
-        eps: least length.
+        rows: int32 [rows], row numbers in `x`.
+        eps: lower bound of the norm.
 
     Returns:
         [rows, dim].
@@ -260,7 +261,7 @@ def _run_pick(eps: float, x: Tensor, rows: Tensor) -> Results:
 
 
 def tower(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """ReLU(x) Wᵀ + b of all towers, each with columns and weights of its own: a layer of few outputs.
+    """ReLU(x) Wᵀ + b for all towers, each with its own columns of x and its own weights; for layers with few outputs.
 
     Args:
         x: [rows, towers · inputs], contiguous.
@@ -325,7 +326,7 @@ def _block(x: Tensor) -> dict[str, int]:
 
 
 def _row(x: Any) -> Any:
-    """One row, of a tensor; what is none is refused by `_check`."""
+    """A vector as a matrix of one row; `_check` refuses what is not a tensor."""
     return x[None] if isinstance(x, Tensor) else x
 
 
