@@ -45,6 +45,14 @@ def search_path_of_its_own() -> Iterator[None]:
     assert not left
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_progress() -> None:
+    """On a busy machine a command takes longer than the patience of its progress lines: none is said in this process."""
+    from attnbench.cli import progress
+
+    progress.PATIENCE_S = 3600.0
+
+
 def pytest_configure() -> None:
     # Under nohup, or as a shell's background job, this process was started deaf to these, and would start its children
     # so, which tests end by them. A handler is not passed on: it stays deaf, and they are not.

@@ -360,15 +360,15 @@ def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
     """
     if not isinstance(data, Mapping):
         raise RunFileError(f"{where}: {shown(data)} is not an object")
-    hints = _hints(cls)  # type: ignore[arg-type]
+    hints = _hints(cls)  # type: ignore[arg-type]  # T is a dataclass, which no bound can say
     if strange := sorted(set(data) - set(hints)):
         raise RunFileError(f"{where}.{strange[0]}: unknown field; one of {', '.join(hints)}")
-    plain = _plain_fields(cls)  # type: ignore[arg-type]
+    plain = _plain_fields(cls)  # type: ignore[arg-type]  # T is a dataclass, which no bound can say
     values = {
         name: item if type(item) in plain[name] else _decode(hints[name], item, f"{where}.{name}")
         for name, item in data.items()
     }
-    if missing := [name for name in _needed(cls) if name not in values]:  # type: ignore[arg-type]
+    if missing := [name for name in _needed(cls) if name not in values]:  # type: ignore[arg-type]  # T is a dataclass, which no bound can say
         raise RunFileError(f"{where}.{missing[0]}: missing field")
     return cls(**values)
 

@@ -116,8 +116,6 @@ def sweep(monkeypatch):
 def attnbench(tmp_path, monkeypatch, capsys):
     """Call a command in an empty folder: attnbench("run quick") or a list of words."""
     monkeypatch.chdir(tmp_path)
-    # On a busy machine a command takes longer than the patience of its progress lines.
-    monkeypatch.setattr("attnbench.cli.progress.PATIENCE_S", 3600.0)
     for name in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "mine.py").write_text(MINE)

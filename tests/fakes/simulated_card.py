@@ -90,7 +90,7 @@ class SimulatedTimer(Timer):
 
     def __init__(self, card: Card, truth: dict[str, float], clock: Clock | None = None) -> None:
         self.card, self.truth, self.turns, self.clock = card, truth, [], clock or Clock()
-        self.tick_ms = card.tick_ms  # type: ignore[misc]
+        self.tick_ms = card.tick_ms
 
     def measure(self, stage, batch, lead_s, announce):
         stage.begin(lead_s)

@@ -23,15 +23,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def attack(tmp_path, monkeypatch):
-    """The commands run in a folder of their own, know no variable that changes them, and are never said to be slow."""
+    """The commands run in a folder of their own, and know no variable that changes them."""
     from attack import Attack
 
     found = Attack(tmp_path)
     monkeypatch.chdir(found.folder)
     for name in ("BATCH", "SEQLEN", "NHEADS", "HEADDIM", "COLUMNS", "ATTNBENCH_HISTORY"):
         monkeypatch.delenv(name, raising=False)
-    # A refusal is one line however slow the machine: no progress is said beside it.
-    monkeypatch.setattr("attnbench.cli.progress.PATIENCE_S", PATIENCE_S)
     return found
 
 

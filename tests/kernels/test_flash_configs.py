@@ -77,8 +77,8 @@ def _reads(text):
         (
             "m128n128w8s2-wibble",
             "has the word wibble; "
-            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, pieces, stored, few, ticket, persistent, "
-            "rN, lN, xN",
+            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, pieces, stored, serial, few, ticket, "
+            "persistent, rN, lN, xN",
         ),
         ("m128n128w8s2-tma-tma", "says loads twice; each once"),
         ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
@@ -279,6 +279,9 @@ def test_estimates_are_those_worked_out_by_hand():
     stored = replace(pieces, weights="stored")
     assert shared_bytes(stored, narrow) == shared_bytes(pieces, narrow) + 2 * 192 * 128
     assert registers(stored, narrow) == 48 + 64 + 32
+    # Scores become weights in place, and none are computed before these have been read.
+    assert registers(replace(pieces, products="serial"), narrow) == 48 + 64 + 32
+    assert shared_bytes(replace(pieces, products="serial"), narrow) == shared_bytes(pieces, narrow)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,20 @@ CASES = {
     ),
     "stored": ({"batch": 2, "seqlen": 200, "seqlen_k": 270, "causal": True}, "m192n64w12s2-tma-pp-deep-stored-ticket"),
     "stored-32-keys": ({"seqlen": 140, "headdim": 128}, "m128n32w8s2-tma-ws-stored"),
+    "serial": ({"batch": 2, "seqlen": 290, "seqlen_k": 270, "causal": True}, "m192n64w12s2-tma-ws-serial-ticket"),
+    "serial-window": (
+        {"batch": 2, "seqlen": 390, "headdim": 128, "window": (90, 30)},
+        "m192n64w12s2-tma-ws-deep-serial-persistent",
+    ),
+    "serial-pieces": (
+        {"batch": 2, "seqlen": 390, "headdim": 96, "nheads": 2, "nheads_kv": 1, "causal": True},
+        "m192n128w12s2-tma-ws-pieces-serial-ticket",
+    ),
+    "serial-pieces-packed": (
+        {"batch": 4, "seqlen": 210, "lengths": "210/3:1/200:30/5:64/64", "headdim": 80, "causal": True},
+        "m192n64w12s2-tma-ws-pieces-serial",
+    ),
+    "serial-two": ({"seqlen": 140, "seqlen_k": 200, "headdim": 128, "dtype": "fp16"}, "m128n64w8s2-tma-ws-serial"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }
 
@@ -215,19 +229,21 @@ def test_the_bits_are_the_same_in_any_order_of_its_parts():
 @gluon.jit
 def list_jobs(out_ptr, most, pairs, tiles, stretch, sharers, GRID: gl.constexpr):
     """The jobs of each program, in their order, in a row of `most`."""
-    first, end, step = work_range(tiles * pairs, stretch, sharers, GRID != "tiles")
+    turns = work_range(tiles * pairs, stretch, sharers, GRID != "tiles")
     place = gl.program_id(0) * most
-    for turn in range(first, end, step):
-        gl.store(out_ptr + place, item_at(turn, tiles, pairs, stretch, step, GRID))
+    for turn in range(turns.first, turns.end, turns.step):
+        gl.store(out_ptr + place, item_at(turn, tiles, pairs, stretch, turns.step, GRID))
         place += 1
 
 
 @pytest.mark.parametrize(("tiles", "pairs", "group"), [(32, 64, 12), (8, 7, 3), (5, 3, 2), (1, 5, 2), (3, 1, 1)])
 @pytest.mark.parametrize("grid", ["tiles", "few", "persistent"])
 def test_every_job_is_somebodys_and_few_share_out_a_causal_mask_evenly(tiles, pairs, group, grid):
-    programs, stretch, sharers = partition_work(grid, tiles, pairs, group, processors=6)
-    jobs = torch.full((programs, tiles * pairs), -1, dtype=torch.int32)
-    run_kernel(list_jobs, (programs,), jobs, tiles * pairs, pairs, tiles, stretch, sharers, GRID=grid)
+    shares = partition_work(grid, tiles, pairs, group, processors=6)
+    jobs = torch.full((shares.programs, tiles * pairs), -1, dtype=torch.int32)
+    run_kernel(
+        list_jobs, (shares.programs,), jobs, tiles * pairs, pairs, tiles, shares.stretch, shares.sharers, GRID=grid
+    )
     assert sorted(jobs[jobs >= 0].tolist()) == list(range(tiles * pairs))
     if grid == "few":
         # Tile t of a pair sees t + 1 tiles of keys, and pairs of a section are neighbours within one tile.

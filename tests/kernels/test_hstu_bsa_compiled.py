@@ -269,7 +269,7 @@ def test_workspace_is_what_the_docs_say(name):
         "lists": (size(saved, "entries", "starts") + size(forward, "ranks", "counts", "tiles")) / tokens,
         "partial rows": size(forward, "partial"),
         "gradients of means": size(backward, "dmeans_k", "dmeans_v") / tokens,
-        "lists in order": size(backward, "pieces", "ordered") / tokens,
+        "sorted lists": size(backward, "pieces", "ordered") / tokens,
         "partial gradients": size(backward, "partial_dq", "partial_dgate"),
     }
     assert formulas.keys() == expected.keys()

@@ -499,7 +499,7 @@ def test_no_tensor_is_kept_alive():
             given = make()
             for _ in range(2):
                 function(**given)
-            table = [getattr(given["step"], name) for name in paged.TABLE] if "step" in given else []
+            table = [getattr(given["step"], name) for name in paged.StepTensors._fields] if "step" in given else []
             held = [weakref.ref(x) for x in [*given.values(), *table] if isinstance(x, torch.Tensor)]
             del given, table
             gc.collect()

@@ -81,7 +81,7 @@ def test_a_batch_of_vmap_is_taken_one_by_one_without_a_warning(apis, family, rec
 def test_a_tensor_without_dense_memory_is_refused_in_one_line(apis, family):
     if family.startswith("hstu"):
         with pytest.raises(ValueError, match=r"^a tensor of these has no memory that a kernel reads"):
-            attention(apis, family)([drawn(family)[0].to_sparse()])  # type: ignore[arg-type]
+            attention(apis, family)([drawn(family)[0].to_sparse()])
         return
     for x in (drawn(family).to_sparse(), torch.nested.nested_tensor([drawn(family)[0]])):
         with pytest.raises(ValueError, match=r"^a tensor of these has no memory that a kernel reads .*; dense ones$"):

@@ -279,7 +279,7 @@ def test_reported_is_what_the_subject_says() -> None:
 
 def test_all_timers_are_kept_apart_and_disagreement_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, slow = SimulatedTimer(Card(noise=0), {"a": 1.0}), SimulatedTimer(Card(noise=0), {"a": 1.2})
-    slow.name = "other"  # type: ignore[misc]
+    slow.name = "other"
     monkeypatch.setattr(sampling, "available", lambda device: [fast, slow])
     group = sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="all", warmup=0, iterations=5))
     assert {name: timings[0].samples_ms[0] for name, timings in group.by_timer.items()} == {

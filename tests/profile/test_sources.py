@@ -102,6 +102,15 @@ def test_a_file_that_is_none(tmp_path, rules, content, words):
     assert "\n" not in str(refused.value)
 
 
+def test_a_password_in_a_text_that_is_cut_apart_is_hidden(tmp_path, rules):
+    name = "nsys-2026.1.1-api-kern-nvtx.txt"
+    text = (made.CAPTURES / name).read_text()
+    (tmp_path / name).write_text(text.replace(":dispatch_single", "postgresql://me:secret@host/db:dispatch_single", 1))
+    said = capture.dumps(sources.read(tmp_path / name, rules))
+    assert "host/db" in said
+    assert "secret" not in said
+
+
 def test_a_file_that_is_not_there_and_a_folder(tmp_path, rules):
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(UsageError, match="cannot be read"):

@@ -90,7 +90,7 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         given = inputs.q, inputs.k, inputs.v
         problem = api.sparse_problem_of(*given, block=case.block_shape, causal=case.causal, scale=case.scale)
         config = api.config_for(self.own or None, *given, problem)
-        share, unit = config.share(problem.block[0]), config.unit(problem.block[0])
+        share, unit = config.share(problem.block_q), config.unit(problem.block_q)
         out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
         lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
         made: dict[str, api.BlockLists] = {}

@@ -97,7 +97,7 @@ def _function(who: str) -> tuple[Any, set[str]]:
     import inspect
 
     try:
-        from fbgemm_gpu.experimental.hstu import hstu_attn_varlen_func as function  # type: ignore[import-not-found]
+        from fbgemm_gpu.experimental.hstu import hstu_attn_varlen_func as function  # type: ignore[import-not-found]  # installed where there is a card
     except (ImportError, OSError, RuntimeError) as error:
         raise Unavailable(
             f"{who}: fbgemm_gpu.experimental.hstu does not import: {' '.join(str(error).split())}; "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import InPlace, Launch
@@ -320,7 +319,7 @@ class ServingSession:
             if self.cache is None
             else {"lookup": lambda: self.part.lookup(), "allocate": lambda: self.part.allocate()}
         )
-        append: dict[str, Callable[[], Any]] = {} if self.cache is None else {"append": lambda: self.part.append()}
+        append: dict[str, Callable[[], Any]] = {"append": lambda: self.part.append()} if self.appends else {}
         return {
             **cached,
             "strip": lambda: self.part.strip(),
@@ -331,6 +330,15 @@ class ServingSession:
             "output": lambda: self.part.output(),
             "head": lambda: self.part.head(),
         }
+
+    @property
+    def appends(self) -> bool:
+        """Whether the append of a layer is a launch: there is a cache, and no epilogue of a product does it."""
+        if self.cache is None:
+            return False
+        requests, counts = sum(map(len, self.steps)), self.counters()
+        rows = int(counts["missed_tokens"]) + self.case.num_candidates * requests
+        return self.model.launches_append(self.attention, rows)
 
     @property
     def part(self) -> _Parts:
@@ -372,7 +380,7 @@ class _Parts:
         """
         from attnbench.models.hstu_ranking.graphs import captured
 
-        append = [] if self.cache is None else ["append"]
+        append = ["append"] if self.session.appends else []
         for name in ("embedding", "projection", *append, "attend", "output", "head"):
             setattr(self, name, captured(getattr(self, name)))
 
@@ -393,11 +401,11 @@ class _Parts:
         return self._call(self.model.tokens, self.prepared.rows, self.model.operations)
 
     def projection(self) -> Any:
-        silu = not self.prepared.appends_silu
-        return self._call(partial(self.layer.project, silu=silu), self.x, self.model.operations)
+        return self._call(self.prepared.project, 0, self.layer, self.x, self.model.operations)
 
     def append(self) -> None:
         self._call(self.prepared.append, 0, *self.qkv)
+        self.prepared.join(self.x)
 
     def attend(self) -> Tensor | Parts:
         return self._call(self.prepared.attend, 0, *self.attended)

@@ -216,8 +216,8 @@ def _interpreter() -> tuple[Setting, ...]:
         (gc.enable if on else gc.disable)()
 
     def set_filters(then: _Listed) -> None:
-        warnings.filters[:] = then.values  # type: ignore[index]
-        warnings._filters_mutated()  # type: ignore[attr-defined]
+        warnings.filters[:] = then.values  # type: ignore[index]  # a list, which typeshed calls a sequence
+        warnings._filters_mutated()  # type: ignore[attr-defined]  # not public; without it the cache is stale
 
     def hook(owner: Any, name: str) -> Setting:
         return Setting(

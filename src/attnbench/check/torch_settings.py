@@ -50,8 +50,8 @@ def _everywhere() -> tuple[Setting, ...]:
         *(
             Setting(
                 f"autocast dtype of {device}",
-                lambda device=device: torch.get_autocast_dtype(device),  # type: ignore[misc]
-                lambda dtype, device=device: torch.set_autocast_dtype(device, dtype),  # type: ignore[misc]
+                lambda device=device: torch.get_autocast_dtype(device),  # type: ignore[misc]  # mypy infers no lambda with a default
+                lambda dtype, device=device: torch.set_autocast_dtype(device, dtype),  # type: ignore[misc]  # mypy infers no lambda with a default
             )
             for device in ("cpu", "cuda")
         ),
@@ -191,8 +191,8 @@ def _cuda() -> tuple[Setting, ...]:
     generators = tuple(
         Setting(
             f"state of the random generator of cuda:{index} (numbers were drawn)",
-            lambda index=index: cuda.get_rng_state(index),  # type: ignore[misc]
-            lambda state, index=index: cuda.set_rng_state(state, index),  # type: ignore[misc]
+            lambda index=index: cuda.get_rng_state(index),  # type: ignore[misc]  # mypy infers no lambda with a default
+            lambda state, index=index: cuda.set_rng_state(state, index),  # type: ignore[misc]  # mypy infers no lambda with a default
             shown=False,
         )
         for index in range(cuda.device_count())

@@ -30,7 +30,7 @@ class Told(Spelled):
     def __post_init__(self) -> None:
         """Put None in the place of such figures."""
         Spelled.__post_init__(self)
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, one.name)
             if isinstance(value, float) and not abs(value) < LARGEST:
                 object.__setattr__(self, one.name, None)

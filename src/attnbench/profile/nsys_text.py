@@ -165,7 +165,7 @@ def tables(text: str) -> Iterator[Table]:
             yield _table(
                 lines[index - 1],
                 lines[index + 1 :],
-                lambda row, spans=spans: [  # type: ignore[misc]
+                lambda row, spans=spans: [  # type: ignore[misc]  # mypy infers no lambda with a default
                     row[start:end].strip() for start, end in spans
                 ],
             )
@@ -174,7 +174,7 @@ def tables(text: str) -> Iterator[Table]:
             yield _table(
                 lines[index + 1],
                 list(_until_rule(lines[index + 3 :])),
-                lambda row, edges=edges_: [  # type: ignore[misc]
+                lambda row, edges=edges_: [  # type: ignore[misc]  # mypy infers no lambda with a default
                     row[a + 1 : b].strip() for a, b in itertools.pairwise(edges)
                 ],
             )
@@ -183,7 +183,7 @@ def tables(text: str) -> Iterator[Table]:
             yield _table(
                 line,
                 lines[index + 1 :],
-                lambda row, mark=mark: next(  # type: ignore[misc]
+                lambda row, mark=mark: next(  # type: ignore[misc]  # mypy infers no lambda with a default
                     csv.reader([row], delimiter=mark), []
                 ),
             )

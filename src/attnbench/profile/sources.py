@@ -13,6 +13,7 @@ from attnbench.profile import capture, ncu_csv, ncu_rep, nsys_sqlite, nsys_text,
 from attnbench.profile.capture import Capture
 from attnbench.profile.categories import Categories, by_range
 from attnbench.profile.running import reason, run
+from attnbench.text import without_passwords
 
 HEAD = 1 << 16
 NCU_MAGIC = b"NVR\0"
@@ -103,7 +104,8 @@ def _text(path: Path, head: bytes, name: str, rules: Categories) -> tuple[Captur
             return _own(path, rules)
         return (torch_trace.parse(path, name=name, rules=rules),)
     try:
-        text = path.read_text(encoding=_encoding(head))
+        # Before it is taken apart: without its beginning nobody can tell a URL's password.
+        text = without_passwords(path.read_text(encoding=_encoding(head)))
     except UnicodeDecodeError:
         raise RunFileError(refusal("profile", "--from", path.name, "is none of the known formats", ACCEPTED)) from None
     if ncu_csv.looks_like(text):

@@ -40,7 +40,7 @@ def json_schema() -> dict[str, Any]:
     """The schema of a run file as plain data (JSON Schema 2020-12)."""
     documents = _field_documents(record)
     known = {name: item for name, item in vars(record).items() if dataclasses.is_dataclass(item)}
-    definitions = {name: _object(item, documents[name]) for name, item in known.items()}  # type: ignore[arg-type]
+    definitions = {name: _object(item, documents[name]) for name, item in known.items()}  # type: ignore[arg-type]  # `known` has classes alone
     run = definitions.pop(Run.__name__)
     records = run["properties"].pop("records")
     run["properties"]["id"]["pattern"] = f"^{RUN_ID.pattern}$"

@@ -112,7 +112,7 @@ def _own_folders() -> Iterator[re.Pattern[str]]:
 
 def _folder(find: object) -> str:
     try:
-        return str(find())  # type: ignore[operator]
+        return str(find())  # type: ignore[operator]  # given a function
     except (OSError, RuntimeError):  # a folder that is gone, a user without a home
         return ""
 

@@ -73,7 +73,7 @@ def replace_card() -> None:
     stage.CudaStage = Simulated  # type: ignore[misc,assignment]
     made, known = inputs.make_inputs, timer.all_timers
     inputs.make_inputs = lambda case, *, seed, kind, device: made(case, seed=seed, kind=kind, device="cpu")
-    timer.all_timers = lambda: {  # type: ignore[assignment]
+    timer.all_timers = lambda: {
         name: one for name, one in known().items() if name == "wall" or name.startswith("simulated")
     }
     timer.AUTO["cuda"] = ("simulated",)

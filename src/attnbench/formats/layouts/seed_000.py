@@ -154,7 +154,7 @@ def _sides(run: Run) -> tuple[str | None, str | None]:
     own = run.settings.baseline
     first = (own,) if own is not None and not own.startswith((BSA, "hstu-bsa")) else ()
     return tuple(
-        next((name for name in names if name in measured), None)  # type: ignore[return-value]
+        next((name for name in names if name in measured), None)  # type: ignore[return-value]  # a pair
         for names in ((*first, *DENSES), BSAS)
     )
 

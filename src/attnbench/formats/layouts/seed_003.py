@@ -367,7 +367,7 @@ def _checked(item: Any) -> Point:
     for name, kind in Point.__annotations__.items():
         value = getattr(point, name)
         wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}[kind]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):  # type: ignore[arg-type]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):  # type: ignore[arg-type]  # a type or a pair
             raise ValueError(name)
     if not (0 < point.mean_ms < 1e12 and 0 <= point.sparsity <= 100 and point.seqlen > 0):
         raise ValueError("out of range")

@@ -13,7 +13,7 @@ sequences are found by looking into tensors, which waits for the device, as thei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,19 @@ from attnbench.kernels.flash.api import flash_attention
 __all__ = ["NAME", "attend", "mask", "register"]
 
 NAME = "attnbench"
-PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+class Packed(NamedTuple):
+    """What transformers says of packed sequences."""
+
+    cu_seq_lens_q: Any
+    cu_seq_lens_k: Any
+    max_length_q: Any
+    max_length_k: Any
+
+
+PACKED = Packed._fields
+_NOTHING = Packed(None, None, None, None)
 _NOT_OURS = {
     "position_ids",
     "cache_position",
@@ -161,38 +173,36 @@ def attend(
     if sliding_window is not None:
         options["window"] = (sliding_window - 1, 0 if causal else sliding_window - 1)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    packed = tuple(given.get(name) for name in PACKED)
+    packed = Packed(*(given.get(name) for name in PACKED))
     if attention_mask is not None:
         return _unpadded(q, k, v, attention_mask, options), None
-    if packed == (None,) * 4:
+    if packed == _NOTHING:
         packed = _starts(given.get("position_ids"), q, k) or packed
-    if packed == (None,) * 4:
-        return flash_attention(q, k, v, **options)[0], None
+    if packed == _NOTHING:
+        out, _ = flash_attention(q, k, v, **options)
+        return out, None
     for name, one in zip(PACKED, packed, strict=True):
         if one is None:
             raise refusal(NAME, name, None, f"all of {', '.join(PACKED)}, or none")
-    starts_q, starts_k, longest_q, longest_k = packed
-    out = _attend_packed(
-        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), (starts_q, starts_k, longest_q, longest_k), options
-    )
+    out = _attend_packed(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), packed, options)
     return out.view(*q.shape[:-1], v.shape[-1]), None
 
 
-def _attend_packed(q: Tensor, k: Tensor, v: Tensor, packed: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-    starts_q, starts_k, longest_q, longest_k = packed
-    return flash_attention(
+def _attend_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, options: dict[str, Any]) -> Tensor:
+    out, _ = flash_attention(
         q,
         k,
         v,
-        cu_seqlens_q=starts_q.int(),
-        cu_seqlens_k=starts_k.int(),
-        max_seqlen_q=int(longest_q),
-        max_seqlen_k=int(longest_k),
+        cu_seqlens_q=packed.cu_seq_lens_q.int(),
+        cu_seqlens_k=packed.cu_seq_lens_k.int(),
+        max_seqlen_q=int(packed.max_length_q),
+        max_seqlen_k=int(packed.max_length_k),
         **options,
-    )[0]
+    )
+    return out
 
 
-def _starts(position_ids: Tensor | None, q: Tensor, k: Tensor) -> tuple[Any, ...] | None:
+def _starts(position_ids: Tensor | None, q: Tensor, k: Tensor) -> Packed | None:
     """Sequences whose positions begin anew within a row; None where each row is one sequence."""
     batch, rows = q.shape[:2]
     if position_ids is None or position_ids.dim() != 2 or rows != k.shape[1] or rows < 2:
@@ -202,7 +212,7 @@ def _starts(position_ids: Tensor | None, q: Tensor, k: Tensor) -> tuple[Any, ...
     if len(starts) == batch:
         return None
     starts = torch.cat([starts, starts.new_tensor([batch * rows])])
-    return starts, starts, rows, rows
+    return Packed(cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=rows, max_length_k=rows)
 
 
 def _unpadded(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, options: dict[str, Any]) -> Tensor:
@@ -214,7 +224,7 @@ def _unpadded(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, options: dict[st
     own = options["causal"] or "window" in options
     seen_q = seen_k[:, -q.shape[1] :] if own else seen_k.new_ones(q.shape[:2])
     starts_q, starts_k = (torch.nn.functional.pad(seen.sum(1).cumsum(0), (1, 0)) for seen in (seen_q, seen_k))
-    packed = starts_q, starts_k, q.shape[1], k.shape[1]
+    packed = Packed(starts_q, starts_k, max_length_q=q.shape[1], max_length_k=k.shape[1])
     attended = _attend_packed(q[seen_q], k[seen_k], v[seen_k], packed, options)
     out = attended.new_zeros((*q.shape[:-1], v.shape[-1]))
     out[seen_q] = attended

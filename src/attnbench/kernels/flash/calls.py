@@ -52,14 +52,14 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Forwar
             described=not problem.packed and takes_tma(k) and takes_tma(v),
         )
     # Its products are of 32 columns at least, and keys' and values' as wide.
-    blocks = block_of(q.shape[-1]), block_of(v.shape[-1])
+    block_d, block_v = block_of(q.shape[-1]), block_of(v.shape[-1])
     return forward_config(
         _capability(q),
         q.element_size(),
         max(q.shape[-1], v.shape[-1]),
         problem.max_seqlen_k,
         right=problem.right is not None,
-        hopper=blocks[0] == blocks[1] >= 32 and _hopper_takes(q, k, v),
+        hopper=block_d == block_v >= 32 and _hopper_takes(q, k, v),
     )
 
 
@@ -253,9 +253,10 @@ class FlashAttention(Differentiable):
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the forward's arguments."""
-        if grads[0] is None:  # nobody asked for a derivative of the output
+        dout, *_ = grads
+        if dout is None:  # nobody asked for a derivative of the output
             return (None,) * 6
-        return *ctx.call.gradients(grads[0], *ctx.saved_tensors), None, None, None
+        return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None
 
 
 def call_of(

@@ -15,7 +15,7 @@ from attnbench.kernels.flash.problem import Problem, blocks_of, descriptor, lse_
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.kept import empty, launch, rows_in
 
-COLUMNS, MANY = (32, 128), 16
+FEW_COLUMNS, MANY_COLUMNS, MANY = 32, 128, 16
 "Of a program that combines, which is one warp: the first while an SM has no more than so many programs."
 NUMBERS = 1024
 "Of partial results that it has in flight."
@@ -97,8 +97,8 @@ def launch_decode(
     )
     if not cut:
         return
-    narrow = problem.batch * problem.max_seqlen_q * heads * blocks["BLOCK_V"] <= MANY * processors(q) * COLUMNS[0]
-    columns = min(COLUMNS[0] if narrow else COLUMNS[1], blocks["BLOCK_V"])
+    narrow = problem.batch * problem.max_seqlen_q * heads * blocks["BLOCK_V"] <= MANY * processors(q) * FEW_COLUMNS
+    columns = min(FEW_COLUMNS if narrow else MANY_COLUMNS, blocks["BLOCK_V"])
     launch(
         decode_combine,
         (problem.batch * problem.max_seqlen_q, heads, blocks["BLOCK_V"] // columns),

@@ -100,8 +100,9 @@ def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, ls
 def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     """Save for the backward."""
     q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.numbers = inputs
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k)
-    ctx.mark_non_differentiable(output[1])
+    out, lse = output
+    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+    ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
 
 

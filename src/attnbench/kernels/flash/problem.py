@@ -181,8 +181,9 @@ def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: 
         causal: as it was given.
         window: the same.
     """
-    left, right = _reach(causal, window, *bounds)
-    return replace(problem, max_seqlen_q=bounds[0], max_seqlen_k=bounds[1], left=left, right=right)
+    max_seqlen_q, max_seqlen_k = bounds
+    left, right = _reach(causal, window, max_seqlen_q, max_seqlen_k)
+    return replace(problem, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, left=left, right=right)
 
 
 def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:

@@ -50,6 +50,25 @@ class Bounds(NamedTuple):
     keys: Any
 
 
+class Folded(NamedTuple):
+    """What a tile's scores become, and the running softmax with them."""
+
+    weights: Any
+    factor: Any
+    "of the output and the sums so far"
+    row_max: Any
+    sums: Any
+
+
+class Softmax(NamedTuple):
+    """The running softmax of a tile of rows."""
+
+    acc: Any
+    "the output so far, not yet divided by the sums"
+    row_max: Any
+    sums: Any
+
+
 @triton.jit
 @no_type_check
 def sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED: tl.constexpr):

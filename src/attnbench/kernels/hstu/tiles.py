@@ -248,25 +248,30 @@ def masked_tile(index, tiles, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexp
     return tile
 
 
+class Rows(NamedTuple):
+    """The rows of a head of a sequence, of which `load_whole` loads tiles."""
+
+    base: Any
+    "pointer to the first"
+    desc: Any
+    "descriptor of the tensor, where tiles come by TMA"
+    start: Any
+    "the first in the packed tensor"
+    head: Any
+    stride: Any
+    "elements from one row to the next"
+
+
 @triton.jit
 @no_type_check
-def load_whole(
-    base,
-    desc,
-    first,
-    packed,
-    head,
-    stride,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    TMA: tl.constexpr,
-):
-    """A tile whose rows all belong to the sequence that begins at row `packed`."""
+def load_whole(rows, first, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr, TMA: tl.constexpr):
+    """A tile of `Rows` that all belong to their sequence."""
     if TMA:
-        tile = desc.load([tl.cast(packed + first, tl.int32), tl.cast(head, tl.int32), 0])
+        tile = rows.desc.load([tl.cast(rows.start + first, tl.int32), tl.cast(rows.head, tl.int32), 0])
         return tile.reshape(BLOCK, BLOCK_DIM)
-    return load_rows(base, first, count=0, stride=stride, DIM=DIM, BLOCK=BLOCK, BLOCK_DIM=BLOCK_DIM, WHOLE=True)
+    return load_rows(
+        rows.base, first, count=0, stride=rows.stride, DIM=DIM, BLOCK=BLOCK, BLOCK_DIM=BLOCK_DIM, WHOLE=True
+    )
 
 
 @triton.jit

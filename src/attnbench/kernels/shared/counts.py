@@ -55,7 +55,7 @@ class RowCount:
     """A whole number that follows from how long tensors are."""
 
     __slots__ = ("source", "value")
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # the way to be unhashable
 
     def __init__(self, value: int, *source: str | Extent) -> None:
         """A number, and the pieces of the expression that it is."""

@@ -108,7 +108,8 @@ class Forward(Part[_Shape], Generic[_Shape, _Config]):
         """As of `Part`; the default is read whatever a rule says."""
         config = self.config.parse(text)
         if (found := self.fault(config, shape)) and text != self.default(shape):
-            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+            rule, said = found
+            raise ValueError(f"is not valid, {rule}: it {said}")
         return config.values
 
     def check(self, text: str, shape: _Shape) -> None:
@@ -143,7 +144,8 @@ class Forward(Part[_Shape], Generic[_Shape, _Config]):
         try:
             config = self.config.parse(given) if isinstance(given, str) else given
             if found := self.fault(config, shape):
-                raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+                rule, said = found
+                raise ValueError(f"is not valid, {rule}: it {said}")
         except ValueError as why:
             near = self.nearest(text, shape)
             raise ValueError(f"{who}: config={text} {why}; the nearest valid one is {near}") from None
@@ -179,7 +181,7 @@ class Family(Generic[_Shape]):
             found[part.side] = piece
         if len(found) < len(pieces) or not all(pieces):
             hints = [part.hint for part in self.parts]
-            joined = [f"{hints[0]}+{hints[1]}"] if len(hints) == 2 else []
+            joined = ["+".join(hints)] if len(hints) == 2 else []
             raise Misnamed(text, "joins more than one of each", " or ".join([", ".join(hints), *joined]))
         return found
 

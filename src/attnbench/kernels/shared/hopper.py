@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from functools import cache
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, get_type_hints, no_type_check
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints, no_type_check
 
 import torch
 from triton._C.libtriton import ir
@@ -86,7 +86,7 @@ def aggregate(cls: type) -> Any:
             setattr(self, name, gl.constexpr(value) if plain else value)
 
     init.__triton_builtin__ = True  # type: ignore[attr-defined]  # a kernel's hash passes over it
-    cls.__annotations__, cls.__init__ = fields, init  # type: ignore[misc]
+    cls.__annotations__, cls.__init__ = fields, init  # type: ignore[misc]  # a class is made over
     made = _aggregate(cls)
     made.__annotations__ = fields
     return made
@@ -247,10 +247,18 @@ def skip_tiles(rings, count, unseen, turns=None, WARPGROUP: gl.constexpr = 0, TU
     return count
 
 
+class WorkRange(NamedTuple):
+    """Work items of a program, by their turn in the grid's order."""
+
+    first: Any
+    end: Any
+    step: Any
+
+
 @gluon.jit
 @no_type_check
 def work_range(items, stretch, sharers, SEVERAL: gl.constexpr):
-    """Static tile scheduler: first, end and step of a program's work items; one, or every so many-th of a `stretch`."""
+    """Static tile scheduler: the `WorkRange` of a program: one item, or every so many-th of a `stretch`."""
     program = gl.program_id(0)
     first = program
     end = program + 1
@@ -262,7 +270,7 @@ def work_range(items, stretch, sharers, SEVERAL: gl.constexpr):
         end = gl.minimum(begin + stretch, items)
         # The last stretch may be shorter, and then has fewer programs.
         step = gl.minimum(sharers, gl.num_programs(0) - before)
-    return first, end, step
+    return WorkRange(first=first, end=end, step=step)
 
 
 @gluon.jit
@@ -360,8 +368,18 @@ def allocate_work_queue(CONSUMERS: gl.constexpr, FIELDS: gl.constexpr):
     )
 
 
-def partition_work(grid: str, tiles: int, pairs: int, group: int, processors: int) -> tuple[int, int, int]:
-    """Programs of a grid, how many work items a stretch has, and how many programs share one: for `work_range`.
+class GridShares(NamedTuple):
+    """How a grid shares out its work items, for `work_range`."""
+
+    programs: int
+    stretch: int
+    "work items of a stretch"
+    sharers: int
+    "programs that share one"
+
+
+def partition_work(grid: str, tiles: int, pairs: int, group: int, processors: int) -> GridShares:
+    """How a grid of the name shares out its work items.
 
     Args:
         grid: tiles: an item each; few: FEW items of a section each, which lie far apart; else one an SM, of all items.
@@ -372,12 +390,14 @@ def partition_work(grid: str, tiles: int, pairs: int, group: int, processors: in
     """
     items = tiles * pairs
     if grid == "tiles":
-        return items, items, items
+        return GridShares(programs=items, stretch=items, sharers=items)
     if grid == "few":
         stretch = tiles * group
         sharers = -(-stretch // FEW)
-        return items // stretch * sharers + -(-(items % stretch) // FEW), stretch, sharers
-    return min(items, processors), items, min(items, processors)
+        programs = items // stretch * sharers + -(-(items % stretch) // FEW)
+        return GridShares(programs=programs, stretch=stretch, sharers=sharers)
+    programs = min(items, processors)
+    return GridShares(programs=programs, stretch=items, sharers=programs)
 
 
 _NAMES = {

@@ -181,7 +181,7 @@ class Plan:
         if self.counted:
             rows = {}
             for at in self.counted:
-                rows[at] = tensors[at[0]].shape[at[1]]  # type: ignore[union-attr]
+                rows[at] = tensors[at[0]].shape[at[1]]  # type: ignore[union-attr]  # tensors with counted rows are given
             if extents.rows != rows:
                 if not self.guard.at(rows):
                     return None
@@ -227,7 +227,7 @@ class Plan:
             if bound is None:
                 tensors[step].zero_()  # type: ignore[union-attr, index]
             else:
-                step(stream, addresses, bound)  # type: ignore[operator]
+                step(stream, addresses, bound)  # type: ignore[operator]  # no number: a `Repeat`
 
 
 PART_BYTES = 512

@@ -1,15 +1,15 @@
-"""Attention of a step, exchangeable: pages read by a kernel, pages gathered for a contiguous one, or plain torch.
+"""Interchangeable attention of a step: a kernel that reads pages, pages gathered for a contiguous kernel, or plain torch.
 
-An attention is made for a step and serves all its layers.  It appends the new history to the layer's pages and attends
-from the new rows to cached keys and new ones.
+An attention is created for a step and serves all its layers.  It appends the new history to a layer's pages and computes
+attention of the new rows to cached and new keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -21,14 +21,17 @@ from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.models.hstu_ranking.config import WHO
 from attnbench.models.paged_cache.packing import send
 
+if TYPE_CHECKING:
+    from attnbench.models.hstu_ranking.layers import Layer
+
 NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
 WORKSPACE = 2**28
-"Bytes of intermediate results that the plain evaluation stays under: it takes so many rows at a time."
+"Limit of the intermediate results of the plain evaluation, in bytes: it processes rows in chunks that stay below."
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences of a step, on the device and, as far as the host knows, on the host."""
+    """The sequences of a step, on the device and, where the host knows them, on the host."""
 
     table: Step
     cached: Sequence[int]
@@ -42,13 +45,13 @@ class Sequences:
 
 
 class Attention(Protocol):
-    """What a layer calls: q, k, v and output [rows, heads, dim], a pool [pages, 2, page_size, heads, dim]."""
+    """Interface that a layer calls: q, k, v and output [rows, heads, dim], pool [pages, 2, page_size, heads, dim]."""
 
     def append(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
         """Write keys and values of the new history into the pages."""
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from the new rows; pool None: nothing is cached."""
+        """Attention of the new rows; pool None: nothing is cached."""
 
 
 class Reference:
@@ -65,12 +68,12 @@ class Reference:
         pool[pages, 0, slots], pool[pages, 1, slots] = k[rows], v[rows]
 
     def pages_of(self, entries: Tensor) -> Tensor:
-        """Pages that stand in some places of the table: read on the device, so that a graph reads those of its step."""
+        """Page ids at some positions of the table, read on the device, so that a graph reads those of its own step."""
         return self.sequences.table.indices.index_select(0, entries).long()
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of the new history, and place in the table and slot that each belongs to."""
+        """Rows of the new history, with each row's position in the table and slot in the page."""
         given, start, first = self.sequences, 0, 0
         rows: list[np.ndarray] = []
         entries: list[np.ndarray] = []
@@ -111,7 +114,12 @@ class Reference:
 
 
 class Paged:
-    """Our kernel: one launch reads pages and new rows."""
+    """Our kernel: one launch reads pages and new rows.
+
+    Of the names in `EPILOGUE` SiLU and append are the epilogue of a layer's wide product, which of those in `EARLY` is
+    launched while the norm before it runs; of those in `ASIDE` the append is launched on a stream of its own, beside
+    attention, which reads new rows where they lie and not in the pages.
+    """
 
     def __init__(self, sequences: Sequences) -> None:
         """For one step."""
@@ -129,6 +137,33 @@ class Paged:
 
         hstu_paged_silu_append(q, k, v, pool, self.sequences.table)
 
+    def append_aside(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
+        """The append beside what is launched next, until `join`; a stream that is captured takes the other with it."""
+        if not k.is_cuda:
+            self.append(pool, k, v)
+            return
+        beside = _beside(k.device)
+        beside.wait_stream(torch.cuda.current_stream(k.device))
+        with torch.cuda.stream(beside):
+            self.append(pool, k, v)
+
+    def join(self, x: Tensor) -> None:
+        """Let the stream wait for an append beside it: then keys and values may be freed, and pages read."""
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).wait_stream(_beside(x.device))
+
+    def project(
+        self, pool: Tensor | None, x: Tensor, layer: Layer, *, early: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `Layer.project`: a launch of the norm, and one of all that is behind it; with a pool of the append too."""
+        from attnbench.kernels.hstu.layer.api import norm
+        from attnbench.kernels.hstu.projection.api import project
+
+        step = None if pool is None else self.sequences.table
+        normed = norm(x, layer.norm.weight, layer.norm.bias, eps=layer.norm.eps, leads=early)
+        weight, bias, heads = layer.uvqk.weight, layer.uvqk.bias, layer.heads
+        return project(normed, weight, bias, heads=heads, silu=layer.whole, pool=pool, step=step, early=early)
+
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Attention`."""
         from attnbench.kernels.hstu.paged.api import hstu_paged_attention
@@ -136,7 +171,7 @@ class Paged:
         return hstu_paged_attention(q, k, v, self._pool(pool, q), self.sequences.table, **self._numbers)
 
     def attend_parts(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor | Parts:
-        """The same, where keys are split before the parts are added up."""
+        """The same, but where keys are split it returns the parts, not their sum."""
         from attnbench.kernels.hstu.paged.api import hstu_paged_parts
 
         return hstu_paged_parts(q, k, v, self._pool(pool, q), self.sequences.table, **self._numbers)
@@ -146,12 +181,12 @@ class Paged:
         return {"alpha": self.sequences.alpha, "scaling_seqlen": self.sequences.scaling_seqlen}
 
     def _pool(self, pool: Tensor | None, q: Tensor) -> Tensor:
-        """A pool, where nothing is cached one whose page no table names."""
+        """The pool; if nothing is cached, one with a page that no table refers to."""
         return q.new_empty(1, 2, self.sequences.page_size, *q.shape[1:]) if pool is None else pool
 
 
 class Gathered(Reference):
-    """Cached keys and values copied together with the new ones, for `hstu_attention`, which reads no pages."""
+    """Copies cached and new keys and values together for `hstu_attention`, which does not read pages."""
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Attention`."""
@@ -164,7 +199,7 @@ class Gathered(Reference):
             keys,
             values,
             self._offsets,
-            given.table.max_cached + given.table.max_new,  # bounds that many steps share
+            given.table.max_cached + given.table.max_new,  # rounded bounds, which many steps share
             offsets_q=given.table.offsets,
             max_seqlen_q=given.table.max_new,
             num_targets=given.table.num_targets,
@@ -195,7 +230,7 @@ class Gathered(Reference):
 
     @cached_property
     def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Place in the table and slot of each cached key, where it goes, and where the new rows go."""
+        """Position in the table and slot of each cached key, its row in the copy, and the rows of the new keys."""
         given, start, first = self.sequences, 0, 0
         entries: list[np.ndarray] = []
         slots: list[np.ndarray] = []
@@ -218,15 +253,31 @@ def _sent(lists: Sequence[list[np.ndarray]], device: torch.device) -> list[Tenso
 
 
 AttentionMaker = Callable[[Sequences], Attention]
+EARLY = ("paged+epilogue+early",)
+EPILOGUE, ASIDE = ("paged+epilogue", *EARLY, "paged+epilogue+aside"), ("paged+aside", "paged+epilogue+aside")
+"Forms of `paged` that have not been measured yet (`Paged`); of both only SiLU is in the epilogue."
 ATTENTIONS: dict[str, AttentionMaker] = {"reference": Reference, "paged": Paged, "gathered": Gathered}
-PADDED = ("paged", "reference")
-"Those that take rows and sequences beyond a step's own."
-CAPTURED = ("paged",)
-"Those that take all lengths from the device: a CUDA graph of the others keeps those of one step."
+ATTENTIONS |= dict.fromkeys((*EPILOGUE, *ASIDE), Paged)
+CAPTURED = ("paged", *dict.fromkeys((*EPILOGUE, *ASIDE)))
+"Those that read all lengths on the device; a CUDA graph of any other would keep the lengths of one step."
+PADDED = (*CAPTURED, "reference")
+"Those that accept padding: rows and sequences beyond a step's own."
+MOST_EPILOGUE_ROWS = 512
+"""Of steps whose product has an epilogue.
+
+Tiles of 128 rows and columns of a product to 4096 columns are then one wave on 132 SMs.  Of more rows the product weighs
+more, which cuBLAS is taken to do faster, and SiLU and append less.  An estimate, to be set by a measurement.
+"""
+
+
+@cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    """The stream for appends beside a device's attention."""
+    return torch.cuda.Stream(device)
 
 
 def attention_of(name: str | AttentionMaker, sequences: Sequences) -> Attention:
-    """An attention for one step, by name or by what makes it.
+    """An attention for one step, by name or by a function that creates it.
 
     Raises:
         UsageError: there is none of that name.

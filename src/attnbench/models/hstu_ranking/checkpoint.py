@@ -1,7 +1,7 @@
 """Weights in safetensors files, read and written without a library and without running code.
 
-The format: 8 bytes of little-endian length, a JSON object of so many bytes (name to dtype, shape and data_offsets from
-the object's end), then the data.  (https://github.com/huggingface/safetensors, README "Format".)
+The format: a little-endian length of 8 bytes, a JSON object of that length (name to dtype, shape and data_offsets, counted
+from the object's end), then the data.  (https://github.com/huggingface/safetensors, README "Format".)
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from attnbench.text import shown
 
 WHO = "checkpoint"
 LARGEST_HEADER = 100_000_000
-"What the format allows."
+"Limit of the format."
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write all weights of a model; a file that is there already stays whole until the new one is."""
+    """Write all weights of a model; an existing file stays intact until the new one is complete."""
     words = {dtype: word for word, dtype in DTYPES.items()}
     weights = {name: weight.detach().cpu().contiguous() for name, weight in model.state_dict().items()}
     header: dict[str, Any] = {}
@@ -43,10 +43,10 @@ def save(model: nn.Module, path: Path) -> None:
 
 
 def load(model: nn.Module, path: Path) -> None:
-    """Give a model the weights of a file, in the model's precision; nothing is changed where the file does not fit.
+    """Load the weights of a file into a model, in the model's precision; if the file does not match, nothing changes.
 
     Raises:
-        UsageError: the file is not there, is no safetensors file, is cut short, or has other weights than the model.
+        UsageError: the file is missing, is not a safetensors file, is truncated, or its weights are not the model's.
     """
     found = read(path)
     wanted = model.state_dict()
@@ -71,10 +71,10 @@ def load(model: nn.Module, path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU, mapped into memory and not to be written to.
+    """The tensors of a file, on the CPU, memory-mapped and read-only.
 
     Raises:
-        UsageError: the file is not there, is no safetensors file, or is cut short.
+        UsageError: the file is missing, is not a safetensors file, or is truncated.
     """
     try:
         size = path.stat().st_size
@@ -109,7 +109,7 @@ def _tensor(path: Path, name: str, entry: Any, data: Tensor) -> Tensor:
     if not fits or end > len(data):
         raise _no_file(path, f"is cut short at {shown(name)}, or says a wrong size of it")
     part = data[start:end]
-    # Mapped bytes that do not begin where a number may: copied.
+    # Copied, because the mapped bytes are not aligned for the dtype.
     part = part.clone() if part.storage_offset() % dtype.itemsize else part
     return part.view(dtype).view(shape)
 

@@ -1,6 +1,6 @@
-"""Sizes of an HSTU ranking model, and the configurations that are known by name.
+"""Sizes of an HSTU ranking model, and the named configurations.
 
-Imports without torch.
+Can be imported without torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from attnbench.errors import UsageError, refusal, unknown
 WHO = "hstu-ranking"
 VARIANTS = ("hstu", "stu")
 ACTION_DIM, ACTION_HIDDEN = 8, 256
-"Of models that add the action to its item (DLRMv3)."
+"Widths of the action embedding and of its MLP, in models that add the action to its item (DLRMv3)."
 RECENCY_REASON = (
     "counts positions and times back from the request, so the keys and values of every cached token "
     "change with each request"
@@ -21,10 +21,10 @@ RECENCY_REASON = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A model; frozen.
+    """A model's sizes; frozen.
 
     Raises:
-        UsageError: a field is not possible; the message names it.
+        UsageError: a field is invalid; the message names it.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ModelConfig:
     hidden: int
     heads: int
     dim: int
-    "of a head: queries, keys and values"
+    "of queries, keys and values of a head"
     variant: str = "hstu"
     "hstu: SiLU on u, v, q, k, output of LN(a) u (the paper, NVIDIA); stu: SiLU on u, output of u, a, LN(a) u (Meta)"
     items: int
@@ -40,18 +40,18 @@ class ModelConfig:
     actions: int
     "action vocabulary"
     context: tuple[int, ...] = ()
-    "vocabularies of the context features, a token each at the front"
+    "vocabularies of the context features, one token each at the front of the sequence"
     max_history: int
-    "items; each with its action"
+    "most items of a history, each with its action"
     max_candidates: int
     head: tuple[int, ...]
-    "sizes of a tower behind the candidates, the outputs last"
+    "layer sizes of a tower that scores the candidates, outputs last"
     towers: int = 1
-    "such towers; outputs times towers are the tasks"
+    "number of towers; outputs times towers are the tasks"
     embedding_dim: int | None = None
-    "of the tables; None: hidden, and no product behind them"
+    "width of the tables; None: `hidden`, and no projection after them"
     recency: bool = False
-    """history as one token an item, its action added (MLPerf's DLRMv3), with positions and times counted back from the
+    """one token per history item with its action added (MLPerf's DLRMv3), positions and times counted back from the
     request; otherwise item, action, item, … with absolute positions"""
     eps: float = 1e-5
 
@@ -82,7 +82,7 @@ class ModelConfig:
 
     @property
     def item_tokens(self) -> int:
-        """Tokens of one item of the history: the item and its action, or both in one."""
+        """Tokens per history item: two for item and action, or one for both."""
         return 1 if self.recency else 2
 
     @property
@@ -92,12 +92,12 @@ class ModelConfig:
 
     @property
     def scaling_seqlen(self) -> int:
-        """What attention is divided by: a constant of the model, whatever a batch looks like."""
+        """Divisor of the attention: a constant of the model, independent of the batch."""
         return self.history_tokens + self.max_candidates
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the one table that context, items and actions share."""
+        """Rows of the table that context, items and actions share."""
         return self.items + self.actions + sum(self.context)
 
     @property
@@ -132,8 +132,8 @@ CONFIGS = {
             head=(128, 10, 1),
             towers=3,
         ),
-        # The same, examples/hstu/inference/configs/kuairand_1k_inference_ranking.gin; context: user, activity, follows,
-        # fans, friends, days since registration.
+        # NVIDIA/recsys-examples, examples/hstu/inference/configs/kuairand_1k_inference_ranking.gin; context: user,
+        # activity, follows, fans, friends, days since registration.
         ModelConfig(
             name="kuairand",
             layers=3,
@@ -147,7 +147,8 @@ CONFIGS = {
             max_candidates=1024,
             head=(512, 8),
         ),
-        # mlcommons/inference, recommendation/dlrm_v3/configs.py; its 1e9 items and 1e7 users hashed to what fits a card.
+        # mlcommons/inference, recommendation/dlrm_v3/configs.py; its 1e9 items and 1e7 users are hashed to
+        # tables that fit a card.
         ModelConfig(
             name="dlrm-v3",
             layers=5,
@@ -164,7 +165,7 @@ CONFIGS = {
             recency=True,
             eps=1e-6,
         ),
-        # `bench` with fewer and smaller layers: what a CPU scores in milliseconds.
+        # `bench` with fewer and smaller layers, which a CPU scores in milliseconds.
         ModelConfig(
             name="small",
             layers=2,
@@ -197,7 +198,7 @@ CONFIGS = {
 
 
 def config_of(name: str) -> ModelConfig:
-    """A configuration by name.
+    """The configuration with this name.
 
     Raises:
         UsageError: there is none of that name.

@@ -1,11 +1,11 @@
 """Whole steps as CUDA graphs: a graph serves all steps of a bucket of sizes.
 
-A graph reads rows and table from a buffer that stays where it is, and is launched by bounds that hold for its bucket;
-so a step is one copy into that buffer and one launch, the towers of the candidates included.  The normaliser of the
-attention is a constant of the model, rows beyond a step's own are in no sequence, and every other operation works row
-by row: the scores do not depend on the bucket.
+A graph reads rows and table from a buffer at a fixed address, and its launches use bounds that hold for the whole bucket.
+So a step is one copy into that buffer and one graph launch, including the towers of the candidates.  The attention's
+divisor is a constant of the model, padding rows belong to no sequence, and every other operation is row-wise: scores do
+not depend on the bucket.
 
-Without capture the same buffers are run launch by launch; this is how a CPU tests them.
+Without capture the same buffers are used launch by launch; this is how the tests run on a CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from attnbench.models.hstu_ranking.staging import Sizes, Staging
 from attnbench.models.paged_cache import CacheStep, PagedCache
 
 Lengths = tuple[tuple[int, ...], ...]
-"Cached, new and candidates of each user; of a bucket that serves many, none."
+"Cached tokens, new tokens and candidates of each user; empty for a bucket that serves many such steps."
 
 
 @dataclass(slots=True)
@@ -39,14 +39,14 @@ class _Bucket:
     staging: Staging
     graph: Any = None
     reads: Prepared | None = None
-    "what the graph was made of: it reads tensors that nothing else may keep alive"
+    "the step that was captured, kept because the graph reads its tensors"
     out: Tensor | None = None
     steps: int = 0
-    "that were in it"
+    "steps that were in this bucket"
 
 
 class StepGraphs:
-    """The graphs of a model over a cache; not for several threads."""
+    """The graphs of a model over a cache; not thread-safe."""
 
     def __init__(
         self,
@@ -59,20 +59,20 @@ class StepGraphs:
         after: int = 0,
         most: int = 64,
     ) -> None:
-        """No graph yet.
+        """Create without any graph.
 
         Args:
-            model: whose steps these are.
+            model: the model whose steps are captured.
             cache: of the steps; None: nothing is cached.
-            attention: one that takes all lengths from the table on the device.
-            capture: make graphs; None: on a card.
-            exact: a graph serves steps of the same lengths alone: for an attention that takes them from the host.
-            after: steps of a bucket that run launch by launch before its graph is made: sizes that come once are not
-                worth the time of a capture.
-            most: buckets to keep, those used last.
+            attention: one that reads all lengths from the table on the device.
+            capture: whether to capture graphs; None: on a GPU.
+            exact: a graph serves only steps of the same lengths, for an attention that takes lengths from the host.
+            after: how many steps of a bucket run launch by launch before its graph is captured: a capture does not pay
+                for sizes that occur once.
+            most: how many buckets to keep, the most recently used.
 
         Raises:
-            UsageError: the attention takes lengths from the host; a graph would repeat those of its first step.
+            UsageError: the attention takes lengths from the host, so a graph would repeat those of its first step.
         """
         self.model, self.cache, self.attention, self.exact, self.most = model, cache, attention, exact, most
         self.after = after
@@ -94,12 +94,12 @@ class StepGraphs:
 
     @property
     def sizes(self) -> list[Sizes]:
-        """Sizes of the buckets there are, the one used last at the end."""
+        """Sizes of the existing buckets, the most recently used last."""
         return [sizes for sizes, _ in self._buckets]
 
     @torch.no_grad()
     def __call__(self, requests: Sequence[Request]) -> Tensor:
-        """Score the candidates of a batch, as the model itself does.
+        """Score the candidates of a batch, like the model itself.
 
         Raises:
             UsageError: a request or the cache cannot be used; one line says why.
@@ -113,14 +113,14 @@ class StepGraphs:
 
     @torch.no_grad()
     def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
-        """Logits [candidates, tasks] of a step; the next step, whose graph shares the memory, may overwrite them.
+        """Logits [candidates, tasks] of a step; the next step may overwrite them, because graphs share memory.
 
         Args:
-            requests: of the step, checked.
-            histories: token ids of each.
-            step: what of them is cached, and in which pages.
+            requests: of the step, already checked.
+            histories: token ids of each request.
+            step: what is cached of them, and in which pages.
         """
-        with torch.cuda.device_of(self.model.tokens.positions):  # streams and graphs are of the current device
+        with torch.cuda.device_of(self.model.tokens.positions):  # streams and graphs belong to the current device
             return self._run(requests, histories, step)
 
     def _run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
@@ -151,7 +151,7 @@ class StepGraphs:
         return found
 
     def _capture(self, bucket: _Bucket, step: CacheStep) -> None:
-        """Make a bucket's graph, by a step that it holds; what is written to the cache is what this step writes."""
+        """Capture a bucket's graph by running a step; the cache receives exactly what that step writes."""
         prepared = self.model.prepared(bucket.staging, step, self.attention, self.cache).every_wait()
 
         def run() -> None:
@@ -162,18 +162,18 @@ class StepGraphs:
 
 
 def capture(call: Callable[[], object], memory: Any = None) -> Any:
-    """A CUDA graph of what a call launches, which is called once before.
+    """Capture what a call launches as a CUDA graph, after one call outside of it.
 
     Args:
-        call: launches on the current stream and waits for nothing.
-        memory: the pool that its tensors lie in; None: one of its own.
+        call: launches on the current stream and does not synchronize.
+        memory: memory pool of its tensors; None: a pool of its own.
     """
-    call()  # what a first call compiles or allocates must not be captured
+    call()  # the first call compiles and allocates, which must not be captured
     graph = torch.cuda.CUDAGraph()
-    # Not `torch.cuda.graph`: it waits for the device and gives memory back, which a server that captures between two
-    # steps would feel.  Objects that a garbage collection ended could call what cannot be captured.
+    # Not `torch.cuda.graph`: it synchronizes and frees cached memory, which would delay a server that captures between
+    # two steps.  No garbage collection: finalizers could make calls that cannot be captured.
     with torch.cuda.stream(_aside(torch.cuda.current_device())), _no_collection():
-        # Other threads may go on with what cannot be captured.
+        # Other threads may still make calls that cannot be captured.
         graph.capture_begin(*([] if memory is None else [memory]), capture_error_mode="thread_local")
         try:
             call()
@@ -184,7 +184,7 @@ def capture(call: Callable[[], object], memory: Any = None) -> Any:
 
 @cache
 def _aside(device: int) -> torch.cuda.Stream:
-    """The stream that captures are of: the current one may be the default stream, which has none."""
+    """The stream to capture on: the current one may be the default stream, which cannot be captured."""
     return torch.cuda.Stream(device)
 
 
@@ -200,7 +200,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A call as a CUDA graph; what it returns is overwritten by each call."""
+    """A call as a CUDA graph; each call overwrites the results of the last."""
     kept: list[Any] = []
 
     def once() -> None:

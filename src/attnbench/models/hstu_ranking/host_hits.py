@@ -1,15 +1,15 @@
-"""Whether tokens that lie in host memory are brought back or computed again: by what both take here, measured.
+"""Decide whether tokens in host memory are copied back or computed again, from measured times of both.
 
-With h tokens of a user in host memory, c on the device, m rows that are computed in any case, and f(t) the time by which
-a step is longer that computes t tokens:
+For a user with h tokens in host memory, c on the device and m rows that every step computes anyway, and with f(t) the
+time that t computed tokens add to a step:
 
-    computed again     least + sum f(c + h + m) - f(c)
-    brought back       as long as its layers, or as their copies and the last layer behind them, whichever is more:
-                       max(own, copy + own / layers)      own = least + sum f(c + h + m) - f(c + h)
+    recompute    least + sum f(c + h + m) - f(c)
+    reload       the time of the layers, or of the copies plus the last layer, whichever is longer:
+                 max(own, copy + own / layers)      own = least + sum f(c + h + m) - f(c + h)
 
-The time a token takes grows with those before it, so f(t) / t is taken as a line between and beyond the lengths that
-were measured (of a small model, where it falls, f itself), and the copy of all tokens together likewise.  The rate of
-the bus at which both take the same time, the break-even, is the bytes of the tokens over the time to compute them.
+The time of a token grows with the number of tokens before it, so f(t) / t is interpolated and extrapolated linearly
+between the measured lengths (for a small model, where it falls, f itself); so is the copy of all tokens together.  The
+break-even is the bus rate at which both take the same time: the bytes of the tokens over the time to compute them.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.paged_cache import Ahead
 
 LENGTHS = (512, 4096)
-"Tokens of a history that both are measured with, as far as the model takes them."
+"History lengths, in tokens, at which both are measured, up to the model's limit."
 TIMES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class HostHits:
-    """Called with what a step has to do for each user: whether to bring back what host memory has."""
+    """Called with the work of a step for each user; returns whether to reload what is in host memory."""
 
     tokens: tuple[int, ...]
-    "rising, from above 0"
+    "measured lengths in tokens: ascending, above 0"
     reload_s: tuple[float, ...]
-    "seconds to bring so many tokens of a user back"
+    "seconds to reload that many tokens of a user"
     recompute_s: tuple[float, ...]
-    "seconds by which a step is longer that computes them"
+    "seconds that computing that many tokens adds to a step"
     token_bytes: int
-    "keys and values of a token in all layers"
+    "bytes of a token's keys and values in all layers"
     layers: int
-    "of the model: its first ones run while the last ones are copied"
+    "of the model: the first ones run while the last ones are copied"
     least_s: float
     "seconds of a step that computes one candidate"
     contiguous_gb_s: float | None = None
-    "of one copy from pinned memory, to compare with; None: not known"
+    "rate of one copy from pinned memory, for comparison; None: unknown"
 
     def __call__(self, users: Sequence[Ahead]) -> bool:
-        """Whether bringing back is the quicker one."""
+        """Whether reloading is faster."""
         return self.reloaded_s(users) < self.recomputed_s(users)
 
     def recomputed_s(self, users: Sequence[Ahead]) -> float:
-        """Seconds of a step that computes again what host memory has."""
+        """Seconds of a step that recomputes what is in host memory."""
         return self.least_s + sum(self._computed_s(sum(one)) - self._computed_s(one.cached) for one in users)
 
     def reloaded_s(self, users: Sequence[Ahead]) -> float:
-        """Seconds of a step that brings it back while its layers run."""
+        """Seconds of a step that reloads it while its layers run."""
         found = [(sum(one), one.cached + one.on_host) for one in users]
         own = self.least_s + sum(self._computed_s(whole) - self._computed_s(held) for whole, held in found)
         copied = _on_line(sum(one.on_host for one in users), self.tokens, self.reload_s)
@@ -70,17 +70,17 @@ class HostHits:
         each = [taken / count for count, taken in zip(self.tokens, self.recompute_s, strict=True)]
         if each[-1] > each[0]:
             return tokens * _on_line(tokens, self.tokens, each)
-        # Of a small model launches are most of it: a token takes less the more there are.
+        # In a small model launches dominate: the more tokens, the less time each takes.
         return _on_line(tokens, self.tokens, self.recompute_s) if tokens else 0.0
 
     @property
     def reload_gb_s(self) -> float:
-        """Rate of bringing back the longest measured length."""
+        """Rate at which the longest measured length was reloaded."""
         return self.tokens[-1] * self.token_bytes / self.reload_s[-1] / 1e9
 
     @property
     def break_even_gb_s(self) -> float:
-        """Rate from which on bringing back the longest measured length is quicker than computing it."""
+        """Rate above which reloading the longest measured length is faster than computing it."""
         return self.tokens[-1] * self.token_bytes / self.recompute_s[-1] / 1e9
 
     def words(self) -> str:
@@ -105,7 +105,7 @@ class HostHits:
 
         Args:
             model: whose keys and values these are.
-            score: carries out a step without a cache, in the way that steps are carried out.
+            score: runs a step without a cache, in the way that the measured steps run.
             page_size: tokens of a page.
             clock: seconds.
         """
@@ -143,12 +143,12 @@ class HostHits:
 
 
 def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
-    """As measured, but none longer than those of more tokens: what was delayed there."""
+    """The measured times made non-decreasing: a longer time for fewer tokens was a delay."""
     return tuple(min(seconds[place:]) for place in range(len(seconds)))
 
 
 def _on_line(at: float, places: Sequence[float], values: Sequence[float]) -> float:
-    """The value at a place: on lines between those that are known, and on the outer ones beyond; never below 0."""
+    """Linear interpolation between known points, extrapolated by the outer segments; never below 0."""
     if len(places) == 1:
         return values[0] * at / places[0]
     after = min(max(bisect_left(places, at), 1), len(places) - 1)
@@ -168,7 +168,7 @@ def _request(model: HstuRanking, items: int, candidates: int) -> Request:
 
 
 def _seconds(model: HstuRanking, call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Median of some calls, each waited for; the first one, which may compile, is not among them."""
+    """Median of a few synchronized calls, without the first, which may compile."""
     taken = []
     for _ in range(TIMES + 1):
         started = clock()

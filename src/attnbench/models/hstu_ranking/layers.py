@@ -1,10 +1,10 @@
-"""What an HSTU ranking model is made of: token embeddings, HSTU layers in both published variants, the towers.
+"""Modules of an HSTU ranking model: token embeddings, HSTU layers in both published variants, and the towers.
 
     hstu   [u, v, q, k] = SiLU(LN(x) W + b)                        out = x + (LN(a) u) W_o
     stu    [u, v, q, k] = LN(x) W + b, SiLU on u alone             out = x + [u, a, LN(a) u] W_o        a = attention
 
 (hstu: Zhai et al. 2024, arXiv:2402.17152, and NVIDIA/recsys-examples; stu: meta-recsys/generative-recommenders.)
-Inference alone: no dropout, no gradients.
+Inference only: no dropout, no gradients.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from attnbench.models.hstu_ranking.operations import PLAIN, Operations
 from attnbench.models.hstu_ranking.rows import POSITIONS, TIME_BUCKETS, Rows
 
 CATEGORIES = 128
-"Of models that add the action to its item (DLRMv3)."
+"Item categories, in models that add the action to its item (DLRMv3)."
 
 
 class Tokens(nn.Module):
-    """Rows of tokens with absolute positions: x √d + P; all candidates stand behind the history, at one place."""
+    """Token embeddings with absolute positions: x √d + P; all candidates share the position after the history."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Tables and, where they are not as wide as the model, the product behind them."""
+        """Tables and, if they are not as wide as the model, a projection to its width."""
         super().__init__()
         self.table = nn.Parameter(torch.empty(config.vocabulary, config.width))
         self.down = nn.Linear(config.width, config.hidden) if config.width != config.hidden else None
@@ -43,9 +43,10 @@ class Tokens(nn.Module):
 
 
 class CountedBack(nn.Module):
-    """Rows of DLRMv3: item and category through an MLP, the action added, positions and times back from the request.
+    """Token embeddings of DLRMv3: an MLP of item and category, plus the action, with positions and times counted back
+    from the request.
 
-    MLPerf's data says an item's category; here it is the item's number modulo 128.
+    MLPerf's data contains an item's category; here it is the item id modulo 128.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -79,7 +80,7 @@ class Layer(nn.Module):
     """One HSTU layer."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Weights; order of the wide product: u, v, q, k."""
+        """Weights; the input projection has the columns of u, v, q, k in this order."""
         super().__init__()
         self.heads, self.dim, self.whole = config.heads, config.dim, config.variant == "hstu"
         wide = config.heads * config.dim
@@ -91,9 +92,9 @@ class Layer(nn.Module):
     def project(
         self, x: Tensor, operations: Operations = PLAIN, *, silu: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[rows, hidden] to u [rows, heads · dim], before its SiLU, and q, k, v [rows, heads, dim].
+        """[rows, hidden] to u [rows, heads · dim], without its SiLU, and q, k, v [rows, heads, dim].
 
-        Without `silu` q, k and v are before theirs too, if they have one.
+        With `silu` false, q, k and v are also without their SiLU, in models that have one.
         """
         wide = self.heads * self.dim
         u, vqk = self.uvqk(operations.norm(x, self.norm)).split((wide, 3 * wide), dim=1)
@@ -111,9 +112,9 @@ class Layer(nn.Module):
         operations: Operations = PLAIN,
         count: Tensor | None = None,
     ) -> Tensor:
-        """What the layer makes of its input [rows, hidden], u, and the output of attention [rows, heads, dim].
+        """The layer's output from its input [rows, hidden], u, and the attention output [rows, heads, dim].
 
-        The input may be overwritten.  `count` [1] says how many rows attention has an output for; None: all.
+        The input may be overwritten.  `count` [1]: for how many rows the attention output is valid; None: all.
         """
         a = attended.flatten(1) if isinstance(attended, Tensor) else attended
         gated = operations.gate(a, u, self.norm_out, self.whole, count)
@@ -121,10 +122,10 @@ class Layer(nn.Module):
 
 
 class Towers(nn.Module):
-    """Logits of the candidates: rows of length one (LayerNorm, where times count back), then an MLP a tower."""
+    """Logits of the candidates: rows of unit norm (LayerNorm in models with times counted back), then an MLP per tower."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """One MLP a tower; weights of all towers stand in one tensor, so that a product serves all."""
+        """One MLP per tower; the weights of all towers are one tensor, so that one product computes all."""
         super().__init__()
         self.norm = nn.LayerNorm(config.hidden, eps=config.eps) if config.recency else None
         sizes = list(pairwise((config.hidden, *config.head)))
@@ -132,7 +133,7 @@ class Towers(nn.Module):
         self.biases = nn.ParameterList(torch.empty(config.towers, after) for _, after in sizes)
 
     def forward(self, x: Tensor, candidates: Tensor, operations: Operations = PLAIN) -> Tensor:
-        """[rows, hidden], of which [candidates] are to be scored, to [candidates, tasks]."""
+        """From [rows, hidden], and the [candidates] rows to score, to [candidates, tasks]."""
         x = operations.unit(x, candidates) if self.norm is None else self.norm(x.index_select(0, candidates))
         y = functional.linear(x, self.weights[0].flatten(0, 1), self.biases[0].flatten())
         for number in range(1, len(self.weights)):
@@ -141,7 +142,7 @@ class Towers(nn.Module):
 
 
 def _mlp(sizes: tuple[int, ...]) -> nn.Sequential:
-    """Products with ReLU between them."""
+    """Linear layers with ReLU between them."""
     parts: list[nn.Module] = []
     for before, after in pairwise(sizes):
         parts += [nn.Linear(before, after), nn.ReLU()]

@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from attnbench.errors import UsageError, refusal
 from attnbench.kernels.hstu.arguments import Parts
-from attnbench.models.hstu_ranking.attention import Attention, AttentionMaker, Paged, Sequences, attention_of
+from attnbench.models.hstu_ranking.attention import (
+    ASIDE,
+    EARLY,
+    EPILOGUE,
+    MOST_EPILOGUE_ROWS,
+    Attention,
+    AttentionMaker,
+    Paged,
+    Sequences,
+    attention_of,
+)
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 from attnbench.models.hstu_ranking.layers import CountedBack, Layer, Tokens, Towers
 from attnbench.models.hstu_ranking.operations import PLAIN, Operations, operations_of
@@ -25,7 +35,7 @@ from attnbench.models.paged_cache import CacheStep, Choice, PagedCache
 USUAL_PAGE = 64
 Mark = Callable[[str], AbstractContextManager[object]]
 PREPROCESSING, EMBEDDING, FORWARD = "KV_Cache_Preprocessing", "Embedding", "GR_forward"
-"Ranges of a step in NVIDIA's inference benchmark, around ours: captures of either can be compared."
+"NVTX ranges of NVIDIA's inference benchmark, put around ours so that captures of both can be compared."
 
 
 class HstuRanking(nn.Module):
@@ -39,13 +49,13 @@ class HstuRanking(nn.Module):
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> None:
-        """A model with random weights: the same ones for a seed, a precision and a kind of device.
+        """Create a model with random weights, which depend only on the seed, the precision and the kind of device.
 
         Args:
-            config: its sizes.
+            config: sizes.
             seed: of the weights.
             dtype: of weights and activations.
-            device: where it is.
+            device: of the weights.
         """
         super().__init__()
         self.config = config
@@ -64,23 +74,23 @@ class HstuRanking(nn.Module):
         for name, weight in self.named_parameters():
             if "norm" in name:
                 weight.normal_(1.0 if name.endswith("weight") else 0.0, 0.1, generator=drawn)
-            else:  # rows of a table have length one
+            else:  # embeddings have unit norm
                 weight.normal_(0.0, 0.02 if "bias" in name else weight.shape[-1] ** -0.5, generator=drawn)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.tokens.positions.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Dtype of weights and activations."""
         return self.tokens.positions.dtype
 
     def in_precision(self, dtype: torch.dtype) -> HstuRanking:
-        """A copy that computes in another precision, all of it in torch.
+        """A copy that computes in another precision, entirely in torch.
 
-        It shares the table of tokens, whose rows it converts as used.
+        It shares the token table, of which it converts the rows it uses.
         """
         shared = self.tokens.table
         found = copy.deepcopy(self, {id(shared): shared})
@@ -100,10 +110,10 @@ class HstuRanking(nn.Module):
         offload_chunk: int = 1,
         poison: bool = False,
     ) -> PagedCache:
-        """A cache that fits this model; arguments as of `PagedCache`.
+        """A cache for this model; arguments as of `PagedCache`.
 
         Raises:
-            UsageError: this model cannot have a cache, or a number cannot be used.
+            UsageError: this model does not support a cache, or a number is invalid.
         """
         config = self.config
         config.check_cache()
@@ -123,7 +133,7 @@ class HstuRanking(nn.Module):
         )
 
     def _state(self) -> tuple[int, int]:
-        """What keys and values depend on beside token ids: this model, and how often its weights were written to."""
+        """What keys and values depend on besides token ids: this model, and the version counters of its weights."""
         return id(self), sum(weight._version for weight in self._weights)
 
     @torch.no_grad()
@@ -138,14 +148,14 @@ class HstuRanking(nn.Module):
 
         Args:
             requests: of different users.
-            cache: keys and values of earlier requests, and from now on of these; None: none.
-            attention: reference, paged or gathered, or what makes another for a step's sequences.
+            cache: keys and values of earlier requests, to which those of these requests are added; None: no cache.
+            attention: a name in `attention.ATTENTIONS`, or a function that creates another for a step's sequences.
 
         Returns:
             [candidates, tasks] logits, request after request.
 
         Raises:
-            UsageError: a request, the cache or the attention cannot be used; one line says why.
+            UsageError: a request, the cache or the attention is invalid; the message is one line.
         """
         histories = self.histories(requests, cache)
         if cache is None:
@@ -154,13 +164,13 @@ class HstuRanking(nn.Module):
         with cache.step(users, histories, targets) as step:
             return self.run(self.prepare(requests, histories, step, attention, cache))
 
-    # ── the parts of a step: what the host does, then what is launched on the device ───────────────
+    # ── the parts of a step: first on the host, then what is launched on the device ────────────────
 
     def histories(self, requests: Sequence[Request], cache: PagedCache | None = None) -> list[np.ndarray]:
-        """Token ids of each request's history, once the requests and the cache are checked.
+        """Check the requests and the cache, and return the token ids of each request's history.
 
         Raises:
-            UsageError: a request or the cache cannot be used; one line says why.
+            UsageError: a request or the cache is invalid; the message is one line.
         """
         check(self.config, requests)
         if cache is not None:
@@ -178,7 +188,7 @@ class HstuRanking(nn.Module):
         return [self._history(request) for request in requests]
 
     def uncached(self, requests: Sequence[Request], histories: Sequence[np.ndarray]) -> CacheStep:
-        """A step in which nothing is cached."""
+        """A step without cached tokens."""
         lengths, targets = [len(history) for history in histories], [len(one.candidates) for one in requests]
         nothing: list[list[int]] = [[] for _ in requests]
         return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, targets, nothing)
@@ -191,7 +201,7 @@ class HstuRanking(nn.Module):
         attention: str | AttentionMaker,
         cache: PagedCache | None = None,
     ) -> Prepared:
-        """Leave out what is cached, send the rest to the device, and choose the attention.
+        """Drop what is cached, copy the rest to the device, and create the attention.
 
         Raises:
             UsageError: there is no such attention.
@@ -203,7 +213,7 @@ class HstuRanking(nn.Module):
     def prepared(
         self, staging: Staging, step: CacheStep, attention: str | AttentionMaker, cache: PagedCache | None = None
     ) -> Prepared:
-        """A step whose rows and table are in a buffer, or will be before it is run.
+        """A step whose rows and table are in a staging buffer, now or before it is run.
 
         Raises:
             UsageError: there is no such attention.
@@ -220,18 +230,38 @@ class HstuRanking(nn.Module):
         )
         found = attention_of(attention, sequences)
         joined = found if isinstance(found, Paged) and self.operations.joins else None
+        aside = cache is not None and joined is not None and attention in ASIDE
+        epilogue = self.has_epilogue(attention, len(staging.rows.ids))
         silu = joined is not None and cache is not None and self.config.variant == "hstu"
         return Prepared(
-            staging.rows, staging.table.offsets[-1:], found, step, cache, step.wait_layer, joined, appends_silu=silu
+            staging.rows,
+            staging.table.offsets[-1:],
+            found,
+            step,
+            cache,
+            step.wait_layer,
+            joined,
+            appends_silu=silu and not (epilogue or aside),
+            epilogue=epilogue,
+            aside=aside,
+            early=epilogue and attention in EARLY,
         )
+
+    def has_epilogue(self, attention: str | AttentionMaker, rows: int) -> bool:
+        """Whether SiLU is in the epilogue of a layer's wide product, in a step of so many rows."""
+        return attention in EPILOGUE and self.operations.joins and rows <= MOST_EPILOGUE_ROWS
+
+    def launches_append(self, attention: str | AttentionMaker, rows: int) -> bool:
+        """Whether the append of a layer is a launch, in a step of so many rows that has a cache."""
+        return attention in ASIDE or not self.has_epilogue(attention, rows)
 
     @torch.no_grad()
     def run(self, prepared: Prepared, mark: Mark = nullcontext) -> Tensor:
-        """Logits [candidates, tasks] of a step that is prepared; nothing in it waits for the device.
+        """Logits [candidates, tasks] of a prepared step; does not synchronize with the device.
 
         Args:
             prepared: the step.
-            mark: marks a range by its name, for profilers.
+            mark: marks a named range for profilers.
         """
         does = self.operations
         with mark(EMBEDDING), mark("embedding"):
@@ -239,11 +269,12 @@ class HstuRanking(nn.Module):
         with mark(FORWARD):
             for number, layer in enumerate(self.layers):
                 with mark("projection"):
-                    u, q, k, v = layer.project(x, does, silu=not prepared.appends_silu)
+                    u, q, k, v = prepared.project(number, layer, x, does)
                 with mark("append"):
                     prepared.append(number, q, k, v)
                 with mark("attention"):
                     attended = prepared.attend(number, q, k, v)
+                    prepared.join(q)
                 with mark("output"):
                     x = layer.output(x, u, attended, does, prepared.count)
             with mark("head"):
@@ -259,36 +290,66 @@ class HstuRanking(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step of which only the device's part is left."""
+    """A step that is ready to be launched on the device."""
 
     rows: Rows
     count: Tensor
-    "int32 [1]: rows that are in a sequence, the first ones"
+    "int32 [1]: number of rows that belong to a sequence; padding follows them"
     attention: Attention
     step: CacheStep
     cache: PagedCache | None
     waits: Callable[[int], None]
-    "lets the device wait until a layer's pages are there"
+    "makes the device wait until a layer's pages have been copied"
     joined: Paged | None = None
-    "the attention, where the sum of split keys is left to the gate"
+    "the attention, if it leaves the sum over split keys to the gate"
     appends_silu: bool = False
-    "whether SiLU of q, k and v is left to the append"
+    "whether the append applies SiLU to q, k and v"
+    epilogue: bool = False
+    "whether SiLU is in the epilogue of the wide product, the append too where it is not aside"
+    early: bool = False
+    "whether that product is launched while the norm before it runs"
+    aside: bool = False
+    "whether the append is on a stream of its own, beside attention"
 
     def every_wait(self) -> Prepared:
-        """The same for any step, whether anything comes from host memory or not."""
+        """The same for every step, whether or not anything comes from host memory."""
         return self if self.cache is None else replace(self, waits=self.cache.wait_layer)
 
+    @property
+    def appended(self) -> bool:
+        """Whether the append is in the epilogue of the product."""
+        return self.epilogue and not self.aside
+
+    def project(
+        self, number: int, layer: Layer, x: Tensor, operations: Operations
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """u, q, k and v of a layer's input [rows, hidden], as of `Layer.project`; where it is `appended` the append too."""
+        if not self.epilogue or self.joined is None:
+            return layer.project(x, operations, silu=not self.appends_silu)
+        pool = None
+        if self.cache is not None and self.appended:
+            self.waits(number)
+            pool = self.cache.pool[number]
+        return self.joined.project(pool, x, layer, early=self.early)
+
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write keys and values of the new history to a layer's pages, where there is a cache."""
-        if self.cache is None:
+        """Write keys and values of the new history to a layer's pages, if there is a cache."""
+        if self.cache is None or self.appended:
             return
         self.waits(layer)
-        if self.appends_silu and self.joined is not None:
+        if self.aside and self.joined is not None:
+            self.joined.append_aside(self.cache.pool[layer], k, v)
+        elif self.appends_silu and self.joined is not None:
             self.joined.silu_append(self.cache.pool[layer], q, k, v)
         else:
             self.attention.append(self.cache.pool[layer], k, v)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | Parts:
-        """Attend from the new rows; q, k, v and the result are [rows, heads, dim]."""
+        """Attention of the new rows; q, k, v and the result are [rows, heads, dim]."""
         attend = self.attention.attend if self.joined is None else self.joined.attend_parts
         return attend(None if self.cache is None else self.cache.pool[layer], q, k, v)
+
+    def join(self, x: Tensor) -> None:
+        """Behind attention: go on with what is launched on the device of x when an append aside is done."""
+        if self.aside and self.joined is not None:
+            self.joined.join(x)

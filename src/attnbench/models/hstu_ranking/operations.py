@@ -1,6 +1,6 @@
-"""What of a model is neither a product nor attention: in torch, or in one launch each by our kernels.
+"""Elementwise and row-wise operations of a model: in torch, or by our kernels in one launch each.
 
-A model on a card takes the kernels, anywhere else torch.  The right answer, in fp64, is always computed by torch.
+A model on a GPU uses the kernels, elsewhere torch.  The reference result, in fp64, is always computed by torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from attnbench.kernels.hstu.arguments import Parts
 
 
 class Operations(Protocol):
-    """All take and give tensors of the model's precision, [rows, columns]."""
+    """Arguments and results are tensors [rows, columns] in the model's precision."""
 
     name: str
     joins: bool
-    "whether `gate` takes attention in parts too, and SiLU may be left to the append (`attention.Paged`)"
+    "whether `gate` also accepts attention in parts, and SiLU may be left to the append (`attention.Paged`)"
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
-        """Rows of tokens with their positions: x √d + P."""
+        """Token embeddings with positions: x √d + P."""
 
     def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """LN(x)."""
@@ -33,22 +33,22 @@ class Operations(Protocol):
     def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
         """LN(a) s with s = SiLU(u), or Meta's [s, a, LN(a) s].
 
-        Rows of a from `count` [1] on hold nothing; what is returned for them is nobody's, but a number on a card, where
-        kernels may multiply what they read beyond a sequence by 0.
+        Rows of `a` from `count` [1] on are undefined.  Their results are not used, but must be finite on a GPU, where
+        kernels may read beyond a sequence and multiply by 0.
         """
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """x + y Wᵀ; x may be overwritten."""
 
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Some rows, each divided by its length."""
+        """Gather rows and divide each by its norm."""
 
     def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """ReLU(x) Wᵀ + b of x [rows, towers · before], with weights [towers, after, before], a bias of each."""
+        """ReLU(x) Wᵀ + b of x [rows, towers · before], with weights [towers, after, before] and biases [towers, after]."""
 
 
 class Plain:
-    """Each step of a formula by itself."""
+    """One torch operation for each step of a formula."""
 
     name = "torch"
     joins = False
@@ -89,7 +89,7 @@ class Plain:
 
 
 class Fused:
-    """A launch each, computed in fp32 and rounded once."""
+    """One launch each, computed in fp32 and rounded once."""
 
     name = "triton"
     joins = True
@@ -120,7 +120,7 @@ class Fused:
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """As of `Operations`."""
-        return x.addmm_(y, weight.t())  # in place: torch would first copy x to a result of its own
+        return x.addmm_(y, weight.t())  # in place: otherwise torch would first copy x
 
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
         """As of `Operations`."""
@@ -139,5 +139,5 @@ PLAIN, FUSED = Plain(), Fused()
 
 
 def operations_of(device: torch.device, dtype: torch.dtype) -> Operations:
-    """Those that a model uses if not told: the kernels on a card, in a precision they take."""
+    """The default of a model: the kernels on a GPU in a precision they support, otherwise torch."""
     return FUSED if device.type == "cuda" and dtype.itemsize <= 4 else PLAIN

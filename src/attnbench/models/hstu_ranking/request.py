@@ -1,9 +1,9 @@
-"""Requests as a model takes them, what of them is checked, and the token ids they become.
+"""Requests of a model, their checks, and the token ids they become.
 
-Context, items and actions share one table: an item is its own id, actions come behind the items, context features
-behind these.  So the ids of a history say all that its keys and values depend on, and a cache compares them.
+Context, items and actions share one table: item ids come first, then actions, then context features.  So the ids of a
+history determine its keys and values, and a cache compares them.
 
-Imports without torch.
+Can be imported without torch.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from attnbench.errors import UsageError, refusal
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 
 LONGEST_TIME = 2**62
-"Seconds; differences of two times are taken in 64 bits."
+"Limit of a time in seconds, so that differences of two times fit 64 bits."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A user's history and the candidates to rank.  An empty history and no candidates are both possible.
+    """A user's history and the candidates to rank.  The history may be empty, and so may the candidates.
 
-    Without candidates there is nothing to score: the history is cached, and that is all.
+    Without candidates the history is cached and nothing is scored.
     """
 
     user: int
-    "whose cache it is; any whole number, no embedding belongs to it"
+    "key of the user's cache entry: any integer; it has no embedding"
     items: np.ndarray
-    "int64 [h], the oldest first"
+    "int64 [h], oldest first"
     actions: np.ndarray
     "int64 [h]: what the user did with each item"
     candidates: np.ndarray
@@ -38,13 +38,13 @@ class Request:
     context: np.ndarray
     "int64 [features]"
     times: np.ndarray | None = None
-    "int64 [h] seconds, of models that count times back from the request"
+    "int64 [h] seconds, for models that count times back from the request"
     now: int = 0
-    "seconds: when the request is made"
+    "time of the request in seconds"
 
 
 def check(config: ModelConfig, requests: Sequence[Request]) -> None:
-    """Refuse requests that the model cannot score; nothing is cut off in silence.
+    """Refuse requests that the model cannot score; nothing is truncated silently.
 
     Raises:
         UsageError: naming request, field, value and what is accepted.
@@ -60,9 +60,9 @@ def check(config: ModelConfig, requests: Sequence[Request]) -> None:
 
 
 def _as_expected(config: ModelConfig, request: Request) -> bool:
-    """Whether a request is right beyond doubt, by a pass over each array: what most are, in every step.
+    """Fast check with one pass per array, which most requests pass in every step.
 
-    Of any other `_check_each` says what is wrong with it, if anything is.
+    For any other request `_check_each` finds what is wrong, if anything.
     """
     arrays = request.items, request.actions, request.candidates, request.context
     if config.recency or type(request.user) is not int:
@@ -83,12 +83,12 @@ def _as_expected(config: ModelConfig, request: Request) -> bool:
 
 
 def _are_under(ids: np.ndarray, size: int) -> bool:
-    """Whether int64 ids are from 0 and below a size; one pass: below 0 is far above as an unsigned number."""
+    """Whether int64 ids are in [0, size), in one pass: as unsigned numbers, negative ids are large."""
     return not len(ids) or bool(np.maximum.reduce(ids.view(np.uint64)) < size)
 
 
 def _check_each(config: ModelConfig, who: str, request: Request) -> None:
-    """Refuse a request by itself, naming the first field that is wrong."""
+    """Refuse a request, naming the first invalid field."""
     if not _is_whole(request.user):
         raise UsageError(refusal(who, "user", repr(request.user)[:40], "is no number of a user", "a whole number"))
     for name in ("items", "actions", "candidates", "context"):
@@ -135,7 +135,7 @@ def _check_array(who: str, name: str, given: object) -> None:
 
 
 def _check_whole(who: str, name: str, given: np.ndarray, why: str) -> None:
-    # An empty array is of any type: numpy's own is of floats.
+    # An empty array may have any dtype: numpy's default is float.
     if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
         raise UsageError(refusal(who, name, f"{given.dtype}{list(given.shape)}", why, "whole numbers in one dim"))
 
@@ -158,6 +158,6 @@ def history_ids(config: ModelConfig, request: Request) -> np.ndarray:
     starts = config.items + config.actions + np.cumsum((0, *config.context))[:-1] if features else 0
     ids[:features] = request.context + starts
     ids[features::2] = request.items
-    # In 64 bits: actions of 8 bits would wrap.  "unsafe": an empty array of numpy's is of floats.
+    # In 64 bits: 8-bit actions would overflow.  "unsafe": numpy's empty arrays are float.
     np.add(request.actions, config.items, out=ids[features + 1 :: 2], dtype=np.int64, casting="unsafe")
     return ids

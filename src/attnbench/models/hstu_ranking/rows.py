@@ -1,4 +1,4 @@
-"""The rows of a step, made on the host: which token each is, where it stands, which rows are candidates."""
+"""The rows of a step, built on the host: token id and position of each row, and which rows are candidates."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from attnbench.models.hstu_ranking.request import Request
 
 TIME_BUCKETS = 2048
 POSITIONS = 8192
-"Of models that count back from the request; what is further back stands at the last one (both: DLRMv3)."
+"Buckets of models that count back from the request; anything further back is in the last one (both: DLRMv3)."
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """New history and candidates of all requests, one request after another; int32 on the model's device.
 
-    Rows and candidates may be more than a step has: those behind its own are row 0 of the tables, and nobody reads what
-    becomes of them.
+    There may be padding: rows and candidates beyond the step's own use row 0 of the tables, and their results are not
+    read.
     """
 
     ids: Tensor
-    "[rows] of the table"
+    "[rows] row numbers in the table"
     positions: Tensor
     "[rows]"
     candidates: Tensor
-    "[candidates] rows that are candidates"
+    "[candidates] row numbers of the candidates"
     actions: Tensor | None = None
-    "[rows] of models that add the action to its item; the row behind the vocabulary where there is none"
+    "[rows] for models that add the action to its item; the row after the vocabulary means no action"
     times: Tensor | None = None
-    "[rows] bucket of the time since, of models that count back"
+    "[rows] bucket of the time before the request, for models that count back"
 
 
 def row_lengths(config: ModelConfig, rows: int, candidates: int) -> dict[str, int]:
-    """Numbers of each array of `Rows`."""
+    """Length of each array of `Rows`."""
     always = {"ids": rows, "positions": rows, "candidates": candidates}
     return always | ({"actions": rows, "times": rows} if config.recency else {})
 
 
 def rows_of(config: ModelConfig, arrays: Mapping[str, Tensor]) -> Rows:
-    """Rows of arrays on the device."""
+    """`Rows` from arrays on the device."""
     return Rows(**{name: arrays[name] for name in row_lengths(config, 0, 0)})
 
 
 def row_parts(
     config: ModelConfig, requests: Sequence[Request], histories: Sequence[np.ndarray], cached: Sequence[int]
 ) -> dict[str, list[np.ndarray]]:
-    """What stands in the arrays of `Rows`.
+    """Contents of the arrays of `Rows`.
 
     Args:
         config: the model.
-        requests: checked.
-        histories: token ids of each.
-        cached: tokens of each that need no row.
+        requests: already checked.
+        histories: token ids of each request.
+        cached: how many tokens of each are cached and need no row.
     """
     parts: dict[str, list[np.ndarray]] = {name: [] for name in row_lengths(config, 0, 0)}
     start = 0
@@ -75,7 +75,7 @@ def row_parts(
 
 
 def _counted_back(config: ModelConfig, request: Request, length: int) -> dict[str, list[np.ndarray]]:
-    """Positions, actions and times of a request whose model counts back from it."""
+    """Positions, actions and times of a request, for a model that counts back from it."""
     assert request.times is not None
     features, count = len(config.context), len(request.candidates)
     back = np.minimum(np.arange(length, 0, -1), POSITIONS - 1)

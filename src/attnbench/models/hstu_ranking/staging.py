@@ -1,7 +1,7 @@
-"""What a step takes from the host, in one buffer on the device: rows of all requests and the table of their pages.
+"""Input of a step from the host in one device buffer: the rows of all requests and their page table.
 
-A buffer is made for one step, or for a bucket of steps that a CUDA graph serves: it then has room for all of them, and
-the bounds by which kernels are launched hold for all.
+A buffer is created for one step, or for a bucket of steps that share a CUDA graph.  Then it has room for all of them, and
+the bounds with which kernels are launched hold for all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_ROWS, LEAST_CACHED = 32, 512
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything a step has, or at most has."""
+    """Sizes of a step, or upper bounds of them."""
 
     batch: int
     rows: int
@@ -32,13 +32,13 @@ class Sizes:
     entries: int
     "pages of all users"
     max_new: int
-    "rows of a user"
+    "most rows of a user"
     max_cached: int
-    "cached tokens of a user"
+    "most cached tokens of a user"
 
     @classmethod
     def of(cls, step: CacheStep) -> Sizes:
-        """Those of one step."""
+        """Sizes of one step."""
         candidates = sum(step.targets)
         return cls(
             len(step.users),
@@ -50,18 +50,18 @@ class Sizes:
         )
 
     def bounded(self) -> Sizes:
-        """The same with bounds that many steps share, so that they share kept calls of kernels, and graphs.
+        """The same with rounded bounds, so that more steps share cached kernel calls and graphs.
 
-        Too high a bound of new rows costs programs that end at once: it is rounded up by at most a quarter.  That of
-        cached tokens only decides into how many parts keys are split: it is rounded up to a power of two.
+        A loose bound of new rows launches programs that exit at once, so it is rounded up by at most a quarter.  The bound
+        of cached tokens only decides into how many parts keys are split, so it is rounded up to a power of two.
         """
         return replace(self, max_new=rounded(self.max_new, 4), max_cached=max(LEAST_CACHED, _power(self.max_cached)))
 
     def bucket(self, page_size: int) -> Sizes:
-        """Sizes of the bucket that a step of these sizes is in, and its bounds.
+        """Sizes and bounds of the bucket for a step of these sizes.
 
-        Rows are rounded up by at most 1/32, as all work is in them, candidates by at most a quarter, users to a power
-        of two.
+        Rows are rounded up by at most 1/32, because all work is proportional to them, candidates by at most a quarter, and
+        users to a power of two.
         """
         batch, given = _power(self.batch), self.bounded()
         pages = -(-(given.max_new + given.max_cached) // page_size)
@@ -75,7 +75,7 @@ class Sizes:
 
 
 def rounded(count: int, parts: int, least: int = LEAST_ROWS) -> int:
-    """The count rounded up to a multiple of 1/parts of the power of two below it, or of `least` if that is more."""
+    """Round a count up to a multiple of 1/parts of the power of two below it, or of `least` if that is larger."""
     step = max(least, (1 << max(0, count.bit_length() - 1)) // parts)
     return -(-count // step) * step
 
@@ -85,15 +85,15 @@ def _power(count: int) -> int:
 
 
 class Staging:
-    """A buffer, and what is in it."""
+    """A buffer and its contents."""
 
     def __init__(self, config: ModelConfig, sizes: Sizes, device: torch.device) -> None:
-        """Nothing in it yet.
+        """Create an empty buffer.
 
         Args:
             config: the model.
-            sizes: what there is room for.
-            device: where the buffer is.
+            sizes: capacity.
+            device: of the buffer.
         """
         self._config, self._sizes = config, sizes
         self._packing = Packing(
@@ -105,12 +105,12 @@ class Staging:
         self.table = table_of(arrays, max_new=sizes.max_new, max_cached=sizes.max_cached)
 
     def fill(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> None:
-        """Take a step, by one copy that the host does not wait for.
+        """Copy a step into the buffer by one asynchronous copy.
 
         Args:
-            requests: of the step, checked.
-            histories: token ids of each.
-            step: what of them is cached, and in which pages.
+            requests: of the step, already checked.
+            histories: token ids of each request.
+            step: what is cached of them, and in which pages.
         """
         self._packing.fill(
             {**row_parts(self._config, requests, histories, step.cached), **table_parts(step, self._sizes.batch)},

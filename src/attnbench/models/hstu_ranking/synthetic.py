@@ -1,14 +1,14 @@
-"""Users shaped as those of KuaiRand-1K, drawn by seed, and their requests in the order of time.
+"""Synthetic users with the statistics of KuaiRand-1K, drawn by seed, and their requests in order of time.
 
-What is known of the data set and kept (facts by count over its standard logs of 2022-04-08 to 05-08): interactions of a
-user are log-normal (μ 8.94, σ 1.00), an item of popularity rank r has a share ∝ (r + 300)^-0.75 of 4,371,868 items,
-several interactions share one time (a page of the feed).
+Taken from the data set (counted in its standard logs of 2022-04-08 to 05-08): interactions per user are log-normal
+(μ 8.94, σ 1.00), an item of popularity rank r has a share ∝ (r + 300)^-0.75 of 4,371,868 items, and several interactions
+share one time (a page of the feed).
 
-What is assumed, for no figure was found: pages of 4 to 10 interactions; visits of a geometric number of pages, 5 on
+Assumed, because no figures were found: pages of 4 to 10 interactions; visits of a geometric number of pages, 5 on
 average, a minute apart on average; visits uniform over the 31 days; each kind of action independent of the others, at
-the rates below; context features uniform.  Hit rates of a cache depend on the visits: say so beside them.
+the rates below; context features uniform.  Hit rates of a cache depend on the visits: say so when reporting them.
 
-Imports without torch.
+Can be imported without torch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ DAY_MS = 86_400_000
 PAGE_ROWS = (4, 10)
 VISIT_PAGES, PAGE_GAP_MS = 5, 60_000
 ACTION_RATES = (0.4, 0.02, 0.002, 0.003, 0.002, 0.001, 0.3, 0.01)
-"Of the bits click, like, follow, comment, forward, hate, long view, profile enter."
+"Rates of the actions click, like, follow, comment, forward, hate, long view, profile enter, in the order of their bits."
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What one user did, in the order of time."""
+    """Interactions of one user, in order of time."""
 
     user: int
     items: np.ndarray
@@ -52,15 +52,15 @@ class Log:
 
 
 def draw_user(config: ModelConfig, user: int, seed: int) -> Log:
-    """One user, whoever else is drawn.
+    """Draw one user, independently of all others.
 
     Args:
-        config: whose vocabularies ids are hashed to.
+        config: the model to whose vocabularies ids are hashed.
         user: number, from 0.
         seed: of the data set.
 
     Raises:
-        UsageError: a number cannot be used.
+        UsageError: a number is invalid.
     """
     for name, value in (("user", user), ("seed", seed)):
         if type(value) is not int or value < 0:
@@ -78,7 +78,7 @@ def draw_user(config: ModelConfig, user: int, seed: int) -> Log:
 
 
 def draw_ranks(drawn: np.random.Generator, count: int) -> np.ndarray:
-    """Popularity ranks from 0, by the inverse of the (continuous) distribution."""
+    """Popularity ranks from 0, by the inverse of the (continuous) distribution function."""
     power = 1 - SLOPE
     low, high = HEAD**power, (CATALOGUE + HEAD) ** power
     ranks = (low + drawn.random(count) * (high - low)) ** (1 / power) - HEAD
@@ -86,7 +86,7 @@ def draw_ranks(drawn: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _times(drawn: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times of a user's interactions, and where visits begin."""
+    """Times of a user's interactions, and the first interaction of each visit."""
     sizes = drawn.integers(PAGE_ROWS[0], PAGE_ROWS[1] + 1, count // PAGE_ROWS[0] + 1)
     pages = int(np.searchsorted(sizes.cumsum(), count)) + 1
     lengths = drawn.geometric(1 / VISIT_PAGES, pages)
@@ -96,7 +96,7 @@ def _times(drawn: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarr
     gaps = drawn.exponential(PAGE_GAP_MS, pages).astype(np.int64) + 1
     first = np.searchsorted(visit_of_page, np.arange(visits))
     run = gaps.cumsum()
-    # A visit that would last into the next one pushes it on: time never goes back.
+    # A visit that would overlap the next one delays it: time never goes back.
     when = np.maximum.accumulate(starts[visit_of_page] - run[first][visit_of_page]) + run
     times: np.ndarray = np.repeat(when, sizes[:pages])[:count]
     begins = np.concatenate([[0], sizes[:pages].cumsum()])[first]
@@ -104,7 +104,7 @@ def _times(drawn: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarr
 
 
 def hashed(ranks: np.ndarray, size: int) -> np.ndarray:
-    """Ids below `size` of ranks: splitmix64, so that what is popular is not next to itself."""
+    """Ids below `size` from ranks by splitmix64, so that popular items are not neighbours."""
     x = ranks.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -112,20 +112,20 @@ def hashed(ranks: np.ndarray, size: int) -> np.ndarray:
 
 
 def requests_of(log: Log, config: ModelConfig, num_candidates: int) -> Iterator[tuple[int, Request]]:
-    """A request at the start of each visit: the history so far, and the items that follow as candidates.
+    """A request at the start of each visit: the history so far, with the items that follow as candidates.
 
-    A history is cut where the model's most is reached: its *first* items are kept, as NVIDIA's preprocessing does, so
-    that each history continues the one before.  One that drops its oldest items continues nothing that is cached.
+    A history is truncated at the model's limit by keeping its *first* items, as NVIDIA's preprocessing does, so that each
+    history continues the previous one.  If the oldest items were dropped, no cached history would be continued.
 
     Args:
         log: a user.
         config: the model.
-        num_candidates: of each request; fewer where the log ends before.
+        num_candidates: of each request; fewer where the log ends.
 
     Yields:
         Milliseconds, and the request.
     """
-    seconds: np.ndarray = log.times // 1000  # once: the histories of all visits are parts of it
+    seconds: np.ndarray = log.times // 1000  # computed once: the histories of all visits are prefixes of it
     for begin in log.visits.tolist():
         seen = min(begin, config.max_history)
         now = int(log.times[begin])

@@ -137,7 +137,7 @@ def fetch(history: Connection, kind: type[LineT], statement: str | Executable, v
     from sqlalchemy import text
 
     asked = text(statement) if isinstance(statement, str) else statement
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # `kind` is a dataclass
     found = []
     kept = {name: spelled(value) if isinstance(value, str) else value for name, value in values.items()}
     for row in history.execute(asked, kept).mappings():

@@ -81,7 +81,7 @@ def generate_all(
             inputs,
             denoiser,
             attention,
-            after=lambda number, latents, kept=kept: kept.append(latents),  # type: ignore[misc]
+            after=lambda number, latents, kept=kept: kept.append(latents),  # type: ignore[misc]  # mypy infers no lambda with a default
         )
         found.calls = attention.calls - before
         found.total_s.append(one.total_s)

@@ -1,1 +1,1 @@
-"""Launch configurations of softmax attention: fields, space, tuned defaults.  Import without torch and Triton."""
+"""Launch configurations of softmax attention: fields, space, tuned defaults.  Can be imported without torch and Triton."""

@@ -1,11 +1,11 @@
 """Launch configuration of the flash backward: tiles, warps, stages, code path; its space and its tuned defaults.
 
     b64x128w8s3-atomic-tma             one kernel: 64 rows by 128 keys, 8 warps, 3 stages, dQ by fp32 atomics
-    b64x128w8s3-r128x64w8s2-tma-late   deterministic: after it a kernel for dQ with the tiles after the r
-    b64x128w8s2-atomic-tma-ws          the kernel for Hopper: a warp loads, two warpgroups of 64 keys compute
-    b64x64w8s2-atomic-tma-ws           its like over 128 dims: two warpgroups share 64 keys
+    b64x128w8s3-r128x64w8s2-tma-late   deterministic: a second kernel for dQ, with the tiles after the r
+    b64x128w8s2-atomic-tma-ws          the Hopper kernel: a producer warp, two consumer warpgroups of 64 keys each
+    b64x64w8s2-atomic-tma-ws           the Hopper kernel over 128 dims: two warpgroups share 64 keys
 
-The defaults are data, in ``backward.toml`` beside this file: the first row that fits is taken.
+The defaults are rows of ``backward.toml`` beside this file; the first row that matches is used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tiles(LaunchConfig):
     "keys of a tile"
     warps: Annotated[int, Spelled("w{}")]
     stages: Annotated[int, Spelled("s{}")]
-    "tiles in flight: of rows in dK and dV, of keys in dQ"
+    "tiles in flight: of rows in the kernel for dK and dV, of keys in the kernel for dQ"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,45 +56,45 @@ class BackwardConfig(LaunchConfig):
     EXAMPLE: ClassVar[str] = "b64x128w8s3-atomic-tma or b64x128w8s3-r128x64w8s2-tma"
 
     columns: Annotated[Tiles, Spelled("b{}")]
-    "of the kernel that takes a tile of keys through its rows, for dK and dV"
+    "of the kernel for dK and dV, which loops over the rows that see a tile of keys"
     rows: Annotated[Tiles | None, Spelled("-r{}", none="atomic", far=3)] = None
-    "of the one that takes a tile of rows through its keys, for dQ; None: the first adds dQ up too, by atomics"
+    "of the kernel for dQ, which loops over the keys of a tile of rows; None: the first kernel adds dQ by atomics"
     loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
-    "pointer, or tma: by the tensor memory accelerator (sm_90 and later; tensors it cannot read: pointer)"
+    "pointer, or tma: by the tensor memory accelerator (sm_90 and later; pointer for tensors it cannot read)"
     order: Annotated[str, Spelled("-{}", ("early", "late", "ahead", "ws"), far=3)] = "early"
-    """dO Vᵀ early, before the exponentials, or late; ahead: the scores of the next tile before dK of this one;
-    ws: of hopper.backward (over 128 dims backward_wide), one warp loads and two warpgroups compute"""
+    """dO Vᵀ early, before the exponentials, or late; ahead: the next tile's scores before dK of this tile;
+    ws: hopper.backward (over 128 dims backward_wide), a producer warp and two consumer warpgroups"""
     mask: Annotated[str, Spelled("-{}", ("apart", "fused"))] = "apart"
-    "of columns; apart: masked tiles in a loop of their own; fused: in the one loop (only of dense tensors by tma)"
+    "for columns; apart: masked tiles in a loop of their own; fused: all tiles in one loop (dense tensors by tma only)"
     add: Annotated[str, Spelled("-{}", ("last", "beside"))] = "last"
-    "when atomics add a part of dQ; beside: it is worked out before dK, and added beside that product"
+    "when a part of dQ is added by atomics; beside: it is computed before dK, and added while the dK product runs"
     masked_stages: Annotated[int, Spelled("-m{}")] = 1
-    "tiles in flight among those that the mask every; more of them are more registers"
+    "tiles in flight in the loop of masked tiles; more stages take more registers"
     registers: Annotated[int | None, Spelled("-g{}")] = None
-    "most of a thread, to have more programs on an SM; None: the compiler's choice"
+    "limit per thread, to fit more programs on an SM; None: the compiler's choice"
     section_mib: Annotated[int, Spelled("-l{}")] = SECTION_MIB
-    "programs next to one another share this much of the L2"
+    "memory that consecutive programs share in the L2"
     precision: Annotated[str, Spelled("-{}", ("ieee", "tf32x3", "tf32"))] = "ieee"
-    "of fp32 products: ieee, tf32x3, tf32; 16-bit ones have no choice"
+    "for fp32 products only: ieee, tf32x3, tf32"
 
     @property
     def deterministic(self) -> bool:
-        """Whether every sum has one order."""
+        """Whether every sum has a fixed order."""
         return self.rows is not None
 
     def options(self, tiles: Tiles) -> dict[str, Any]:
-        """What the compiler is told beside a kernel's arguments."""
+        """Compiler options of a kernel."""
         options: dict[str, Any] = {"num_warps": tiles.warps, "num_stages": tiles.stages}
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
     def columns_of_sums(self, dim: int) -> int:
-        """How wide the rows are in which atomics add up dQ of so many dims; those of the order `ws` are whole tiles."""
+        """Columns of the fp32 workspace for dQ of so many dims; with the order `ws` its rows are whole tiles."""
         if self.order != "ws":
             return dim
         return 256 if self.columns.block_n == 64 else 8192 // self.columns.block_m
 
     def flags(self, tiles: Tiles) -> dict[str, Any]:
-        """What of a kernel's tiles is compiled in."""
+        """Compile-time constants of a kernel that come from its tiles."""
         return {
             "BLOCK_M": tiles.block_m,
             "BLOCK_N": tiles.block_n,
@@ -104,22 +104,22 @@ class BackwardConfig(LaunchConfig):
 
     @property
     def pad(self) -> int:
-        """Multiple of rows at which each sequence begins in the workspace: whole tiles of either kernel."""
+        """Each sequence begins in the workspace at a multiple of this many rows: whole tiles of both kernels."""
         return max(self.columns.block_m, self.rows.block_m if self.rows else 0)
 
 
 parse_backward = BackwardConfig.parse
 WORDS = {name: tuple(column.spelled.accepted) for name, column in BackwardConfig.table().items() if column.kind is str}
-"""Fields that are one of a few words, the default first."""
+"""Values of the fields that are words, the default first."""
 
 
 def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int) -> str | None:
-    """Why a configuration is not in the space, beginning with the name of the rule; None where it is.
+    """Why a configuration is not in the space, beginning with the name of the rule; None if it is.
 
     Args:
-        config: to be judged.
-        capability: of the card; (0, 0) is the interpreter, which holds anything.
-        item_bytes: of an element.
+        config: to be checked.
+        capability: of the card; (0, 0) is the interpreter, which has no limits.
+        item_bytes: bytes of an element.
         dim: of queries and keys.
         dim_v: of values.
     """
@@ -133,7 +133,7 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
             if value not in accepted:
                 return f"tile: {name}={value}; one of {', '.join(map(str, accepted))}"
     if config.order == "ws":
-        return _not_hopper(config, capability, item_bytes, (dim, dim_v))
+        return _not_hopper(config, capability, item_bytes, dim, dim_v)
     if config.loads == "tma" and 0 < capability[0] < 9:
         return "tma: sm_90 and later have it"
     if config.mask == "fused" and config.loads != "tma":
@@ -152,23 +152,23 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
 
 
 def _not_hopper(
-    config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dims: tuple[int, int]
+    config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int
 ) -> str | None:
-    """Why a configuration of the order `ws` is none, or not for this card or these dims."""
-    tiles, dim = config.columns, max(dims)
+    """Why a configuration of the order `ws` is invalid, at all or for this card or these dims."""
+    tiles, widest = config.columns, max(dim, dim_v)
     if capability != (9, 0):
         return f"ws: sm_{capability[0]}{capability[1]} has no warpgroup products; sm_90"
-    if item_bytes != 2 or dim > 256 or any(one % 8 for one in dims):
-        return f"ws: {item_bytes}-byte elements of {dims[0]} and {dims[1]} dims; 2 bytes, multiples of 8 up to 256"
+    if item_bytes != 2 or widest > 256 or dim % 8 or dim_v % 8:
+        return f"ws: {item_bytes}-byte elements of {dim} and {dim_v} dims; 2 bytes, multiples of 8 up to 256"
     plain = BackwardConfig(columns=tiles, loads="tma", order="ws", section_mib=config.section_mib)
     if config != plain or config.section_mib < 1:
         return f"ws: it has its own loads, mask and registers; {replace(plain, section_mib=SECTION_MIB).short}"
-    rows, keys, stages = (128, 128, (2, 3)) if dim <= 64 else (64, 128, (2, 3)) if dim <= 128 else (64, 64, (1, 2))
-    if (tiles.block_m, tiles.block_n, tiles.warps) != (rows, keys, 8) or tiles.stages not in stages:
-        return f"ws: {tiles.short} at {dim} dims; {rows}x{keys}w8s{stages[0]} or s{stages[1]}"
-    if dim > 128:
+    rows, keys, fewest = (128, 128, 2) if widest <= 64 else (64, 128, 2) if widest <= 128 else (64, 64, 1)
+    if (tiles.block_m, tiles.block_n, tiles.warps) != (rows, keys, 8) or tiles.stages not in (fewest, fewest + 1):
+        return f"ws: {tiles.short} at {widest} dims; {rows}x{keys}w8s{fewest} or s{fewest + 1}"
+    if widest > 128:
         return None
-    # Keys and values, tiles of rows, dS twice, half of dQ a warpgroup, and numbers and barriers.
+    # Keys and values, tiles of rows, dS twice, half of dQ per warpgroup, and row statistics and barriers.
     columns = 64 if dim <= 64 else 128
     taken = 4 * columns * (128 + tiles.stages * rows) + 4 * 128 * rows + 4 * columns * rows
     taken += 9 * rows * tiles.stages + 1024
@@ -176,7 +176,7 @@ def _not_hopper(
 
 
 def _narrow(config: BackwardConfig) -> str | None:
-    """Which side of a tile is under the 64 rows of a product of sm_90."""
+    """Which side of a tile is below the 64 rows of a warpgroup product of sm_90."""
     products = [("block_n", config.columns.block_n)]
     products += [("block_m", config.columns.block_m if config.rows is None else config.rows.block_m)]
     return next((f"{name}={value}" for name, value in products if value < 64), None)
@@ -185,7 +185,7 @@ def _narrow(config: BackwardConfig) -> str | None:
 def _too_large(
     config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int
 ) -> str | None:
-    """Registers and shared memory by what must be held; the compiler's own few are within the limits' slack."""
+    """Estimate registers and shared memory from what must be held; the limits leave room for what the compiler adds."""
     shared = {8: {0: 163, 7: 163}.get(capability[1], 99), 12: 99}.get(capability[0], 227) * 1024
     limit = min(200, config.registers or 255)
     for name, tiles in (("columns", config.columns), ("rows", config.rows)):
@@ -200,7 +200,7 @@ def _too_large(
             return f"registers: {name} hold {held} of a thread in sums and scores; at most {limit}"
         streams = dim + dim_v + (dim if name == "columns" and config.order == "ahead" else 0)
         taken = item_bytes * (resident * (dim + dim_v) + tiles.stages * streamed * streams + tile)
-        # What a TMA adds to memory lies in shared memory first.
+        # What TMA adds to global memory is first written to shared memory.
         if name == "columns" and config.rows is None and config.loads == "tma" and tiles.stages > 1:
             taken += 4 * tiles.block_m * dim
         if taken > shared:
@@ -211,9 +211,9 @@ def _too_large(
 def backward_space(
     capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int, *, deterministic: bool = False
 ) -> Iterator[BackwardConfig]:
-    """Every configuration in the space, pruned by `why_not`; arguments as there.
+    """Every configuration in the space, pruned by `why_not`; arguments as for it.
 
-    The two kernels of a deterministic backward do not know of each other, so each is varied with the other's default.
+    The two kernels of a deterministic backward are independent, so each is varied with the other at its default.
     """
     given = capability, item_bytes, max(dim, dim_v)
     default = backward_config(*given, deterministic=deterministic)
@@ -239,7 +239,7 @@ def backward_space(
 
 
 def nearest_backward(text: str, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int) -> str:
-    """The valid short form most like a text, or like what it says if it can be read; arguments as in `why_not`."""
+    """The valid short form most similar to a text, or to its configuration if it parses; arguments as for `why_not`."""
     there = [
         config
         for deterministic in (False, True)
@@ -267,11 +267,11 @@ def backward_config(
 
     Args:
         capability: of the card; (0, 0) is the interpreter.
-        item_bytes: of an element.
+        item_bytes: bytes of an element.
         dim: the larger of the head dims.
-        deterministic: the same bits each time, at seven products instead of five.
-        packed: sequences lie one after another.
-        hopper: the kernel in hopper.backward takes the tensors; else not the order `ws`.
+        deterministic: bitwise reproducible, with seven products instead of five.
+        packed: sequences are packed one after another.
+        hopper: whether hopper.backward supports the tensors; otherwise the order `ws` is not used.
     """
     return TABLE.first(
         "backward",

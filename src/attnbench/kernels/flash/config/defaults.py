@@ -1,6 +1,6 @@
-"""Tuned defaults of the flash forward, which are data: of ``defaults.toml`` the first row that fits is taken.
+"""Tuned defaults of the flash forward: rows of ``defaults.toml``, of which the first that matches is used.
 
-Imports without torch and Triton.
+Can be imported without torch and Triton.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def forward_config(
 
     Args:
         capability: of the card; (0, 0) is the interpreter.
-        item_bytes: of an element.
+        item_bytes: bytes of an element.
         dim: the larger of head and value dim.
         seqlen: most keys of a sequence.
-        right: the mask ends to the right, as causal does.
-        hopper: the kernel in hopper.forward takes the tensors; else none of its orders.
+        right: whether the mask has a right bound, as causal does.
+        hopper: whether hopper.forward supports the tensors; otherwise its orders are not used.
     """
     return TABLE.first(
         "forward",

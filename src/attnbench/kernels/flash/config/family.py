@@ -1,6 +1,6 @@
-"""The configurations of flash attention by name: ``m…`` of the forward, ``b…`` of the backward, ``m…+b…`` of both.
+"""Configurations of flash attention by name: ``m…`` of the forward, ``b…`` of the backward, ``m…+b…`` of both.
 
-Imports neither torch nor Triton.
+Can be imported without torch and Triton.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class _Forward(Part[Shape]):
 
     def read(self, text: str, shape: Shape) -> Values:
         config = ForwardConfig.parse(text)
-        # Of a precision that is refused anyway there is no more to say, and the default runs whatever a rule says.
+        # Other precisions are refused elsewhere; the default is accepted whatever the rules say.
         if shape.item_bytes == 2 and (found := fault(config, shape)) and text != self.default(shape):
-            raise ValueError(f"is not valid, {found[0]}: it {found[1]}")
+            rule, said = found
+            raise ValueError(f"is not valid, {rule}: it {said}")
         return config.values
 
     def check(self, text: str, shape: Shape) -> None:
@@ -61,7 +62,7 @@ class _Forward(Part[Shape]):
             right=shape.right,
             hopper=hopper,
         )
-        # Rows that are no multiple of 16 bytes are loaded by pointers.
+        # Rows that are not a multiple of 16 bytes are loaded by pointers.
         return replace(config, loads="pointer").short if _odd(shape) else config.short
 
     def nearest(self, text: str, shape: Shape) -> str:
@@ -108,7 +109,7 @@ def _facts(shape: Shape) -> tuple[tuple[int, int], int, int, int]:
 
 
 def _odd(shape: Shape) -> bool:
-    """Whether rows are no multiple of the 16 bytes that tensor maps read."""
+    """Whether rows are not a multiple of the 16 bytes that tensor maps need."""
     return any(dim * shape.item_bytes % 16 for dim in (shape.dim, shape.dim_v))
 
 

@@ -141,7 +141,8 @@ def registers(config: ForwardConfig, shape: Shape) -> int:
     if config.dims == "pieces":
         block_d = block_v = sum(shape.pieces)
     words = shape.item_bytes / 4
-    scores = 1 + words * (2 if config.order == "ahead" else config.weights == "held")
+    both = config.weights == "held" and config.products == "overlapped"
+    scores = 1 + words * (2 if config.order == "ahead" else both)
     held = config.block_m * block_v + config.block_m * config.block_n * scores
     if config.queries == "split":
         held += config.block_m * block_d // 2 * words
@@ -162,9 +163,9 @@ def _limit(config: ForwardConfig) -> int:
 def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
     if config.order not in HOPPER:
-        said = {config.queries, config.rings, config.rescale, config.dims, config.weights}
-        if {"split", "deep", "lazy", "pieces", "stored"} & said:
-            return "has split, deep, lazy, pieces or stored, which only the orders ws and pp have; without"
+        said = {config.queries, config.rings, config.rescale, config.dims, config.weights, config.products}
+        if {"split", "deep", "lazy", "pieces", "stored", "serial"} & said:
+            return "has split, deep, lazy, pieces, stored or serial, which only the orders ws and pp have; without"
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
@@ -191,6 +192,12 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         ),
         (config.dims == "pieces" and config.queries == "split", "has pieces or split queries; one of both"),
         (config.weights == "stored" and config.block_n < 32, "stores weights of 32 keys at least; n32"),
+        (
+            config.products == "serial"
+            and (config.order, config.queries, config.rescale, config.weights) != ("ws", "shared", "eager", "held"),
+            "has serial products, which take no turns and no other form of queries, factors or weights; ws without "
+            "split, lazy and stored",
+        ),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
@@ -360,6 +367,12 @@ def candidates() -> Iterator[ForwardConfig]:
                 yield replace(lazy, section_mib=16)
             yield from (replace(config, queries="split", section_mib=mib) for mib in (config.section_mib, 16))
             yield replace(config, rescale="lazy", exp="mix")
+        # Fewer registers are of use to a third warpgroup alone.
+        if order == "ws" and warps == 12 and grid in ("tiles", "ticket"):
+            for rings in WORDS["rings"]:
+                serial = replace(config, rings=rings, products="serial")
+                yield serial
+                yield replace(serial, section_mib=16)
 
 
 def pieces_candidates() -> Iterator[ForwardConfig]:
@@ -382,6 +395,11 @@ def pieces_candidates() -> Iterator[ForwardConfig]:
             yield config
             if grid == "ticket":
                 yield replace(config, section_mib=16)
+            if order == "ws" and warps == 12 and (rescale, weights) == ("eager", "held"):
+                serial = replace(config, products="serial")
+                yield serial
+                if grid == "ticket":
+                    yield replace(serial, section_mib=16)
 
 
 def decode_candidates(rows: int) -> Iterator[ForwardConfig]:

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from attnbench.kernels.flash.hopper.epilogue import epilogue
 from attnbench.kernels.flash.hopper.pieces import add_values, pieces_of, scaled, wait_for_output, zero_output
 from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, sums_of
+from attnbench.kernels.flash.tiles import Softmax
 from attnbench.kernels.shared.hopper import ROWS, pass_turn, skip_tiles, sync_warps, wait_turn
 
 
@@ -48,7 +49,7 @@ def store_weights(weights, place):
 def through_keys(
     held, q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end, WARPGROUP: gl.constexpr
 ):
-    """Softmax and sums of a work item's tiles of keys, one at least, and the count after them."""
+    """The `Softmax` over a work item's tiles of keys, one at least, and the count after them."""
     turns = consumer.turns
     scale = consumer.scale
     BLOCK_N: gl.constexpr = consumer.BLOCK_N
@@ -80,14 +81,14 @@ def through_keys(
         masked |= end <= whole
     if masked:
         scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), end - 1, row)
-    weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
+    folded = fold(scores, row_max, sums, scale, consumer.MIX)
+    factor, row_max, sums = folded.factor, folded.row_max, folded.sums
     STORED: gl.constexpr = len(consumer.stored) == 1
     if STORED:
-        place = consumer.stored[0].index(WARPGROUP)
-        store_weights(weights.to(q[0].dtype), place)
-        weights = place
+        weights = consumer.stored[0].index(WARPGROUP)
+        store_weights(folded.weights.to(q[0].dtype), weights)
     else:
-        weights = gl.convert_layout(weights.to(q[0].dtype), WEIGHTS)
+        weights = gl.convert_layout(folded.weights.to(q[0].dtype), WEIGHTS)
     if begin + 1 < end:
         k_ring.wait(count + 1)
     for index in range(1, end - begin):
@@ -110,7 +111,8 @@ def through_keys(
             masked |= tile < whole
         if masked:
             scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), tile, row)
-        following, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
+        following = fold(scores, row_max, sums, scale, consumer.MIX)
+        factor, row_max, sums = following.factor, following.row_max, following.sums
         # Here, and not where they are read: between the softmax and the wait for what it runs beside.
         if tile > begin:
             k_ring.wait(count + 2)
@@ -119,9 +121,9 @@ def through_keys(
         if not LAZY:
             acc = scaled(acc, factor)
         if STORED:
-            store_weights(following.to(q[0].dtype), weights)
+            store_weights(following.weights.to(q[0].dtype), weights)
         else:
-            weights = gl.convert_layout(following.to(q[0].dtype), WEIGHTS)
+            weights = gl.convert_layout(following.weights.to(q[0].dtype), WEIGHTS)
         count += 1
     if LAZY:
         acc = scaled(acc, factor)
@@ -129,7 +131,47 @@ def through_keys(
     acc = add_values(weights, pieces_of(v_ring, rests.v, count), acc, STORED)
     acc = wait_for_output(acc)
     v_ring.release(count)
-    return acc, row_max, sums, count + 1
+    return Softmax(acc=acc, row_max=row_max, sums=sums), count + 1
+
+
+@gluon.jit
+@no_type_check
+def through_keys_serially(
+    q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end, WARPGROUP: gl.constexpr
+):
+    """The same, but a tile's scores are computed after the last tile's product with values, not beside it."""
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc[0].type.layout, 2)
+    rests = consumer.rests
+    q_ring = consumer.rings.q[WARPGROUP]
+    k_ring = consumer.rings.k
+    v_ring = consumer.rings.v
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
+    none = gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES)
+    k_ring.wait(count)
+    for index in range(end - begin):
+        tile = end - 1 - index
+        scores = scores_of(row, q, pieces_of(k_ring, rests.k, count), none)  # no half of the queries is held
+        if q_ring.STAGES > 1:  # noqa: SIM102 (compiled in or not; the next is asked at run time)
+            if index == 0:
+                q_ring.release_stored(done)
+        scores = warpgroup_mma_wait(0, [scores])
+        k_ring.release(count)
+        masked = tile >= split
+        if consumer.mask.HAS_LEFT:
+            masked |= tile < whole
+        if masked:
+            scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), tile, row)
+        weights, factor, row_max, sums = fold(scores, row_max, sums, consumer.scale, consumer.MIX)
+        weights = gl.convert_layout(weights.to(q[0].dtype), WEIGHTS)
+        acc = scaled(acc, factor)
+        v_ring.wait(count)
+        acc = add_values(weights, pieces_of(v_ring, rests.v, count), acc, STORED=False)
+        if tile > begin:
+            k_ring.wait(count + 1)
+        acc = wait_for_output(acc)
+        v_ring.release(count)
+        count += 1
+    return Softmax(acc=acc, row_max=row_max, sums=sums), count
 
 
 @gluon.jit
@@ -161,22 +203,40 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
         held = row  # nothing that is read
         if SPLIT:
             held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
-        acc, row_max, sums, count = through_keys(
-            held=held,
-            q=q,
-            acc=acc,
-            row_max=row_max,
-            sums=sums,
-            consumer=consumer,
-            count=count,
-            done=done,
-            row=row,
-            begin=begin,
-            whole=work.whole,
-            split=work.split,
-            end=end,
-            WARPGROUP=WARPGROUP,
-        )
+        if consumer.SERIAL:
+            softmax, count = through_keys_serially(
+                q=q,
+                acc=acc,
+                row_max=row_max,
+                sums=sums,
+                consumer=consumer,
+                count=count,
+                done=done,
+                row=row,
+                begin=begin,
+                whole=work.whole,
+                split=work.split,
+                end=end,
+                WARPGROUP=WARPGROUP,
+            )
+        else:
+            softmax, count = through_keys(
+                held=held,
+                q=q,
+                acc=acc,
+                row_max=row_max,
+                sums=sums,
+                consumer=consumer,
+                count=count,
+                done=done,
+                row=row,
+                begin=begin,
+                whole=work.whole,
+                split=work.split,
+                end=end,
+                WARPGROUP=WARPGROUP,
+            )
+        acc, row_max, sums = softmax.acc, softmax.row_max, softmax.sums
     else:
         if SPLIT:
             held_ring.release(done)

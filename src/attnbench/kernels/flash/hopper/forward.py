@@ -20,8 +20,10 @@ and over 128 dims shared memory has room for the other half of two tiles.
 The accumulated output takes the factor of a softmax when that is known, and then the tensor cores have nothing of the
 warpgroup; LAZY, it does so beside the next scores.
 
-Dims between two powers of two may be two tiles (`hopper.pieces`).  Weights that are STORED lie in shared memory for the
-product with values: they leave a thread the registers that a third warpgroup costs.
+Dims between two powers of two may be two tiles (`hopper.pieces`).  Two forms leave a thread the registers that a third
+warpgroup costs: weights that are STORED lie in shared memory for the product with values; and in the SERIAL form a
+warpgroup's own products and softmax follow one another, so that it holds scores or weights, never both, and only the other
+warpgroups' products run beside its softmax.
 """
 
 from __future__ import annotations
@@ -117,6 +119,7 @@ class ForwardMeta(NamedTuple):
     MIX: bool
     LAZY: bool
     STORED: bool
+    SERIAL: bool
     REGISTERS: int
 
 
@@ -230,6 +233,7 @@ def flash_hopper_forward(
         TURNS=META.TURNS,
         MIX=META.MIX,
         LAZY=META.LAZY,
+        SERIAL=META.SERIAL,
         GRID=META.GRID,
     )
     if GROUPS == 2:
@@ -298,11 +302,11 @@ def launch_hopper_forward(
     section = group_of(
         problem.max_seqlen_k * (dim + dim_v) * k.element_size(), config.section_mib, problem.batch * heads_kv
     ) * (heads // heads_kv)
-    programs, stretch, sharers = partition_work(config.grid, tiles, pairs, section, processors(q))
+    shares = partition_work(config.grid, tiles, pairs, section, processors(q))
     counter = zeros((1,), q, torch.int32) if config.grid == "ticket" else None
     launch(
         flash_hopper_forward,
-        (programs,),
+        (shares.programs,),
         **described,
         pointers=Pointers(lse=lse, counter=counter, cu_q=problem.cu_seqlens_q, cu_k=problem.cu_seqlens_k),
         seqlen_q=problem.max_seqlen_q,
@@ -315,8 +319,8 @@ def launch_hopper_forward(
         pairs=pairs,
         tiles=tiles,
         group=section,
-        stretch=stretch,
-        sharers=sharers,
+        stretch=shares.stretch,
+        sharers=shares.sharers,
         META=ForwardMeta(
             **problem.flags(),
             BLOCK_N=config.block_n,
@@ -331,6 +335,7 @@ def launch_hopper_forward(
             MIX=config.exp == "mix",
             LAZY=config.rescale == "lazy",
             STORED=config.weights == "stored",
+            SERIAL=config.products == "serial",
             REGISTERS=WARPGROUPS[config.warps],
         ),
         num_warps=4,

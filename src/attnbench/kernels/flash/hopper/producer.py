@@ -118,12 +118,12 @@ def produce(producer):
     items = problem.pairs * problem.tiles
     count = 0
     done = 0
-    at, last, step = work_range(items, problem.stretch, problem.sharers, GRID == "few" or GRID == "persistent")
+    turns = work_range(items, problem.stretch, problem.sharers, GRID == "few" or GRID == "persistent")
+    at, last, step = turns.first, turns.end, turns.step
     if GRID == "ticket":
         last = items
     while at < last:
-        tile, head, number = locate(at, problem, step)
-        work, key_start = work_of(tile, head, number, problem, ROWS * producer.GROUPS, producer.BLOCK_N)
+        work, key_start = work_of(locate(at, problem, step), problem, ROWS * producer.GROUPS, producer.BLOCK_N)
         following = -1
         if work.first < work.queries:
             producer.queue.publish(done, work)

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from attnbench.kernels.flash.tiles import keys_of_rows, sees, sequence, tiles_of
+from attnbench.kernels.flash.tiles import Folded, keys_of_rows, sees, sequence, tiles_of
 from attnbench.kernels.shared.hopper import ROWS, Argument, aggregate
 from attnbench.kernels.shared.rows import section_of
 
@@ -132,25 +132,36 @@ def item_at(turn, tiles, pairs, stretch, step, GRID: gl.constexpr):
     return begin + end - 1 - turn
 
 
+class Located(NamedTuple):
+    """Which tile of rows a work item is, and whose."""
+
+    tile: Any
+    head: Any
+    sequence: Any
+    "its number"
+
+
 @gluon.jit
 @no_type_check
 def locate(turn, problem, step):
-    """Tile, head and sequence of the work item that is `turn`-th in a grid's order; past the last, of any."""
+    """The work item that is `turn`-th in a grid's order, as `Located`; past the last, any."""
     item = item_at(turn, problem.tiles, problem.pairs, problem.stretch, step, problem.GRID)
     tile, pair = section_of(gl.maximum(item, 0), problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads
-    return tile, pair - number * problem.heads, number
+    return Located(tile=tile, head=pair - number * problem.heads, sequence=number)
 
 
 @gluon.jit
 @no_type_check
-def work_of(tile, head, number, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+def work_of(located, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """The work item of a tile of BLOCK_M rows, and where its keys begin."""
     mask = problem.mask
-    bounds = sequence(problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
+    bounds = sequence(
+        problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, located.sequence, problem.PACKED
+    )
     query_start = (bounds.query_start + bounds.batch * problem.seqlen_q).to(gl.int32)
     key_start = (bounds.key_start + bounds.batch * problem.seqlen_k).to(gl.int32)
-    first = tile * BLOCK_M
+    first = located.tile * BLOCK_M
     shift = bounds.keys - bounds.queries
     reach = keys_of_rows(
         first=first,
@@ -165,7 +176,7 @@ def work_of(tile, head, number, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.cons
     tiles = tiles_of(reach, BLOCK_N)
     work = Work(
         query_start=query_start,
-        head=head,
+        head=located.head,
         batch=gl.cast(bounds.batch, gl.int32),
         queries=bounds.queries,
         keys=bounds.keys,
@@ -244,14 +255,14 @@ def power(x):
 @gluon.jit
 @no_type_check
 def fold(scores, row_max, sums, scale, MIX: gl.constexpr):
-    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sums."""
+    """Merge a tile's scores into the running softmax, as `Folded`."""
     new_max = gl.maximum(row_max, gl.convert_layout(max_of(scores), row_max.type.layout))
     # A row that has seen no key yet has no maximum to take off.
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
     weights = exp2(scores * scale - pivot[:, None], MIX)
     factor = gl.exp2(row_max * scale - pivot)
     before = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None]
-    return weights, factor, new_max, before + sums_of(weights)
+    return Folded(weights=weights, factor=factor, row_max=new_max, sums=before + sums_of(weights))
 
 
 @gluon.jit

@@ -224,7 +224,7 @@ def flash_backward_columns(
             ):
                 q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                 dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, True, META.TMA)
-                dk, dv, part = fold_rows(
+                folded = fold_rows(
                     dk=dk,
                     dv=dv,
                     q=q,
@@ -239,13 +239,14 @@ def flash_backward_columns(
                     META=META,
                     MASKED=False,
                 )
+                dk, dv = folded.dk, folded.dv
                 if META.ATOMIC:
                     add_part(
                         base=sums_base,
                         desc=sums_desc,
                         row=row,
                         first=at,
-                        part=part,
+                        part=folded.part,
                         DIM=META.DIM,
                         BLOCK_M=META.BLOCK_M,
                         BLOCK_D=BLOCK_D,
@@ -262,7 +263,7 @@ def flash_backward_columns(
                 own = (at + tl.arange(0, META.BLOCK_M) < queries)[:, None]
                 q = tl.where(own, q, 0.0)
                 dout = tl.where(own, dout, 0.0)
-            dk, dv, part = fold_rows(
+            folded = fold_rows(
                 dk=dk,
                 dv=dv,
                 q=q,
@@ -277,13 +278,14 @@ def flash_backward_columns(
                 META=META,
                 MASKED=True,
             )
+            dk, dv = folded.dk, folded.dv
             if META.ATOMIC:
                 add_part(
                     base=sums_base,
                     desc=sums_desc,
                     row=row,
                     first=at,
-                    part=part,
+                    part=folded.part,
                     DIM=META.DIM,
                     BLOCK_M=META.BLOCK_M,
                     BLOCK_D=BLOCK_D,

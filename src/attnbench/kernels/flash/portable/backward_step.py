@@ -66,10 +66,19 @@ def hide(scores, at, mask, META: tl.constexpr, MASKED: tl.constexpr):
     return scores
 
 
+class RowsFolded(NamedTuple):
+    """Gradients of a tile of keys with a tile of rows in them."""
+
+    dk: Any
+    dv: Any
+    part: Any
+    "of dQ, from this tile of keys; without META.ATOMIC nothing that is read"
+
+
 @triton.jit
 @no_type_check
 def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, mask, META: tl.constexpr, MASKED: tl.constexpr):
-    """One tile of rows into dK and dV of the tile of keys; gives the tile's part of dQ too, where META.ATOMIC."""
+    """One tile of rows into dK and dV of the tile of keys, as `RowsFolded`."""
     EARLY: tl.constexpr = META.ORDER == "early"
     PRECISION: tl.constexpr = META.PRECISION
     scores = tl.dot(k, tl.trans(q), lse_at, input_precision=PRECISION)
@@ -89,7 +98,7 @@ def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, mask, MET
     dk = tl.dot(down, q, dk, input_precision=PRECISION)
     if META.ATOMIC and not META.BESIDE:
         part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
-    return dk, dv, part
+    return RowsFolded(dk=dk, dv=dv, part=part)
 
 
 @triton.jit

@@ -300,9 +300,10 @@ def decode_attend(
                 HAS_RIGHT=META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
-            weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
+            folded = fold(scores, row_max, row_sum, scale, False)
+            row_max, row_sum = folded.row_max, folded.sums
             v = load_tile(v_rows, at, META.DIM_V, BLOCK_N, BLOCK_V, False, META.TMA)
-            acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=META.PRECISION)
+            acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision=META.PRECISION)
 
         empty = row_sum == 0.0  # which NaN is not
         whole = tl.where(empty, 1.0, row_sum)

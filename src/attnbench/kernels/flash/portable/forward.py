@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.flash.tiles import (
+    Folded,
     Rows,
     first_row,
     keys_of_rows,
@@ -78,13 +79,14 @@ def exp2(x, MIX: tl.constexpr):
 @triton.jit
 @no_type_check
 def fold(scores, row_max, row_sum, scale, MIX: tl.constexpr):
-    """Merge a tile's scores into the running softmax: weights, factor of what came before, maximum, sum."""
+    """Merge a tile's scores into the running softmax, as `Folded`."""
     new_max = tl.maximum(row_max, tl.max(scores, 1))
     # A row that has seen no key yet has no maximum to take off.
     pivot = tl.where(new_max == float("-inf"), 0.0, new_max * scale)
     weights = exp2(scores * scale - pivot[:, None], MIX)
     factor = tl.math.exp2(row_max * scale - pivot)
-    return weights, factor, new_max, row_sum * factor + tl.sum(weights, 1)
+    row_sum = row_sum * factor + tl.sum(weights, 1)
+    return Folded(weights=weights, factor=factor, row_max=new_max, sums=row_sum)
 
 
 class Mask(NamedTuple):
@@ -244,9 +246,10 @@ def attend_rows(program, given, META: tl.constexpr):
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(scores, start * META.BLOCK_N, start, mask, META, False)
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                folded = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                factor, row_max, row_sum = folded.factor, folded.row_max, folded.sums
                 # Carried as bits: Triton would bring carried numbers to the product through shared memory.
-                bits = weights.to(q.dtype).to(BITS, bitcast=True)
+                bits = folded.weights.to(q.dtype).to(BITS, bitcast=True)
                 for index in tl.range(start + 1, stop, disable_licm=True):
                     at = index * META.BLOCK_N
                     k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, not META.FUSED, META.TMA)
@@ -257,8 +260,9 @@ def attend_rows(program, given, META: tl.constexpr):
                     acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
                     # Beside the product above, which nothing waits for until the next tile's scores are there.
                     scores = hide(scores, at, index, mask, META, False)
-                    weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
-                    bits = weights.to(q.dtype).to(BITS, bitcast=True)
+                    following = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                    factor, row_max, row_sum = following.factor, following.row_max, following.sums
+                    bits = following.weights.to(q.dtype).to(BITS, bitcast=True)
                 v = load_tile(
                     v_rows, (stop - 1) * META.BLOCK_N, META.DIM_V, META.BLOCK_N, BLOCK_V, not META.FUSED, META.TMA
                 )
@@ -269,9 +273,10 @@ def attend_rows(program, given, META: tl.constexpr):
                 k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, not META.FUSED, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(scores, at, index, mask, META, False)
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                folded = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                row_max, row_sum = folded.row_max, folded.sums
                 v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, BLOCK_V, not META.FUSED, META.TMA)
-                acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+                acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision=PRECISION)
         if not META.FUSED:
             # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
             for index in tl.range(0, whole - key_tiles.begin + key_tiles.end - split, num_stages=1, disable_licm=True):
@@ -280,9 +285,10 @@ def attend_rows(program, given, META: tl.constexpr):
                 k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, False, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(scores, at, 0, mask, META, True)
-                weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                folded = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                row_max, row_sum = folded.row_max, folded.sums
                 v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, BLOCK_V, False, TMA_ENDS)
-                acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+                acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision=PRECISION)
 
         empty = row_sum == 0.0  # which NaN is not
         total = tl.where(empty, 1.0, row_sum)

@@ -2,12 +2,14 @@
 
     S = c Q (K - mean K)ᵀ        P = softmax(S, hidden keys at -∞)        O = P V
 
-Taking the mean of a head's keys from each shifts the scores of a row alike, which a softmax does not see; lse is put
-right.  Q and K are rounded to int8, V and P to e4m3 (Zhang et al. 2024, arXiv:2411.10958), sums of P V to fp32 at each
-tile of 128 keys.  Letters: `quant.problem`.  Takes bf16 and fp16, dims 1 to 128, which are padded to 64 or 128.
+Subtracting the mean of a head's keys shifts all scores of a row equally, which does not change the softmax; lse is
+corrected for it.  Q and K are rounded to int8, V and P to e4m3 (Zhang et al. 2024, arXiv:2411.10958); the sum of P V is
+accumulated in fp32 after each tile of 128 keys.  Letters: `quant.problem`.  Supports bf16 and fp16, dims 1 to 128, padded
+to 64 or 128.
 
-A row of Q that is not finite makes its own output NaN.  K, whose mean the head's keys share, makes that of all rows of
-the head; a channel of V makes itself so.  What is under 2⁻⁶⁰ in a whole row or channel counts as 0.
+A row of Q that is not finite makes its own output NaN.  A K that is not finite makes all rows of its head NaN, because
+the keys share a mean; a V that is not finite makes its channel NaN.  Rows and channels whose values are all below 2⁻⁶⁰
+count as 0.
 """
 
 from __future__ import annotations
@@ -54,23 +56,23 @@ def flash_quant_attention(
     config: QuantConfig | str | None = None,
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attend in 8 bits; forward only, and no gradient passes through.
+    """Attention in 8 bits; forward only, without gradients.
 
-    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+    Unless `validate` is set the call does not synchronize with the device, so it can be captured in a CUDA graph.
 
     Args:
         q: [B, Sq, H, D], or packed [Tq, H, D].
         k: [B, Sk, G, D], or packed [Tk, G, D].
         v: [B, Sk, G, D], or packed [Tk, G, D].
-        causal: no key after a query's own position, which is bottom-right: the last query meets the last key.
-        scale: of the scores; None: 1 / sqrt(D).
-        cu_seqlens_q: int32 [B + 1] where packed: sequence b has the queries from [b] to [b + 1].
-        cu_seqlens_k: the same of the keys; None: those of the queries.
-        max_seqlen_q: at least the most queries of a sequence, needed where packed.
-        max_seqlen_k: the same of the keys; None: max_seqlen_q.
+        causal: hide keys after a query's own position, aligned bottom-right: the last query sees the last key.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        cu_seqlens_q: int32 [B + 1] if packed: sequence b has the queries [b] to [b + 1].
+        cu_seqlens_k: the same for keys; None: cu_seqlens_q.
+        max_seqlen_q: upper bound of the queries of a sequence, required if packed.
+        max_seqlen_k: the same for keys; None: max_seqlen_q.
         config: launch configuration, or its name (`quant.config`), such as "m192n128w12s4-ws" of the Hopper path; None:
             the tuned default.
-        validate: look into the offsets too, and wait for the device.
+        validate: also check the values of the offsets, which synchronizes with the device.
 
     Returns:
         out, shaped as q, contiguous; and lse, fp32 [B, H, Sq] or packed [1, H, Tq], -∞ for a query that sees no key,
@@ -78,7 +80,7 @@ def flash_quant_attention(
 
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
-            of the Hopper path is refused on other cards and dims; no other runs in its place.
+            of the Hopper path is refused on other cards and dims; it is not replaced by another.
     """
     numbers = max_seqlen_q, max_seqlen_k, causal, scale
     if is_followed(q, k, v, cu_seqlens_q, cu_seqlens_k):

@@ -1,4 +1,4 @@
-"""Arguments of the kernels in 8 bits that travel together, by name."""
+"""Arguments of the 8-bit kernels, in groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class QuantisedOperands(NamedTuple):
-    """Pointers to `prepare.Quantised` that kernels write once, and others read."""
+    """Pointers to the tensors of `prepare.Quantised` that the preparation writes and the attention reads."""
 
     q: Any
     k: Any

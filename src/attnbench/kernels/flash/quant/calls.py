@@ -20,15 +20,15 @@ from attnbench.kernels.shared.limits import as_float, check_flags
 
 
 def config_for(given: QuantConfig | str | None, q: Tensor) -> QuantConfig:
-    """The configuration of a call: the one given, if it is valid for the shape, or the tuned default.
+    """The configuration of a call: the one passed, if it is valid for the shape, otherwise the tuned default.
 
     Raises:
-        ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
+        ValueError: it cannot be parsed or used; the message says why and names the nearest valid one.
     """
     capability = capability_of(q)
     if given is None:
         return default_config(Shape(dim=q.shape[-1], capability=capability or (0, 0)))
-    # A name is judged as for an H200 where there is no card.
+    # Without a card a name is checked as for an H200.
     return FORWARD.given(WHO, given, Shape(dim=q.shape[-1], capability=capability or (9, 0)))
 
 
@@ -79,7 +79,7 @@ def call(
     *,
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Check and attend; arguments are those of `flash_quant_attention`.
+    """Check the arguments, those of `flash_quant_attention`, and compute attention.
 
     Raises:
         ValueError: as `flash_quant_attention` says.

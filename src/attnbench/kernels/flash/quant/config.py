@@ -1,8 +1,8 @@
 """Launch configuration of the quantised forward: tiles, warps, stages and code path.
 
-Short form, what differs from the defaults spelled out:  ``m192n128w12s2-ws``
-Which of them a case has says `space`, and why not `RULES`; tuned defaults are rows of ``defaults.toml``.  Imports
-without torch and Triton.
+The short form spells out what differs from the defaults:  ``m192n128w12s2-ws``
+`space` lists the valid configurations of a case, `RULES` say why others are not; tuned defaults are rows of
+``defaults.toml``.  Can be imported without torch and Triton.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from attnbench.kernels.shared.family import Family, Forward
 
 TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
 SHARED_BYTES = 227 * 1024
-"Shared memory of a program on sm_90."
+"Shared memory that a program may use on sm_90."
 QUERY_TILES = 2
-"Of each warpgroup (ws): the next item's queries come beside this one's."
+"Query tiles of each warpgroup (ws): the next work item's queries are loaded while this one is computed."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,15 +36,15 @@ class QuantConfig(LaunchConfig):
     warps: Annotated[int, Spelled("w{}", (4, 8, 12))]
     "of the products"
     stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4, 5, 6))]
-    "tiles of keys and values in flight"
+    "pipeline stages: tiles of keys and values in flight"
     order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
-    "plain: the portable kernel; ws: the Hopper kernel, a producer warp that loads for warpgroups of 64 rows each"
+    "plain: the portable kernel; ws: the Hopper kernel, a producer warp and consumer warpgroups of 64 rows each"
 
     products: Annotated[str, Spelled("-{}", ("apart", "beside"))] = "apart"
-    "apart: one product of a warpgroup at a time; beside: the next scores beside the product with this tile's values (ws)"
+    "apart: one product of a warpgroup at a time; beside: the next score product overlaps this tile's value product (ws)"
 
     programs: Annotated[int, Spelled("-x{}", (1, 2))] = 1
-    "programs of a multiprocessor at a time (ws)"
+    "resident programs of an SM (ws)"
 
     def __post_init__(self) -> None:
         LaunchConfig.__post_init__(self)
@@ -53,23 +53,23 @@ class QuantConfig(LaunchConfig):
 
     @property
     def groups(self) -> int:
-        """Warpgroups of 64 rows each (ws)."""
+        """Number of consumer warpgroups, of 64 rows each (ws)."""
         return self.block_m // 64
 
     @property
     def registers(self) -> int:
-        """Registers of a thread that multiplies (ws): what the producer's warps, of 24 each, leave."""
+        """Registers of a consumer thread (ws): what the producer's warps, at 24 registers a thread, leave."""
         return {1: 232, 2: 240, 3: 160}[self.groups]
 
     @property
     def most_registers(self) -> int | None:
-        """Registers of a thread as a ws program is launched, where several have to fit."""
+        """Registers of a thread at launch of a ws program, where several programs must fit on an SM."""
         return None if self.programs == 1 else 65536 // (self.programs * 128 * (self.groups + 1)) // 8 * 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What of a case and its card the rules ask for."""
+    """Properties of a case and its card that the rules use."""
 
     dim: int
     capability: tuple[int, int] = (9, 0)
@@ -105,13 +105,13 @@ def _hopper(config: QuantConfig, shape: Shape) -> str | None:
 def _registers(config: QuantConfig, shape: Shape) -> str | None:
     if config.order == "ws":
         return None
-    # Output, its part of a tile, scores and weights, of 32 threads to a warp.
+    # Output, a tile's partial output, scores and weights, divided among the 32 threads of a warp.
     need = config.block_m * (2 * shape.columns + config.block_n * 5 // 4) // (32 * config.warps)
     return f"keeps {need} numbers a thread; fewer keys or more warps" if need > 224 else None
 
 
 def shared_bytes(config: QuantConfig, shape: Shape) -> int:
-    """Shared memory of a ws program; barriers are less than 2 KiB beside it."""
+    """Shared memory of a ws program, without its barriers, which take less than 2 KiB."""
     queries, outputs = QUERY_TILES * config.block_m, 2 * config.block_m
     return (queries + outputs + 2 * config.stages * config.block_n) * shape.columns
 
@@ -130,16 +130,16 @@ RULES: dict[str, Callable[[QuantConfig, Shape], str | None]] = {
     "registers": _registers,
     "shared-memory": _shared_memory,
 }
-"Why a configuration is left out, by name: what it says is wrong with it, or None."
+"Rules by name: each returns what is wrong with a configuration, or None."
 
 
 def fault(config: QuantConfig, shape: Shape) -> tuple[str, str] | None:
-    """Name of the first rule that leaves a configuration out, and what it says; None of a valid one."""
+    """The first rule that a configuration breaks, and its message; None for a valid one."""
     return next(((name, said) for name, rule in RULES.items() if (said := rule(config, shape)) is not None), None)
 
 
 def space(shape: Shape) -> list[QuantConfig]:
-    """Every valid configuration for a shape, in one order."""
+    """All valid configurations for a shape, in a fixed order."""
     there = (
         QuantConfig(block_m=m, block_n=n, warps=warps, stages=stages, order=order, products=products, programs=programs)
         for (order, products, programs), m, n, warps, stages in product(

@@ -1,4 +1,4 @@
-"""Launch the quantised forward that a configuration names: portable, or for Hopper."""
+"""Launch the quantised forward that a configuration selects: portable or Hopper."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from attnbench.kernels.shared.kept import launch, rows_in
 from attnbench.kernels.shared.tiling import group_of
 
 SECTION_MIB = 16
-"Heads whose keys and values are this large together are worked through before the next: they stay in the L2."
+"Heads are processed in sections whose keys and values take this much memory, so that they stay in the L2."
 
 
 def launch_quant(made: Quantised, out: Tensor, lse: Tensor, problem: Problem, config: QuantConfig) -> None:
-    """Compute `out` and `lse` of quantised tensors; nothing waits for the device.
+    """Compute `out` and `lse` from quantised tensors, without synchronizing with the device.
 
     Args:
         made: quantised for this problem.
         out: [B, Sq, H, D] or packed [Tq, H, D]; every row is written.
         lse: fp32 `flash.problem.lse_shape`; every row is written.
-        problem: sequences, mask and scale; checked before.
+        problem: sequences, mask and scale; already checked.
         config: valid for the shape.
     """
     heads, dim = out.shape[-2:]

@@ -1,6 +1,6 @@
-"""Quantised attention as an operator of PyTorch, `attnbench::flash_quant_forward`; no gradient passes through.
+"""Quantised attention as an operator of PyTorch, `attnbench::flash_quant_forward`; without gradients.
 
-Arguments after the tensors are those of `flash_quant_attention`, the configuration by name.
+After the tensors come the other arguments of `flash_quant_attention`, the configuration by name.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def fake_forward(
     scale: float | None,
     config: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Check the arguments while a caller is traced; results without values.
+    """Check the arguments during tracing; the results have no values.
 
     Raises:
-        ValueError: as `flash_quant_attention` says.
+        ValueError: as `flash_quant_attention`.
     """
     problem = quant_problem_of(
         q,

@@ -1,4 +1,4 @@
-"""Quantise the tensors of a call: one launch on their device, and one that sets counters to 0; nothing waits for it."""
+"""Quantise the tensors of a call: one launch that zeroes counters and one that quantises, without synchronizing."""
 
 from __future__ import annotations
 
@@ -27,54 +27,54 @@ from attnbench.kernels.shared.tiling import group_of
 
 LOG2_E = 1.4426950408889634
 WARPS, REGISTERS = 8, 64
-"Of a program, and of a thread at most: four programs of a multiprocessor load at a time."
+"Warps of a program and most registers of a thread, so that four programs fit on an SM and load at the same time."
 LEAST_CHUNK, MOST_CHUNKS = 32768, 64
-"Of the statistics: numbers of a program at least, and into how many stretches a head's rows are cut at most."
+"For the statistics: fewest elements of a program, and most stretches into which a head's rows are divided."
 AHEAD_MIB = 16
-"Heads whose K and V are this large together: by so many the statistics are ahead of what waits for them."
+"The statistics run ahead of the quantisation that waits for them by as many heads as have this much K and V."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantised:
-    """Q, K and V in 8 bits with their scales; C columns, 64 or 128, are 0 past the dims.
+    """Q, K and V in 8 bits with their scales; C columns, 64 or 128, zero beyond the dims.
 
-    Sequences begin at a multiple of 64 queries and of 128 keys; a head's rows lie behind one another.
+    Each sequence begins at a multiple of 64 queries and of 128 keys; the rows of a head are contiguous.
     """
 
     q: Tensor
     "int8 [H, rows, C]"
     k: Tensor
-    "int8 [G, rows, C], the mean of each head's keys taken off"
+    "int8 [G, rows, C], with the mean of each head's keys subtracted"
     v: Tensor
-    "e4m3 [G, rows / 128, C, 128], keys of a tile in the order of `portable.prepare.key_of`"
+    "e4m3 [G, rows / 128, C, 128], the keys of a tile in the order of `portable.prepare.key_of`"
     q_scale: Tensor
-    "fp32 [H, rows]: of a query, times the problem's scale, in powers of two"
+    "fp32 [H, rows]: scale of each query times the problem's scale, for exponentials in base 2"
     q_shift: Tensor
-    "fp32 [H, rows]: a query's product with the mean of K, likewise"
+    "fp32 [H, rows]: each query's product with the mean of K, likewise scaled for base 2"
     k_scale: Tensor
-    "fp32 [G, rows / 128, 4]: of the keys n of a tile with the same (n % 8) // 2"
+    "fp32 [G, rows / 128, 4]: scale of the keys n of a tile with the same (n % 8) // 2"
     v_scale: Tensor
-    "fp32 [B, G, C]: of a channel"
+    "fp32 [B, G, C]: scale of each channel"
     counters: Tensor
-    "int32 [4 + 2 B G], all 0 before the preparation"
+    "int32 [4 + 2 B G] counters, all 0 before the preparation"
     parts: Tensor
-    "fp32 [2, B G, chunks, C]: sums of K and largest |V|, of a stretch of rows each"
+    "fp32 [2, B G, chunks, C]: sums of K and largest |V| of each stretch of rows"
     found: Tensor
-    "fp32 [2, B G, C]: mean of K and the inverse of V's scale, of a head"
+    "fp32 [2, B G, C]: mean of K and inverse of V's scale, of each head"
 
     @property
     def operands(self) -> QuantisedOperands:
-        """What the attention reads."""
+        """Pointers that the attention reads."""
         return QuantisedOperands(self.q, self.k, self.v, self.q_scale, self.q_shift, self.k_scale, self.v_scale)
 
     @property
     def counter(self) -> Tensor:
-        """int32 [1]: of the Hopper kernel's tile scheduler, 0 between launches."""
+        """int32 [1]: counter of the Hopper kernel's tile scheduler, 0 between launches."""
         return self.counters[:1]
 
     @property
     def arrived(self) -> Tensor:
-        """int32 [2 B G]: stretches of K and of V whose statistics are there, and one more when they are together."""
+        """int32 [2 B G]: stretches of K and of V whose statistics are stored, plus one when they have been combined."""
         return self.counters[4:]
 
 
@@ -84,18 +84,18 @@ def columns_of(dim: int) -> int:
 
 
 def padded_rows(x: Tensor, batch: int, pad: int) -> int | RowCount:
-    """Rows of a head when each sequence begins at a multiple of `pad`; packed, as many as can be needed."""
+    """Rows of a head when each sequence begins at a multiple of `pad`; packed: an upper bound."""
     if x.dim() == 4:
         return batch * (-(-x.shape[1] // pad) * pad)
     return (rows_in(x) + batch * pad) // pad * pad
 
 
 def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
-    """Room for the quantised tensors of a problem."""
+    """Allocate the quantised tensors of a problem."""
     (heads, dim), heads_kv, batch = q.shape[-2:], k.shape[-2], problem.batch
     columns, pairs = columns_of(dim), batch * heads_kv
     rows_q, rows_k = padded_rows(q, batch, Q_PAD.value), padded_rows(k, batch, TILE.value)
-    chunks = chunks_of(problem.max_seqlen_k, columns)[0]
+    chunks, _ = chunks_of(problem.max_seqlen_k, columns)
 
     def empty(*shape: SupportsIndex, dtype: torch.dtype = torch.float32) -> Tensor:
         return kept.empty(shape, q, dtype)
@@ -115,29 +115,29 @@ def allocate(q: Tensor, k: Tensor, problem: Problem) -> Quantised:
 
 
 def chunks_of(seqlen: int, columns: int) -> tuple[int, int]:
-    """Into how many stretches a head's rows are cut for the statistics, and how many rows each has."""
+    """Into how many stretches a head's rows are divided for the statistics, and how many rows each has."""
     tiles = -(-seqlen // (MOST_CHUNKS * TILE.value))
     chunk = max(LEAST_CHUNK // columns, tiles * TILE.value)
     return max(1, -(-seqlen // chunk)), chunk
 
 
 def inverse_of(by: int) -> int:
-    """What `portable.prepare.divided` divides by: 2³¹ over it, rounded down."""
+    """The reciprocal that `portable.prepare.divided` multiplies by: 2³¹ over the divisor, rounded down."""
     return (2**31 - 1) // max(by, 1)
 
 
 def launch_smooth(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
-    """The statistics alone: of each channel the mean of K and the largest |V|."""
+    """Only the statistics: mean of K and largest |V| of each channel."""
     _launch(q, k, v, made, problem, smooths=True, quantises=False)
 
 
 def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
-    """All three tensors in 8 bits, of statistics that are there."""
+    """Quantise all three tensors, from statistics that were computed before."""
     _launch(q, k, v, made, problem, smooths=False, quantises=True)
 
 
 def launch_prepare(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
-    """Both as one: K and V are read for the second time soon after the first."""
+    """Both in one launch, so that K and V are read the second time soon after the first."""
     _launch(q, k, v, made, problem, smooths=True, quantises=True)
 
 

@@ -1,7 +1,7 @@
-"""One quantised attention problem as the kernels take it, and the checks of what a caller gives.
+"""A quantised attention problem as the kernels take it, and the checks of a caller's arguments.
 
-Letters: B sequences, H query heads, G KV heads (H = G R), Sq queries, Sk keys, D dims of both; packed, Tq and Tk rows of
-all sequences.  The mask is that of `flash.problem`, without a window.
+Letters: B sequences, H query heads, G KV heads (H = G R), Sq queries, Sk keys, D dims of both; packed: Tq and Tk rows
+of all sequences.  The mask is that of `flash.problem`, without a window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attnbench.kernels.flash.problem import Problem, check_values, problem_of
 WHO = "flash_quant_attention"
 LARGEST_DIM = 128
 LARGEST_ROWS = 2**31 - 2**16
-"Of all sequences and heads, padded: coordinates of the quantised tensors' tiles, in 32 bits."
+"Most rows of all sequences and heads, padded: tile coordinates in the quantised tensors are 32-bit."
 
 
 def quant_problem_of(
@@ -29,7 +29,7 @@ def quant_problem_of(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
 ) -> Problem:
-    """The problem of these tensors, checked without looking into one; arguments as of `flash.problem.problem_of`.
+    """The problem of these tensors, checked without reading their values; arguments as of `flash.problem.problem_of`.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -62,7 +62,7 @@ def quant_problem_of(
 
 
 def check_offsets(problem: Problem, q: Tensor, k: Tensor) -> None:
-    """Refuse offsets that would read or write outside of the tensors; waits for the device.
+    """Refuse offsets that would read or write outside the tensors; synchronizes with the device.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -74,10 +74,10 @@ def check_offsets(problem: Problem, q: Tensor, k: Tensor) -> None:
 
 
 def wrong(name: str, value: object, said: str, accepted: str) -> ValueError:
-    """The one line of a refusal."""
+    """The error for an argument, in one line."""
     return ValueError(f"{WHO}: {name}={value} {said}; {accepted}")
 
 
 def _ours(why: ValueError) -> ValueError:
-    """The same line, said by this function."""
+    """The same error in the name of this function."""
     return ValueError(f"{WHO}: {str(why).partition(': ')[2]}")

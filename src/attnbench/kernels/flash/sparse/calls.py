@@ -30,7 +30,7 @@ def listed(
     """
     if isinstance(given, BlockLists):  # the launch checks whose they are
         return given
-    rows = problem.block[0]
+    rows = problem.block_q
     lists = lists_of(given, q, k, problem, share=config.share(rows), unit=config.unit(rows))
     if validate:
         values = given.contiguous().view(torch.uint8)
@@ -57,8 +57,8 @@ def config_for(
 def _shape(q: Tensor, problem: SparseProblem) -> Shape:
     return Shape(
         dim=q.shape[-1],
-        block_q=problem.block[0],
-        block_k=problem.block[1],
+        block_q=problem.block_q,
+        block_k=problem.block_k,
         item_bytes=q.element_size(),
         capability=capability_of(q) or (0, 0),
     )

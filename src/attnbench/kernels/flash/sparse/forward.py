@@ -42,7 +42,7 @@ def launch_sparse(
         ValueError: the lists are another problem's or configuration's, or the Hopper path was asked for and cannot
             describe a tensor; the one line says which.
     """
-    rows = problem.block[0]
+    rows = problem.block_q
     check_lists(lists, problem, share=config.share(rows), unit=config.unit(rows), device=q.device)
     _, heads, rows, columns = problem.map_shape
     all_lists = lists.items.shape[0]
@@ -56,7 +56,7 @@ def launch_sparse(
     operands = ForwardOperands(q, k, v, out)
     launch(
         flash_sparse_forward,
-        (all_lists * (problem.block[0] // config.block_m),),
+        (all_lists * (problem.block_q // config.block_m),),
         tensors=operands,
         lse_ptr=lse,
         items_ptr=lists.items,
@@ -75,8 +75,8 @@ def launch_sparse(
             DIM=q.shape[-1],
             BLOCK_D=block_of(q.shape[-1]),
             CAUSAL=problem.causal,
-            BLOCK_Q=problem.block[0],
-            BLOCK_K=problem.block[1],
+            BLOCK_Q=problem.block_q,
+            BLOCK_K=problem.block_k,
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
         ),

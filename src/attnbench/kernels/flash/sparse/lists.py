@@ -104,7 +104,7 @@ def lists_of(
         ValueError: the map does not fit; the one line says what and what is accepted.
     """
     check_map(block_map, problem, q.device)
-    unit = unit or problem.block[0]
+    unit = unit or problem.block_q
     section = section_heads(q, k)
     key = problem, share, unit, section, facts_of(block_map)
     launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, problem, share, unit, section)))
@@ -156,8 +156,8 @@ def _run(problem: SparseProblem, share: int, unit: int, section: int, block_map:
             seqlen_q=problem.seqlen_q,
             seqlen_k=problem.seqlen_k,
             UNIT=unit,
-            HALVES=problem.block[0] // unit,
-            BLOCK_K=problem.block[1],
+            HALVES=problem.block_q // unit,
+            BLOCK_K=problem.block_k,
             CAUSAL=problem.causal,
             SHARE=share,
             WIDTH=width,

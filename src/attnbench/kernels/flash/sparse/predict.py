@@ -63,8 +63,9 @@ def predict_blocks(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
 
 def _run(rule: Rule, q: Tensor, k: Tensor) -> Results:
     (batch, heads, seqlen_q, dim), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
-    (size_q, size_k), (rows, columns) = (size // rule.parts for size in rule.block), _blocks(q, k, rule.block)
-    parts_q, parts_k = _blocks(q, k, (size_q, size_k))
+    block_q, block_k = rule.block
+    size_q, size_k = block_q // rule.parts, block_k // rule.parts
+    (rows, columns), (parts_q, parts_k) = _blocks(q, k, block_q, block_k), _blocks(q, k, size_q, size_k)
     q_mean, k_mean = (
         empty((batch, each, parts, dim), q, torch.float32) for each, parts in ((heads, parts_q), (heads_kv, parts_k))
     )
@@ -155,7 +156,7 @@ def select(scores: Tensor, lengths: tuple[int, int], rule: Rule) -> Tensor:
 def _selected(
     rule: Rule, scores: Tensor, heads_kv: int, lengths: tuple[int, int], q_alike: Tensor | None, k_alike: Tensor | None
 ) -> Tensor:
-    seqlen_q, seqlen_k = lengths
+    (seqlen_q, seqlen_k), (block_q, block_k) = lengths, rule.block
     batch, heads, rows, columns = scores.shape
     if columns > LARGEST_WIDTH:
         raise ValueError(f"select: columns={columns} are too many; at most {LARGEST_WIDTH}")
@@ -177,8 +178,8 @@ def _selected(
             seqlen_k=seqlen_k,
             share=rule.share,
             gate=rule.gate,
-            BLOCK_Q=rule.block[0],
-            BLOCK_K=rule.block[1],
+            BLOCK_Q=block_q,
+            BLOCK_K=block_k,
             CAUSAL=rule.causal,
             BY_NUMBER=rule.by_number,
             GATED=rule.gate > 0,
@@ -188,6 +189,6 @@ def _selected(
     return found
 
 
-def _blocks(q: Tensor, k: Tensor, sizes: tuple[int, int]) -> tuple[int, int]:
-    """How many blocks of these sizes the queries and the keys have."""
-    return -(-q.shape[2] // sizes[0]), -(-k.shape[2] // sizes[1])
+def _blocks(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple[int, int]:
+    """How many blocks of so many queries, and of so many keys, there are."""
+    return -(-q.shape[2] // block_q), -(-k.shape[2] // block_k)

@@ -34,9 +34,21 @@ class SparseProblem:
     scale: float
 
     @property
+    def block_q(self) -> int:
+        """Queries of a block."""
+        rows, _ = self.block
+        return rows
+
+    @property
+    def block_k(self) -> int:
+        """Keys of a block."""
+        _, keys = self.block
+        return keys
+
+    @property
     def map_shape(self) -> tuple[int, int, int, int]:
         """Of the map: [B, H, nq, nk]."""
-        return self.batch, self.heads, -(-self.seqlen_q // self.block[0]), -(-self.seqlen_k // self.block[1])
+        return self.batch, self.heads, -(-self.seqlen_q // self.block_q), -(-self.seqlen_k // self.block_k)
 
 
 def sparse_problem_of(

@@ -31,7 +31,7 @@ def launch_sparse_quant(
         ValueError: the lists are another problem's, or shared by rows; the one line says which.
     """
     with said_here():
-        check_lists(lists, problem, share=1, unit=problem.block[0], device=out.device)
+        check_lists(lists, problem, share=1, unit=problem.block_q, device=out.device)
     if lists.items.shape[0] == 0 or out.numel() == 0:
         return
     if config.order == "ws":
@@ -43,7 +43,7 @@ def launch_sparse_quant(
     strides = strides_of(out)
     launch(
         flash_sparse_quant_forward,
-        (lists.items.shape[0] * (problem.block[0] // config.block_m),),
+        (lists.items.shape[0] * (problem.block_q // config.block_m),),
         made=made.operands,
         out_ptr=out,
         lse_ptr=lse,
@@ -66,8 +66,8 @@ def launch_sparse_quant(
             DIM=out.shape[-1],
             COLUMNS=made.q.shape[-1],
             CAUSAL=problem.causal,
-            BLOCK_Q=problem.block[0],
-            BLOCK_K=problem.block[1],
+            BLOCK_Q=problem.block_q,
+            BLOCK_K=problem.block_k,
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
         ),

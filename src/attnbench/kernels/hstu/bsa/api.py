@@ -23,13 +23,11 @@ lengths from 0.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
 from attnbench.kernels.hstu.bsa.call import BsaCall, allocate, forward_workspace
-from attnbench.kernels.hstu.bsa.calls import HstuBsaAttention, call_of
+from attnbench.kernels.hstu.bsa.calls import HstuBsaAttention, Numbers, call_of
 from attnbench.kernels.hstu.bsa.forward import forward
 from attnbench.kernels.hstu.bsa.inputs import WHO, BsaTensors, check, problem_of
 from attnbench.kernels.hstu.bsa.operators import FORWARD
@@ -110,29 +108,29 @@ def hstu_bsa_attention(
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
-    given = q, k, v, gates, offsets, offsets_q, num_targets
-    alpha = as_float(alpha)
-    numbers: tuple[Any, ...] = (
-        max_seqlen,
-        block_size,
-        block_counts,
-        local_window,
-        selection,
-        pairs,
-        max_seqlen_q,
-        alpha,
-        scaling_seqlen,
+    table = offsets, offsets_q, num_targets
+    numbers = Numbers(
+        max_seqlen=max_seqlen,
+        block_size=block_size,
+        block_counts=block_counts,
+        local_window=local_window,
+        selection=selection,
+        pairs=pairs,
+        max_seqlen_q=max_seqlen_q,
+        alpha=as_float(alpha),
+        scaling_seqlen=scaling_seqlen,
     )
-    if is_followed(*given):
+    if is_followed(q, k, v, gates, *table):
         check_flags(WHO, pairs=pairs, validate=validate)
         refuse_followed(WHO, validate=validate, config=config)
-        out, blocks, *_ = FORWARD(*given, *numbers)
+        out, blocks, *_ = FORWARD(q, k, v, gates, *table, *numbers)
         return out, blocks
-    given = *cast(*given[:4]), *given[4:]
-    call = call_of(given, *numbers, config=config, validate=validate)
-    if needs_graph(*given[:4]):
-        return HstuBsaAttention.call(*given, call)
-    out, blocks, *_ = call.forward(*given)
+    q, k, v, gates = cast(q, k, v, gates)
+    tensors = BsaTensors(q, k, v, gates, *table)
+    call = call_of(tensors, numbers, config, validate=validate)
+    if needs_graph(q, k, v, gates):
+        return HstuBsaAttention.call(*tensors, call)
+    out, blocks, *_ = call.forward(*tensors)
     assert out is not None
     assert blocks is not None
     return out, blocks

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
 from attnbench.kernels.hstu.bsa.forward import forward
-from attnbench.kernels.hstu.bsa.inputs import INPUTS, WHO, BsaTensors, check, check_kinds, problem_of
+from attnbench.kernels.hstu.bsa.inputs import WHO, BsaTensors, check, check_kinds, problem_of
 from attnbench.kernels.hstu.bsa.plan import (
     BsaConfig,
     Shapes,
@@ -68,7 +68,7 @@ def _room_for(shapes: Shapes, like: Tensor) -> dict[str, Tensor]:
 
 
 def _run_forward(problem: BsaProblem, config: BsaConfig, *given: Tensor | None) -> Results:
-    tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
+    tensors = BsaTensors(*given)
     p, q = _counted(problem, tensors), tensors.q
     out = empty((p.queries, p.heads, p.linear_dim), q)
     blocks = empty((p.queries, p.list_heads, p.block_counts), q, torch.int32)
@@ -80,9 +80,10 @@ def _run_forward(problem: BsaProblem, config: BsaConfig, *given: Tensor | None) 
 def _run_backward(
     problem: BsaProblem, config: BsaConfig, dout: Tensor, blocks: Tensor, *given: Tensor | None
 ) -> Results:
-    tensors = BsaTensors(**dict(zip(INPUTS, given, strict=False)))
+    inputs = len(BsaTensors._fields)
+    tensors = BsaTensors(*given[:inputs])
     p, q = _counted(problem, tensors), tensors.q
-    saved = dict(zip(saved_shapes(p, config), given[len(INPUTS) :], strict=True))
+    saved = dict(zip(saved_shapes(p, config), given[inputs:], strict=True))
     dq, dk, dv = (empty((rows_in(x), *x.shape[1:]), x) for x in (q, tensors.k, tensors.v))
     dgates = None if tensors.gates is None else empty((p.queries, *tensors.gates.shape[1:]), tensors.gates)
     backward(
@@ -134,55 +135,51 @@ class HstuBsaAttention(Differentiable):
         return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
 
 
+class Numbers(NamedTuple):
+    """Arguments of `hstu_bsa_attention` that are no tensors, in the order of its operators."""
+
+    max_seqlen: int
+    block_size: int
+    block_counts: int
+    local_window: int | None
+    selection: str
+    pairs: bool
+    max_seqlen_q: int | None
+    alpha: float | None
+    scaling_seqlen: int | None
+
+
 def checked(
-    given: tuple[Tensor | None, ...],
-    max_seqlen: int,
-    block_size: int,
-    block_counts: int,
-    local_window: int | None,
-    selection: str,
-    pairs: bool,
-    max_seqlen_q: int | None,
-    alpha: float | None,
-    scaling_seqlen: int | None,
-    config: BsaConfig | None = None,
-    *,
-    validate: bool = False,
-) -> tuple[BsaTensors, BsaProblem]:
-    """Tensors and problem of these arguments, those of `hstu_bsa_attention`, tensors in the order of INPUTS.
+    tensors: BsaTensors, numbers: Numbers, config: BsaConfig | None = None, *, validate: bool = False
+) -> BsaProblem:
+    """The problem of these arguments, those of `hstu_bsa_attention`.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
-    check_kinds(dict(zip(INPUTS, given, strict=True)), alpha, config)
-    check_flags(WHO, pairs=pairs, validate=validate)
-    tensors = BsaTensors(**dict(zip(INPUTS, given, strict=True)))
-    numbers: dict[str, Any] = {
-        "max_seqlen": max_seqlen,
-        "max_seqlen_q": max_seqlen if max_seqlen_q is None else max_seqlen_q,
-        "alpha": alpha_of(alpha, tensors.q),
-        "scaling_seqlen": max_seqlen or 1 if scaling_seqlen is None else scaling_seqlen,
-        "block_size": block_size,
-        "block_counts": block_counts,
-        "local_window": local_window,
-        "selection": selection,
-    }
-    check(tensors, **numbers, config=config, validate=validate)
-    return tensors, problem_of(tensors, **numbers, pairs=pairs)
+    check_kinds(tensors._asdict(), numbers.alpha, config)
+    check_flags(WHO, pairs=numbers.pairs, validate=validate)
+    values: dict[str, Any] = numbers._asdict()
+    values["alpha"] = alpha_of(numbers.alpha, tensors.q)
+    if numbers.max_seqlen_q is None:
+        values["max_seqlen_q"] = numbers.max_seqlen
+    if numbers.scaling_seqlen is None:
+        values["scaling_seqlen"] = numbers.max_seqlen or 1
+    pairs = values.pop("pairs")
+    check(tensors, **values, config=config, validate=validate)
+    return problem_of(tensors, **values, pairs=pairs)
 
 
-def call_of(
-    given: tuple[Tensor | None, ...], *numbers: Any, config: BsaConfig | None = None, validate: bool = False
-) -> Call:
+def call_of(tensors: BsaTensors, numbers: Numbers, config: BsaConfig | None = None, *, validate: bool = False) -> Call:
     """The call of these arguments, those of `checked`: kept, or checked and put together.
 
     Raises:
         ValueError: as `hstu_bsa_attention` says.
     """
-    key = facts_of(*given, jagged=JAGGED), exact(*numbers, config)
+    key = facts_of(*tensors, jagged=JAGGED), exact(*numbers, config)
     call = CALLS.get(key)
     if call is None or validate is not False:
-        tensors, problem = checked(given, *(*numbers, config), validate=validate)
+        problem = checked(tensors, numbers, config, validate=validate)
         config = config or default_config(problem, tensors.capability, rows=tensors.rows)
         call = CALLS.keep(key, Call(problem, config))
     return call

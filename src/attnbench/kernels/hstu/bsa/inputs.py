@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from torch import Tensor
@@ -30,13 +29,10 @@ WHO = "hstu_bsa_attention"
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_BLOCKS = 16
 SELECTIONS = ("head", "shared")
-INPUTS = ("q", "k", "v", "gates", "offsets", "offsets_q", "num_targets")
-"Fields of `BsaTensors`, as the kept launches take them."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BsaTensors:
-    """Inputs of a call, as `hstu_bsa_attention` takes them."""
+class BsaTensors(NamedTuple):
+    """Inputs of a call, as `hstu_bsa_attention` takes them, in the order in which the kept launches do."""
 
     q: Tensor
     k: Tensor

@@ -40,14 +40,42 @@ def run_forward(
     return out
 
 
-def fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+def fake_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    offsets_q: Tensor | None,
+    num_targets: Tensor | None,
+    max_seqlen: int,
+    max_seqlen_q: int | None,
+    alpha: float | None,
+    scaling_seqlen: int | None,
+    causal: bool,
+    contextual_len: int,
+    max_attn_len: int | None,
+    deterministic: bool,
+) -> Tensor:
     """Check the arguments while a caller is traced; a result without values.
 
     Raises:
         ValueError: as `hstu_attention` says, but for what hangs on addresses.
     """
-    *given, _deterministic = rest
-    problem_of(q, k, v, *given)
+    problem_of(
+        q=q,
+        k=k,
+        v=v,
+        offsets=offsets,
+        offsets_q=offsets_q,
+        num_targets=num_targets,
+        max_seqlen=max_seqlen,
+        max_seqlen_q=max_seqlen_q,
+        alpha=alpha,
+        scaling_seqlen=scaling_seqlen,
+        causal=causal,
+        contextual_len=contextual_len,
+        max_attn_len=max_attn_len,
+    )
     check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
     return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
 

@@ -1,1 +1,1 @@
-"""What an HSTU model does beside products and attention, each in one launch."""
+"""Elementwise and row-wise operations of an HSTU model, one kernel launch each."""

@@ -1,7 +1,7 @@
-"""Elementwise parts of an HSTU ranking model, one launch each; forward only.
+"""Elementwise and row-wise operations of an HSTU ranking model, one kernel launch each; forward only.
 
-Arithmetic is in fp32, results are rounded once.  bf16, fp16 and fp32; nothing waits for the device, so a call can be
-captured in a CUDA graph.  All tensors of a call have one dtype and one device; indices are int32.
+Computed in fp32, results rounded once.  Tensors are bf16, fp16 or fp32; all tensors of a call share one dtype and one
+device; indices are int32.  No call synchronizes with the device, so calls can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.dense.parts import AT_ONCE
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu, hstu_tower
-from attnbench.kernels.shared.card import takes_compiled
+from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
 from attnbench.kernels.shared.limits import as_float, check_flags
 from attnbench.kernels.shared.tiling import block_of
@@ -26,22 +26,22 @@ __all__ = ["embed", "gate", "norm", "pick", "silu", "tower"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 16384
-"Columns of a row: one program holds it in registers."
+"Most columns of a row: one program holds the whole row in registers."
 LARGEST_GRID = 2**31
 SILU_BLOCK = 1024
 TOWER_ROWS, TOWER_IN, TOWER_OUT = 32, 128, 32
-"Of a program at most."
+"Most rows, inputs and outputs of a program."
 
 
 def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scale: float) -> Tensor:
-    """Rows of tokens with their positions.
+    """Look up token embeddings, scale them and add position embeddings.
 
     Args:
-        ids: int32 [rows] of `table`.
-        positions: int32 [rows] of `places`.
+        ids: int32 [rows], row numbers in `table`.
+        positions: int32 [rows], row numbers in `places`.
         table: [tokens, dim], contiguous.
         places: [positions, dim], contiguous.
-        scale: factor of the token's row.
+        scale: factor of the token embedding.
 
     Returns:
         [rows, dim].
@@ -77,14 +77,16 @@ def _run_embed(scale: float, table: Tensor, ids: Tensor, positions: Tensor, plac
     return (out,)
 
 
-def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
-    """Rows normalised over their columns (LayerNorm).
+def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, leads: bool = False) -> Tensor:
+    """LayerNorm of each row.
 
     Args:
         x: [rows, dim], contiguous.
         weight: [dim].
         bias: [dim].
         eps: added to the variance.
+        leads: whether the kernel launched behind it on a card may start meanwhile, if it is one that waits by itself
+            (programmatic dependent launch, sm_90 and later).
 
     Returns:
         [rows, dim].
@@ -93,20 +95,23 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     eps = as_float(eps)
-    key = "norm", facts_of(x, weight, bias, jagged=(0,)), exact(eps)
+    leads = bool(leads)
+    key = "norm", facts_of(x, weight, bias, jagged=(0,)), exact(eps, leads)
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_norm", {"x": x, "weight": _row(weight), "bias": _row(bias)}, {}, eps=eps)
         for name, given in (("weight", weight), ("bias", bias)):
             _same("hstu_norm", name, len(given), x.shape[1])
-        launches = _calls.keep(key, Launches(partial(_run_norm, eps)))
+        launches = _calls.keep(key, Launches(partial(_run_norm, eps, leads)))
     return _only(launches(x, weight, bias))
 
 
-def _run_norm(eps: float, x: Tensor, weight: Tensor, bias: Tensor) -> Results:
+def _run_norm(eps: float, leads: bool, x: Tensor, weight: Tensor, bias: Tensor) -> Results:
     out = empty((rows_in(x), x.shape[1]), x)
     if out.numel():
-        launch(hstu_norm, (rows_in(x),), x_ptr=x, weight_ptr=weight, bias_ptr=bias, out_ptr=out, eps=eps, **_block(x))
+        leads = leads and (capability_of(x) or (0, 0)) >= (9, 0)
+        given = {"x_ptr": x, "weight_ptr": weight, "bias_ptr": bias, "out_ptr": out, "eps": eps}
+        launch(hstu_norm, (rows_in(x),), **given, LEADS=leads, **_block(x))
     return (out,)
 
 
@@ -114,7 +119,7 @@ def silu(x: Tensor) -> Tensor:
     """SiLU in place.
 
     Args:
-        x: [rows, columns], last dim contiguous; changed.
+        x: [rows, columns], last dim contiguous; overwritten.
 
     Returns:
         x.
@@ -143,16 +148,16 @@ def _run_silu(x: Tensor) -> Results:
 def gate(
     a: Tensor | Parts, u: Tensor, weight: Tensor, bias: Tensor, *, eps: float, whole: bool, count: Tensor | None = None
 ) -> Tensor:
-    """Attention normalised over its columns and gated by SiLU(u): what the output product of a layer takes.
+    """LayerNorm of the attention output, gated by SiLU(u): the input of a layer's output product.
 
     Args:
-        a: [rows, dim] output of attention, contiguous; or its parts, which are added up here to the same bits.
+        a: [rows, dim] output of attention, contiguous; or its parts, which are summed here with bitwise the same result.
         u: [rows, dim], last dim contiguous.
         weight: [dim] of the norm.
         bias: [dim] of the norm.
         eps: of the norm.
-        whole: the paper's layer, LN(a) s with s = SiLU(u); else Meta's [s, a, LN(a) s].
-        count: int32 [1]: rows of a that hold anything, the first ones; of the others a is taken as 0.  None: all.
+        whole: the paper's layer, LN(a) s with s = SiLU(u); otherwise Meta's [s, a, LN(a) s].
+        count: int32 [1], how many rows of `a` are valid, from the first; the others are read as 0.  None: all.
 
     Returns:
         [rows, dim], or [rows, 3 dim] of Meta's layer.
@@ -226,12 +231,12 @@ def _run_gate(
 
 
 def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Some rows, each divided by its length.
+    """Gather rows and divide each by its L2 norm.
 
     Args:
         x: [n, dim], contiguous.
-        rows: int32 [rows] of x.
-        eps: least length.
+        rows: int32 [rows], row numbers in `x`.
+        eps: lower bound of the norm.
 
     Returns:
         [rows, dim].
@@ -256,7 +261,7 @@ def _run_pick(eps: float, x: Tensor, rows: Tensor) -> Results:
 
 
 def tower(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """ReLU(x) Wᵀ + b of all towers, each with columns and weights of its own: a layer of few outputs.
+    """ReLU(x) Wᵀ + b for all towers, each with its own columns of x and its own weights; for layers with few outputs.
 
     Args:
         x: [rows, towers · inputs], contiguous.
@@ -321,7 +326,7 @@ def _block(x: Tensor) -> dict[str, int]:
 
 
 def _row(x: Any) -> Any:
-    """One row, of a tensor; what is none is refused by `_check`."""
+    """A vector as a matrix of one row; `_check` refuses what is not a tensor."""
     return x[None] if isinstance(x, Tensor) else x
 
 

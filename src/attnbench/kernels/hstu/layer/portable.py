@@ -1,12 +1,12 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Kernels that work row by row: a program reads a row, computes in fp32, and rounds once.
+"""Row-wise kernels: a program reads a row, computes in fp32, and rounds the result once.
 
 hstu_embed    x[i] = table[ids[i]] · scale + places[positions[i]]
 hstu_norm     y[i] = LN(x[i])
-hstu_silu     x[i] = SiLU(x[i]) of some columns, in place
+hstu_silu     x[i] = SiLU(x[i]), a block of columns per program, in place
 hstu_gate     y[i] = LN(a[i]) · s with s = SiLU(u[i]), or Meta's [s, a[i], LN(a[i]) · s]
 hstu_pick     y[i] = x[rows[i]] / max(|x[rows[i]]|, eps)
-hstu_tower    y[i] = ReLU(x[i]) Wᵀ + b, tower by tower: small products, of some rows at a time
+hstu_tower    y[i] = ReLU(x[i]) Wᵀ + b for each tower: small products of a few rows at a time
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.parts import add_parts, unshuffled
 
@@ -22,7 +23,7 @@ from attnbench.kernels.hstu.dense.parts import add_parts, unshuffled
 @triton.jit
 @no_type_check
 def hstu_embed(ids_ptr, positions_ptr, table_ptr, places_ptr, out_ptr, scale, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """A row of tokens with its position."""
+    """A scaled token embedding plus its position embedding."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
@@ -43,8 +44,12 @@ def normed_row(x, dims, weight, bias, eps, DIM: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """A row, normalised."""
+def hstu_norm(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, LEADS: tl.constexpr = False
+):
+    """A row, normalised; LEADS: the kernel behind it may be launched at once, as it waits by itself."""
+    if LEADS:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
@@ -57,7 +62,7 @@ def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOC
 @triton.jit
 @no_type_check
 def hstu_silu(x_ptr, row_stride, columns, BLOCK: tl.constexpr):
-    """A part of a row."""
+    """SiLU of a block of a row's columns, in place."""
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < columns
     place = x_ptr + tl.program_id(0).to(tl.int64) * row_stride + at
@@ -86,15 +91,15 @@ def hstu_gate(
     SHUFFLED: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """A row of attention, normalised and gated; WHOLE: the paper's layer, else Meta's.
+    """LayerNorm and gate of one row of attention; WHOLE: the paper's layer, otherwise Meta's.
 
-    Where keys are SPLIT the row is the scaled sum of its parts, rounded as `hstu_sum_parts` rounds it.
+    With SPLIT the row is first summed from its parts, scaled and rounded exactly as `hstu_sum_parts` does.
     """
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
     kind = out_ptr.dtype.element_ty
-    # Before the parts, so that nothing is waited for behind them.
+    # Loaded before the parts, so that these loads overlap with the sum of the parts.
     u = tl.load(u_ptr + row * u_row + dims, mask=there, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + dims, mask=there, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + dims, mask=there, other=0.0).to(tl.float32)
@@ -119,7 +124,7 @@ def hstu_gate(
     s = u / (1.0 + tl.exp(-u))
     gated = normed_row(a, dims, weight, bias, eps, DIM) * s
     if COUNTED:
-        # Nobody has written what attention gives for these rows: it may be no number.
+        # Attention does not write these rows: they may hold NaN.
         gated = tl.where(known, gated, 0.0)
         a = tl.where(known, a, 0.0)
     if WHOLE:
@@ -134,7 +139,7 @@ def hstu_gate(
 @triton.jit
 @no_type_check
 def hstu_pick(x_ptr, rows_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """A picked row, of length one."""
+    """A gathered row, divided by its norm."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     there = dims < DIM
@@ -158,7 +163,7 @@ def hstu_tower(
     BLOCK_IN: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Some rows and columns of one tower."""
+    """A block of rows and outputs of one tower."""
     tower = tl.program_id(1)
     towers = tl.num_programs(1)
     at = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
@@ -168,7 +173,7 @@ def hstu_tower(
         known = first + tl.arange(0, BLOCK_IN)
         from_ptr = x_ptr + at * (towers * IN) + tower * IN + known[None, :]
         x = tl.load(from_ptr, mask=(at < rows) & (known < IN)[None, :], other=0.0).to(tl.float32)
-        x = tl.where(x < 0, 0.0, x).to(x_ptr.dtype.element_ty)  # no number stays none
+        x = tl.where(x < 0, 0.0, x).to(x_ptr.dtype.element_ty)  # NaN stays NaN
         w_ptr = weight_ptr + (tower * OUT + column) * IN + known[:, None]
         w = tl.load(w_ptr, mask=(column < OUT) & (known < IN)[:, None], other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")

@@ -1,1 +1,1 @@
-"""HSTU attention of a serving step: cached keys and values in pages, new ones beside them."""
+"""HSTU attention for serving: cached keys and values in pages, those of the new rows in packed tensors."""

@@ -1,12 +1,12 @@
-"""HSTU attention of a serving step over a paged cache, and the append to it.
+"""HSTU attention of a serving step over a paged KV cache, and the append to that cache.
 
-    with c cached keys, m new history rows and T candidates of a sequence:
-    history row i sees the cached keys and the new ones up to itself; a candidate all c + m keys and itself
+    for a sequence with c cached keys, m new history rows and T candidates:
+    history row i sees the cached keys and the new keys up to its own; a candidate sees all c + m keys and its own
     O = SiLU(α Q Kᵀ) ∘ M · V / scaling_seqlen
 
-`problem` says how pages and sequences are given.  With P = m c + m (m + 1) / 2 + T (c + m + 1) visible pairs of a
-sequence and head the forward is 4 P D FLOPs.  Workspace: none, or fp32 [T, splits, H, D] where keys are split.
-Takes bf16, fp16 and fp32, dims 1 to 256, pages of 32, 64 and 128 keys.
+`problem` describes how pages and sequences are passed.  A sequence and head has P = m c + m (m + 1) / 2 + T (c + m + 1)
+visible pairs, and the forward takes 4 P D FLOPs.  Workspace: none, or fp32 [T, splits, H, D] where keys are split.
+Supports bf16, fp16 and fp32, dims 1 to 256, pages of 32, 64 and 128 keys.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ def hstu_paged_attention(
     config: PagedConfig | str | None = None,
     validate: bool = False,
 ) -> Tensor:
-    """Attention of the new rows to the cached keys and to themselves; forward only.
+    """Attention of the new rows to the cached keys and to the new keys; forward only.
 
-    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+    Unless `validate` is set the call does not synchronize with the device, so it can be captured in a CUDA graph.
 
     Args:
-        q: [T, H, D] new rows, the sequences one after another; last dim contiguous, as of k and v.
+        q: [T, H, D] new rows, sequences packed one after another; last dim contiguous, also for k and v.
         k: like q.
         v: like q.
         pool: [pages, 2, page_size, H, D]: the cached keys and values of this layer.
         step: sequences and pages.
-        scaling_seqlen: what outputs are divided by; a constant of the model, or scores change with the batch.
+        scaling_seqlen: divisor of the outputs; a constant of the model, otherwise scores depend on the batch.
         alpha: factor of the scores; None: 1 / sqrt(D).
-        splits: parts of the keys, each a program's; None: as many as fill the card by the bounds in `step`.  Results
-            of different splits differ by rounding; for a given number they are the same bits each time.
-        config: launch configuration, or its short form, such as "m128n64w8s2-ws"; None: the default, which is of the
-            kernel for Hopper where that takes the tensors (sm_90, 16 bits, rows and strides of whole 16 bytes) and else
-            the portable one.  One that is given is never replaced by another.
-        validate: look into the table too, once, and wait for the device.
+        splits: into how many parts the keys are split, a program for each; None: enough to fill the card, judged by the
+            bounds in `step`.  Results of different splits differ by rounding; a given number is bitwise reproducible.
+        config: launch configuration, or its short form, such as "m128n64w8s2-ws"; None: the default, which uses the
+            Hopper kernel if it supports the tensors (sm_90, 16-bit dtype, rows and strides that are multiples of 16
+            bytes) and otherwise the portable one.  A configuration that is passed is never replaced by another.
+        validate: also check the values in the table, which synchronizes with the device.
 
     Returns:
         [T, H, D], contiguous.
@@ -119,21 +119,21 @@ def hstu_paged_parts(
     splits: int | None = None,
     config: PagedConfig | str | None = None,
 ) -> Tensor | Parts:
-    """Attention without the kernel that adds up split keys: for a caller whose next kernel does (`hstu.layer`'s gate).
+    """Attention without the kernel that sums the parts of split keys, for a next kernel that sums them (`layer.gate`).
 
     Args:
-        q: as of `hstu_paged_attention`, which says more of all of them.
+        q: as for `hstu_paged_attention`, which describes all arguments in full.
         k: like q.
         v: like q.
         pool: pages of this layer.
         step: sequences and pages.
-        scaling_seqlen: what outputs are divided by.
+        scaling_seqlen: divisor of the outputs.
         alpha: factor of the scores.
-        splits: parts of the keys.
+        splits: into how many parts the keys are split.
         config: launch configuration, or its short form.
 
     Returns:
-        The parts; where keys are not split, or dims are no power of two from 16, the output [T, H, D] itself.
+        The parts; or the output [T, H, D] itself where keys are not split or D is not a power of two from 16.
 
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
@@ -144,14 +144,14 @@ def hstu_paged_parts(
 
 
 def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validate: bool = False) -> None:
-    """Write keys and values of the new history into the pool, behind the cached ones; candidates are not written.
+    """Write keys and values of the new history into the pool, after the cached ones; candidates are not written.
 
     Args:
         k: [T, H, D] new rows.
         v: like k.
-        pool: [pages, 2, page_size, H, D]; changed.
+        pool: [pages, 2, page_size, H, D]; written to.
         step: sequences, and pages for cached and new history.
-        validate: look into the table too, once, and wait for the device.
+        validate: also check the values in the table, which synchronizes with the device.
 
     Raises:
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
@@ -165,13 +165,13 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
 
 
 def hstu_paged_silu_append(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, step: Step) -> None:
-    """SiLU of q, k and v of all new rows in place, and the append of keys and values, in one launch.
+    """Apply SiLU to q, k and v of all new rows in place, and append keys and values to the pool, in one launch.
 
     Args:
-        q: [T, H, D] new rows; changed, as k and v are.  None of the three has memory of another.
+        q: [T, H, D] new rows; overwritten, as k and v are.  The three must not share memory.
         k: like q.
         v: like q.
-        pool: as of `hstu_paged_append`; changed.
+        pool: as for `hstu_paged_append`; written to.
         step: sequences, and pages for cached and new history.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Arguments of the portable paged HSTU kernel that travel together, by name: strides, and what is compiled in."""
+"""Arguments of the portable paged HSTU kernels in groups: strides, and compile-time constants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attnbench.kernels.hstu.arguments import RowStrides
 
 
 class SplitStrides(NamedTuple):
-    """Elements from one part of the keys, row and head of an output, or of partial sums, to the next."""
+    """Strides in elements of an output or of partial sums: per part of the keys, row and head."""
 
     split: int
     row: int
@@ -16,7 +16,7 @@ class SplitStrides(NamedTuple):
 
 
 class ForwardStrides(NamedTuple):
-    """Of the tensors of `hstu_paged_forward`."""
+    """Strides of the tensors of `hstu_paged_forward`."""
 
     q: RowStrides
     k: RowStrides
@@ -27,7 +27,7 @@ class ForwardStrides(NamedTuple):
 
 
 class AppendStrides(NamedTuple):
-    """Of the tensors of `hstu_paged_append`."""
+    """Strides of the tensors of `hstu_paged_append`."""
 
     q: RowStrides
     k: RowStrides
@@ -37,7 +37,7 @@ class AppendStrides(NamedTuple):
 
 
 class ForwardMeta(NamedTuple):
-    """What `hstu_paged_forward` is compiled for."""
+    """Compile-time constants of `hstu_paged_forward`."""
 
     DIM: int
     BLOCK_D: int

@@ -1,4 +1,4 @@
-"""Calls of the paged HSTU kernels: checks, configurations, and the launches that are kept."""
+"""Calls of the paged HSTU kernels: checks, configurations, and the cached launches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, check_flag
 from attnbench.kernels.shared.tiling import block_of
 
 LARGEST_GRID = 2**31
-"Programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
+"Limit of programs along the first axis of a grid (CUDA programming guide, compute capabilities)."
 ATTENTION, APPEND, SILU_APPEND = "hstu_paged_attention", "hstu_paged_append", "hstu_paged_silu_append"
 
 
@@ -45,7 +45,7 @@ def attend(
     *,
     validate: bool = False,
 ) -> Tensor:
-    """The output of these arguments, those of `hstu_paged_attention`, by a call that is kept or checked anew.
+    """The output for arguments as of `hstu_paged_attention`; a call seen before is repeated, a new one is checked.
 
     Raises:
         ValueError: as `hstu_paged_attention` says.
@@ -77,7 +77,7 @@ def attend_parts(
     splits: int | None,
     config: PagedConfig | str | None,
 ) -> Tensor | Parts:
-    """The same, where keys are split before the parts are added up.
+    """The same, but where keys are split it returns the parts, not their sum.
 
     Raises:
         ValueError: as `hstu_paged_attention` says.
@@ -128,7 +128,7 @@ def _attended(
             raise wrong(ATTENTION, "splits", splits, f"gives {programs} programs", f"under {LARGEST_GRID}")
         alpha = q.shape[2] ** -0.5 if alpha is None else float(alpha)
         numbers = {"alpha": alpha, "scaling_seqlen": scaling_seqlen, "splits": splits}
-        # Heads that are narrower than a part's are put together by the sum.
+        # In the parts a head is padded to its tile's columns; only the sum kernel packs narrower heads.
         parts = not summed and splits > 1 and block_of(q.shape[2]) == q.shape[2]
         run = partial(_run_attention, bounds, config, numbers, parts)
         call = _attentions.keep(key, _Attention(Launches(run), parts, config.hopper))
@@ -138,19 +138,19 @@ def _attended(
 
 
 class _Attention(NamedTuple):
-    """A call that is kept."""
+    """A cached call."""
 
     launches: Launches
     parts: bool
-    "whether it ends with the parts of the output"
+    "whether it returns the parts of the output"
     hopper: bool
-    "whether these are of the kernel for Hopper"
+    "whether they come from the Hopper kernel"
 
 
 def append(
     k: Tensor, v: Tensor, pool: Tensor, step: Step, *, silu_with: Tensor | None = None, validate: bool = False
 ) -> None:
-    """Append, by a call that is kept or checked anew; `silu_with`: queries, as of `hstu_paged_silu_append`.
+    """Append by a cached call, or by a new one that is checked; `silu_with`: the q of `hstu_paged_silu_append`.
 
     Raises:
         ValueError: as `hstu_paged_append` says.
@@ -175,13 +175,23 @@ def append(
 
 _attentions: Kept[_Attention] = Kept()
 _appends: Kept[Launches] = Kept()
-TABLE = ("offsets", "cached", "indptr", "indices", "num_targets")
-"Fields of a `Step` that are tensors."
+
+
+class StepTensors(NamedTuple):
+    """Fields of a `Step` that are tensors."""
+
+    offsets: Tensor
+    cached: Tensor
+    indptr: Tensor
+    indices: Tensor
+    num_targets: Tensor | None
+
+
 JAGGED, APPENDED = (
-    tuple(place for place, name in enumerate((*given, *TABLE)) if name in ("q", "k", "v", "indices"))
+    tuple(place for place, name in enumerate((*given, *StepTensors._fields)) if name in ("q", "k", "v", "indices"))
     for given in (("q", "k", "v", "pool"), ("k", "v", "pool", "q"))
 )
-"Of the tensors of both calls those with other rows in every step, by place: new rows, and the entries of `indices`."
+"Positions, in the arguments of both calls, of the tensors whose length differs from step to step."
 
 
 class StepBounds(NamedTuple):
@@ -192,18 +202,18 @@ class StepBounds(NamedTuple):
 
 
 def table_of(step: Step) -> tuple[Tensor | None, ...]:
-    """Tensors of a step; of anything else None."""
-    return tuple(getattr(step, name, None) for name in TABLE)
+    """Tensors of a step, in the order of `StepTensors`; None for what the object does not have."""
+    return tuple(getattr(step, name, None) for name in StepTensors._fields)
 
 
 def bounds_of(step: Step) -> StepBounds:
-    """Bounds of a step; of anything else -1."""
+    """Bounds of a step; -1 for what the object does not have."""
     return StepBounds(*(getattr(step, name, -1) for name in StepBounds._fields))
 
 
 def step_of(bounds: StepBounds, table: Sequence[Any]) -> Step:
-    """The step of these bounds and tensors."""
-    return Step(**dict(zip(TABLE, table, strict=True)), **bounds._asdict())
+    """The step of these bounds, and of tensors as in `StepTensors`."""
+    return Step(**StepTensors(*table)._asdict(), **bounds._asdict())
 
 
 def _run_attention(
@@ -225,7 +235,7 @@ def _run_attention(
 
 
 def _appended(bounds: StepBounds) -> object:
-    """What an append's launch has of the bounds: tiles of new rows.  Of others than can be used, these themselves."""
+    """What the launch of an append depends on: its tiles of new rows; of invalid bounds, the bounds themselves."""
     if all(is_whole(bound) and 0 <= bound <= LARGEST_COUNT for bound in bounds):
         return -(-bounds.max_new // APPEND_ROWS)
     return exact(*bounds)
@@ -256,7 +266,7 @@ def check_numbers(scaling_seqlen: int, alpha: float | None, splits: int | None) 
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfig:
-    """Default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable."""
+    """Default for these tensors on their card: the Hopper kernel's if it supports them, otherwise the portable one's."""
     shape = _capability(q), q.element_size(), q.shape[2], pool.shape[2]
     hopper = hopper_config(*shape) if all(map(is_rows, (q, k, v, pool.flatten(0, 2)))) else None
     return hopper or default_config(*shape)
@@ -296,10 +306,10 @@ def _check_config(config: Any, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) ->
 
 
 def named(text: str) -> PagedConfig:
-    """The configuration of a name.
+    """The configuration with this name.
 
     Raises:
-        ValueError: it is none; the line says which is nearest.
+        ValueError: there is none; the message names the nearest.
     """
     try:
         return PagedConfig.parse(text)

@@ -1,6 +1,6 @@
-"""Launch configuration of the paged HSTU kernel: tiles, warps, stages, code paths, and the defaults.
+"""Launch configuration of the paged HSTU kernels: tiles, warps, stages, code paths, and the defaults.
 
-The defaults are data, in ``configs.toml`` beside this file: the first row that fits is taken.
+The defaults are rows of ``configs.toml`` beside this file; the first row that matches is used.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ _SIZES = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PagedConfig(LaunchConfig):
-    """Launch configuration of the paged forward kernel."""
+    """Launch configuration of the paged forward."""
 
     EXAMPLE: ClassVar[str] = "m128n64w8s3-ahead-tma"
 
     block_m: Annotated[int, Spelled("m{}", (*_SIZES, 192))]
-    "new rows of a tile; 192 by order ws alone"
+    "new rows of a tile; 192 only with order ws"
     block_n: Annotated[int, Spelled("n{}", _SIZES)]
-    "keys of a tile; of a portable one, which lies in one page, at most the page size"
+    "keys of a tile; in the portable kernel a tile lies in one page, so at most the page size"
     warps: Annotated[int, Spelled("w{}")]
     stages: Annotated[int, Spelled("s{}")]
     "tiles of keys in flight"
     new_stages: Annotated[int, Spelled("-new{}")] = 1
-    "the same of the step's own keys, which are masked; more of them are more registers"
+    "the same for the step's own keys, which are masked; more stages take more registers"
     order: Annotated[str, Spelled("-{}", ("plain", "ahead", "ws"), far=3)] = "plain"
-    """ahead: the scores of a tile are there before the product with the last one's values; SiLU runs beside that;
-    ws: so too, while a warp of its own loads pages for warpgroups of 64 rows (sm_90)"""
+    """ahead: a tile's scores are computed before the previous tile's product with values, which then overlaps with SiLU;
+    ws: the same, with a producer warp that loads pages for consumer warpgroups of 64 rows (sm_90)"""
     loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
-    "of cached keys. tma: whole tiles by the tensor memory accelerator (sm_90 and later; elsewhere pointer)"
+    "how cached keys are loaded. tma: whole tiles by the tensor memory accelerator (sm_90 and later; elsewhere pointer)"
     silu: Annotated[str, Spelled("-{}", ("tanh", "exp"))] = "tanh"
-    "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
+    "tanh: one instruction of NVIDIA cards; exp: by an exponential, on any card"
     precision: Annotated[str, Spelled("-{}", ("ieee", "tf32x3", "tf32"))] = "ieee"
-    "of fp32 products: ieee, tf32x3, tf32; 16-bit ones have no choice"
+    "for fp32 products only: ieee, tf32x3, tf32"
     least_tiles: Annotated[int, Spelled("-least{}")] = 4
-    "tiles of keys that a part has at least, where keys are split; order ws has an estimate of its own (`dense.parts`)"
+    "fewest key tiles of a part, where keys are split; order ws uses an estimate instead (`dense.parts`)"
 
     def __post_init__(self) -> None:
         """Refuse what a field does not accept.
@@ -57,15 +57,15 @@ class PagedConfig(LaunchConfig):
 
     @property
     def hopper(self) -> bool:
-        """Whether it is of the kernel in hopper.forward, whose warps have jobs of their own."""
+        """Whether it is for the warp-specialized kernel in hopper.forward."""
         return self.order == "ws"
 
     def hopper_flags(self, block_d: int) -> dict[str, Any]:
-        """What of the configuration is compiled into that kernel."""
+        """Compile-time constants of that kernel that come from the configuration."""
         return _dense(self).hopper_flags(block_d, block_d)
 
     def flags(self) -> dict[str, Any]:
-        """What of the configuration is compiled into a kernel."""
+        """Compile-time constants of the portable kernel that come from the configuration."""
         return {
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
@@ -76,10 +76,10 @@ class PagedConfig(LaunchConfig):
         }
 
     def splits(self, programs: int, keys: int, processors: int) -> int:
-        """How many parts the keys are split into: so many that one wave of programs fills the card.
+        """Into how many parts to split the keys, so that one wave of programs fills the card.
 
         Args:
-            programs: without a split.
+            programs: number of programs without a split.
             keys: most keys of a sequence.
             processors: SMs of the card.
         """
@@ -93,7 +93,7 @@ def default_config(capability: tuple[int, int], item_bytes: int, dim: int, page_
 
     Args:
         capability: of the card; (0, 0) is the interpreter.
-        item_bytes: of an element.
+        item_bytes: bytes of an element.
         dim: of queries, keys and values.
         page_size: keys of a page.
     """
@@ -102,7 +102,7 @@ def default_config(capability: tuple[int, int], item_bytes: int, dim: int, page_
 
 @cache
 def hopper_config(capability: tuple[int, int], item_bytes: int, dim: int, page_size: int) -> PagedConfig | None:
-    """Default of the kernel for Hopper, arguments as in `default_config`; None where that kernel cannot be launched so."""
+    """Default of the Hopper kernel, arguments as in `default_config`; None if it does not support them."""
     if capability != (9, 0) or item_bytes != 2:
         return None
     found = TABLE.first(
@@ -112,12 +112,12 @@ def hopper_config(capability: tuple[int, int], item_bytes: int, dim: int, page_s
 
 
 def hopper_fault(config: PagedConfig, *, capability: tuple[int, int] | None, item_bytes: int, dim: int) -> str | None:
-    """Why the kernel for Hopper cannot be launched so, behind the configuration's name; None where it can.
+    """Why the Hopper kernel cannot be launched this way, as words after the configuration's name; None if it can.
 
     Args:
         config: with the order ws.
-        capability: of the card; None: not asked.
-        item_bytes: of an element.
+        capability: of the card; None: not checked.
+        item_bytes: bytes of an element.
         dim: of queries, keys and values.
     """
     if (config.loads, config.precision, config.new_stages) != ("pointer", "ieee", 1):
@@ -127,7 +127,7 @@ def hopper_fault(config: PagedConfig, *, capability: tuple[int, int] | None, ite
 
 @lru_cache(maxsize=256)
 def _dense(config: PagedConfig) -> ForwardConfig:
-    """The dense forward for Hopper whose consumers these are."""
+    """The configuration of the dense Hopper forward with the same consumers."""
     return ForwardConfig(
         block_m=config.block_m,
         block_n=config.block_n,
@@ -139,5 +139,5 @@ def _dense(config: PagedConfig) -> ForwardConfig:
 
 
 def nearest_config(text: str) -> str:
-    """The default whose short form is most like a text."""
+    """The default whose short form is most similar to a text."""
     return nearest(text, [row["config"] for name in ("hopper_forward", "forward") for row in TABLE.rows(name)])

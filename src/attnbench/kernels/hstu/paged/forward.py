@@ -1,4 +1,4 @@
-"""Launch the paged HSTU forward that a configuration names: portable, or for Hopper; and the sum of split keys."""
+"""Launch the paged HSTU forward that a configuration selects, portable or Hopper, and the sum over split keys."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from attnbench.kernels.shared.kept import launch
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 SECTION_MIB = 24.0
-"Programs for Hopper next to one another share this much of the L2."
+"Keys and values that consecutive programs of the Hopper kernel share in the L2."
 
 
 def splits_of(q: Tensor, step: Step, config: PagedConfig) -> int:
-    """Parts the keys of a call are split into, from the bounds alone: nothing waits for the device."""
+    """Into how many parts the keys of a call are split; computed from the bounds, without synchronizing."""
     programs, keys = programs_of(q, step, config, 1), step.max_cached + step.max_new
     if config.hopper:
         return parts_of(
@@ -31,12 +31,12 @@ def splits_of(q: Tensor, step: Step, config: PagedConfig) -> int:
 
 
 def programs_of(q: Tensor, step: Step, config: PagedConfig, splits: int) -> int:
-    """Work items of a call; the portable kernel has a program for each."""
+    """Number of work items of a call; the portable kernel launches a program for each."""
     return -(-step.max_new // config.block_m) * step.batch * q.shape[1] * splits
 
 
 def workspace_shape(q: Tensor, splits: int) -> tuple[int, ...] | None:
-    """Shape of the fp32 partial sums of a call; None where there are none."""
+    """Shape of the fp32 partial sums of a call; None if keys are not split."""
     return shape_of_parts(q.shape, splits)
 
 
@@ -54,22 +54,22 @@ def launch_forward(
     splits: int,
     workspace: Tensor | None,
 ) -> None:
-    """Compute `out` [T, H, D]; nothing waits for the device.
+    """Compute `out` [T, H, D] without synchronizing with the device.
 
-    Nothing is allocated but, for Hopper, the four bytes of a tile scheduler.
+    Allocates only the four-byte counter of the Hopper kernel's tile scheduler.
 
     Args:
-        q: [T, H, D], last dim contiguous, as k and v; for Hopper as `is_rows` accepts.
+        q: [T, H, D], last dim contiguous, also for k and v; for Hopper as `is_rows` accepts.
         k: like q.
         v: like q.
         pool: [pages, 2, page_size, H, D], contiguous.
-        out: like q, contiguous; every row of a sequence is written.  None: the parts are left in the workspace.
-        step: sequences and pages; checked before.
+        out: like q, contiguous; every row of a sequence is written.  None: the parts stay in the workspace.
+        step: sequences and pages, already checked.
         config: tiles and code path.
         alpha: factor of the scores.
-        scaling_seqlen: what outputs are divided by.
-        splits: parts of the keys, from 1.
-        workspace: fp32 of `workspace_shape`.
+        scaling_seqlen: divisor of the outputs.
+        splits: into how many parts the keys are split, from 1.
+        workspace: fp32, shaped as `workspace_shape`.
     """
     if programs_of(q, step, config, splits) == 0 or q.numel() == 0:
         return

@@ -1,12 +1,13 @@
 """Paged HSTU attention as operators of PyTorch: `attnbench::hstu_paged_forward`, and `attnbench::hstu_paged_append`,
 which changes the pool.
 
-Arguments after the tensors are the bounds of a `Step` and those of `hstu_paged_attention`, the configuration by name.
+After the tensors come the bounds of a `Step` and the other arguments of `hstu_paged_attention`, the configuration by
+name.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from attnbench.kernels.hstu.paged.calls import (
     APPEND,
     ATTENTION,
     StepBounds,
+    StepTensors,
     append,
     attend,
     check_device,
@@ -26,14 +28,23 @@ from attnbench.kernels.shared.operators import Operator, no_gradients, without_g
 
 TABLE = "Tensor offsets, Tensor cached, Tensor indptr, Tensor indices, Tensor? num_targets"
 BOUNDS = "SymInt max_new, SymInt max_cached"
-GIVEN = len(f"{TABLE}, {BOUNDS}".split(","))
-"Arguments that make a `Step`."
+"""Together a step: `StepTensors`, then `StepBounds`."""
+
+
+class Numbers(NamedTuple):
+    """Arguments of `hstu_paged_attention` after the step."""
+
+    scaling_seqlen: int
+    alpha: float | None
+    splits: int | None
+    config: str | None
 
 
 def parted(rest: tuple[Any, ...]) -> tuple[Step, tuple[Any, ...]]:
-    """The step that arguments begin with, and those after it."""
-    *table, max_new, max_cached = rest[:GIVEN]
-    return step_of(StepBounds(max_new=max_new, max_cached=max_cached), table), rest[GIVEN:]
+    """The step at the beginning of these arguments, and the arguments after it."""
+    tensors = len(StepTensors._fields)
+    end = tensors + len(StepBounds._fields)
+    return step_of(StepBounds(*rest[tensors:end]), rest[:tensors]), rest[end:]
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> Tensor:
@@ -43,28 +54,29 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> Te
 
 
 def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> Tensor:
-    """Check the arguments while a caller is traced; a result without values.
+    """Check the arguments during tracing; the result has no values.
 
     Raises:
-        ValueError: as `hstu_paged_attention` says, but for what hangs on addresses.
+        ValueError: as `hstu_paged_attention`, except for checks of addresses.
     """
-    step, (scaling_seqlen, alpha, splits, config) = parted(rest)
+    step, after = parted(rest)
+    numbers = Numbers(*after)
     check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
-    check_numbers(scaling_seqlen, alpha, splits)
-    if config is not None:
-        named(config)
+    check_numbers(numbers.scaling_seqlen, numbers.alpha, numbers.splits)
+    if numbers.config is not None:
+        named(numbers.config)
     check_device(ATTENTION, q)
     return q.new_empty(q.shape)
 
 
 def run_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
-    """Change the pool."""
+    """Append to the pool."""
     step, _ = parted(rest)
     append(k, v, pool, step)
 
 
 def fake_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
-    """Check the arguments while a caller is traced.
+    """Check the arguments during tracing.
 
     Raises:
         ValueError: as `hstu_paged_append` says.

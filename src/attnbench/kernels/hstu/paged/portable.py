@@ -1,18 +1,18 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The paged HSTU kernels: a tile of new rows through cached pages and new keys, the sum of parts, and the append.
+"""The portable paged HSTU kernels: attention of a tile of new rows to cached pages and new keys, and the append.
 
     O = c (SiLU(α Q K_cachedᵀ) V_cached + SiLU(α Q K_newᵀ) ∘ M · V_new)
 
-Every new row sees all cached keys; M is the mask among the new rows alone: causal among the history, candidates see the
-new history and themselves.  The key tiles of a row tile are numbered in this order:
+Every new row sees all cached keys.  M is the mask among the new rows only: the history is causal, a candidate sees the
+new history and itself.  The key tiles of a row tile are numbered in this order:
 
     whole cached tiles | the last, partly filled cached tile | tiles of the new history | the rows' own candidates
 
-Keys split: a program takes an equal share of that list, and its sum goes to a workspace of its own.  There is no
-softmax, so the partial sums simply add; a second kernel adds them in one order (deterministic: fp32 atomics would have
-to be zeroed before and converted after, and so save no pass).
+With split keys a program takes an equal share of that list and stores its sum in its own part of the workspace.  There
+is no softmax, so partial sums can simply be added; a second kernel does so in a fixed order (deterministic; fp32 atomics
+would need zeroing before and conversion after, and so save no pass).
 
-A key that is not there is a row of zeros: its score is 0, SiLU(0) is 0.  So no weight is masked at a cached tile.
+A missing key is loaded as zeros: its score is 0 and SiLU(0) is 0.  So weights of cached tiles need no mask.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from attnbench.kernels.hstu.paged.problem import Step
 
 COUNTS = ("heads", "tiles", "splits")
-"""Arguments whose value no code depends on: another batch or length compiles nothing anew."""
+"""Arguments whose values the code is not specialized for: another batch or length needs no recompilation."""
 APPEND_ROWS = 8
 
 KEYS, VALUES = (tl.constexpr(half) for half in range(2))
-"Halves of a page."
+"The two halves of a page."
 
 
 class Cache(NamedTuple):
-    """Cached keys and values of one head of a sequence."""
+    """Cached keys and values of one sequence and head."""
 
     pool_ptr: Any
     pool_desc: Any
@@ -59,7 +59,7 @@ class Cache(NamedTuple):
 @triton.jit
 @no_type_check
 def load_cached(cache, page, at, half, META: tl.constexpr, WHOLE: tl.constexpr):
-    """A tile [BLOCK_N, BLOCK_D] of cached keys (half KEYS) or values (VALUES) from key `at`; zeros past the last one."""
+    """Load a tile [BLOCK_N, BLOCK_D] of cached keys (half KEYS) or values (VALUES) from key `at`; zeros past the last."""
     if WHOLE and META.TMA:
         slot = (page * 2 + half) * META.PAGE + at % META.PAGE
         return cache.pool_desc.load([slot, tl.cast(cache.head, tl.int32), 0]).reshape(META.BLOCK_N, META.BLOCK_D)
@@ -98,14 +98,14 @@ def hstu_paged_forward(
     splits,
     META: tl.constexpr,
 ):
-    """The output of a tile of new rows, or the part of it that a share of their keys gives."""
+    """The output of a tile of new rows; where keys are split, the partial output over this program's share of them."""
     DIM: tl.constexpr = META.DIM
     BLOCK_D: tl.constexpr = META.BLOCK_D
     PAGE: tl.constexpr = META.PAGE
     BLOCK_M: tl.constexpr = META.BLOCK_M
     BLOCK_N: tl.constexpr = META.BLOCK_N
     PRECISION: tl.constexpr = META.PRECISION
-    # Programs next to one another read the same keys: row tiles first, then shares, heads, sequences.
+    # Consecutive programs read the same keys: row tiles vary fastest, then shares, heads, sequences.
     program = tl.program_id(0)
     tile = program % tiles
     split = program // tiles % splits
@@ -140,10 +140,10 @@ def hstu_paged_forward(
     own = end
     count = end
     if META.HAS_TARGETS:
-        # The tile where the history ends is among those above, with the candidates in it.
+        # The tile in which the history ends counts as a history tile, with the candidates in it.
         own = tl.maximum(tl.maximum(start, seen) // BLOCK_N, end)
         count += tl.maximum(tl.where(last >= seen, last // BLOCK_N + 1 - own, 0), 0)
-    # The share of this program, [low, high) of the list above.
+    # This program's share: tiles [low, high) of the list above.
     full = cached // BLOCK_N
     tail = (cached + BLOCK_N - 1) // BLOCK_N
     share = (tail + count + splits - 1) // splits
@@ -154,7 +154,7 @@ def hstu_paged_forward(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first = tl.minimum(low, full)
     stop = tl.minimum(high, full)
-    # Which page a tile is in is asked for a step before the tile: nothing waits for a number to load by.
+    # A tile's page id is loaded one step ahead, so that the load of the tile does not wait for it.
     page = tl.load(pages_ptr + first * BLOCK_N // PAGE, mask=first < tail, other=0)
     if META.AHEAD:
         if first < stop:
@@ -169,7 +169,7 @@ def hstu_paged_forward(
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 v = load_cached(cache, page, at, VALUES, META, WHOLE=True)
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
-                # Beside the product above, which nothing waits for until here is done.
+                # Overlaps with the product above, which is not waited for until this is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
                 page = next_page
                 following = next_following
@@ -196,7 +196,7 @@ def hstu_paged_forward(
     first = tl.maximum(low - tail, 0)
     stop = tl.minimum(high - tail, count)
     for index in tl.range(first, stop, num_stages=META.NEW_STAGES, disable_licm=True):
-        # Tiles of the new history, then the rows' own among the candidates.
+        # Tiles of the new history, then the rows' own candidates.
         at = tl.where(index < end, index, own + index - end) * BLOCK_N
         k = load_rows(k_base, at, new, strides.k.row, DIM, BLOCK_N, BLOCK_D, WHOLE=False)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -251,9 +251,9 @@ def hstu_paged_append(
     SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write keys and values of one head of a tile of new history rows into their pages; candidates never.
+    """Write keys and values of one head of a tile of new history rows into their pages; candidates are not written.
 
-    With SILU queries, keys and values of all new rows are SiLU of what they were, where they lie and in the pages.
+    With SILU, SiLU is applied to queries, keys and values of all new rows, in place and in the pages.
     """
     number = tl.program_id(0) // tiles
     first = tl.program_id(0) % tiles * BLOCK
@@ -313,20 +313,20 @@ def launch_forward(
     splits: int,
     workspace: Tensor | None,
 ) -> None:
-    """Compute `out` [T, H, D], or where there is a workspace the partial sums in it, with the portable kernel.
+    """Compute `out` [T, H, D] with the portable kernel, or with a workspace the partial sums in it.
 
     Args:
-        q: [T, H, D], last dim contiguous, as k and v.
+        q: [T, H, D], last dim contiguous, also for k and v.
         k: like q.
         v: like q.
         pool: [pages, 2, page_size, H, D], contiguous.
         out: like q, contiguous; every row of a sequence is written.
-        step: sequences and pages; checked before.
+        step: sequences and pages, already checked.
         config: tiles and code path.
         alpha: factor of the scores.
-        scaling_seqlen: what outputs are divided by.
-        splits: parts of the keys, from 1.
-        workspace: fp32 of `dense.parts.workspace_shape`, None where `splits` is 1.
+        scaling_seqlen: divisor of the outputs.
+        splits: into how many parts the keys are split, from 1.
+        workspace: fp32, shaped as `dense.parts.workspace_shape`; None if `splits` is 1.
     """
     _, heads, dim = q.shape
     tiles = -(-step.max_new // config.block_m)
@@ -373,21 +373,21 @@ def launch_forward(
 
 
 def _takes_tma(pool: Tensor) -> bool:
-    """Whether the tensor memory accelerator can read the pool."""
+    """Whether the pool can be read by TMA."""
     capability = capability_of(pool)
     aligned = pool.data_ptr() % 16 == 0 and pool.shape[4] * pool.element_size() % 16 == 0
     return (capability is None or capability >= (9, 0)) and aligned
 
 
 def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, silu_with: Tensor | None = None) -> None:
-    """Write the new history of k and v [T, H, D] into the pages of `pool`; nothing waits for the device.
+    """Write the new history of k and v [T, H, D] into the pages of `pool`, without synchronizing with the device.
 
     Args:
         k: [T, H, D], last dim contiguous, as v.
         v: like k.
         pool: [pages, 2, page_size, H, D], contiguous.
-        step: sequences, and pages for cached and new history; checked before.
-        silu_with: queries like k: these, k and v become their SiLU first; None: nothing but the pool is changed.
+        step: sequences, and pages for cached and new history; already checked.
+        silu_with: queries like k: SiLU is applied in place to them, k and v first; None: only the pool is written.
     """
     _, heads, dim = k.shape
     tiles = -(-step.max_new // APPEND_ROWS)

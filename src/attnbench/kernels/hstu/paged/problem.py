@@ -1,4 +1,4 @@
-"""One serving step of HSTU attention as the kernels take it, and the checks of what a caller gives.
+"""A serving step of HSTU attention as the kernels take it, and the checks of a caller's arguments.
 
 A pool holds the cached keys and values of one layer: [pages, 2, page_size, H, D], contiguous; [p, 0] are keys of page
 p, [p, 1] its values.  Sequence b of a step has
@@ -6,13 +6,13 @@ p, [p, 1] its values.  Sequence b of a step has
     cached[b]                        keys in the pool, in the pages indices[indptr[b]:indptr[b + 1]] in this order
     offsets[b + 1] - offsets[b]      new rows of q, k, v: new history first, then num_targets[b] candidates
 
-The table is FlashInfer's (`kv_indptr`, `kv_indices`), but for the length: it lists the pages of the cached *and* of the
-new history, and `cached` says how many keys are there before the step.  So one table serves attention and append, the
-two may run in any order, and an empty cache is a length of 0.  FlashInfer's `last_page_len` gives only the length after
-the append, and cannot say 0.
+The table is FlashInfer's (`kv_indptr`, `kv_indices`), except for the length: it lists the pages of the cached *and* of
+the new history, and `cached` is the number of keys before the step.  So one table serves attention and append, the two
+may run in either order, and an empty cache has length 0.  FlashInfer's `last_page_len` gives only the length after the
+append, and cannot express 0.
 
-Shapes, dtypes and devices are checked on every call, on the host.  Values inside tensors cost a wait for the device and
-are looked at only where `check_values` is called.
+Shapes, dtypes and devices are checked on the host in every call.  Checking values inside tensors synchronizes with the
+device, so only `check_values` does it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Step:
     """Sequences and their pages in one call."""
 
     offsets: Tensor
-    "int32 [B + 1]: sequence b has the new rows from [b] to [b + 1]"
+    "int32 [B + 1]: sequence b has the new rows [b] to [b + 1]"
     cached: Tensor
-    "int32 [B]: keys of each sequence in the pool before this step"
+    "int32 [B]: keys of each sequence that are in the pool before this step"
     indptr: Tensor
-    "int32 [B + 1]: sequence b has the entries of `indices` from [b] to [b + 1]"
+    "int32 [B + 1]: sequence b has the entries [b] to [b + 1] of `indices`"
     indices: Tensor
-    "int32 [entries]: pages, in the order of the keys; those of the cached keys, for append of the new history too"
+    "int32 [entries]: pages in the order of the keys: those of the cached keys, and for an append of the new history"
     num_targets: Tensor | None
-    "int32 [B]: candidates at the end of the new rows; None: none"
+    "int32 [B]: candidates at the end of each sequence's new rows; None: no candidates"
     max_new: int
-    "at least the most new rows of a sequence"
+    "upper bound of the new rows of a sequence"
     max_cached: int
-    "at least the most cached keys of a sequence; more than needed costs speed, not correctness"
+    "upper bound of the cached keys of a sequence; a loose one costs speed, not correctness"
 
     @property
     def batch(self) -> int:
@@ -58,7 +58,7 @@ class Step:
 
 
 def check_step(who: str, tensors: dict[str, Tensor], pool: Tensor, step: Step) -> None:
-    """Refuse shapes, dtypes, devices and numbers the kernels cannot take, without looking into a tensor.
+    """Refuse shapes, dtypes, devices and numbers that the kernels do not support, without reading tensor values.
 
     Args:
         who: the function a caller called.
@@ -141,14 +141,14 @@ def _check_table(who: str, pool: Tensor, step: Step) -> None:
 
 
 def check_values(who: str, rows: int, pool: Tensor, step: Step, *, appends: bool) -> None:
-    """Refuse values of the table that would read or write outside of the tensors; waits for the device.
+    """Refuse table values that would read or write outside the tensors; synchronizes with the device.
 
     Args:
         who: the function a caller called.
-        rows: new rows in all.
+        rows: total number of new rows.
         pool: [pages, 2, page_size, H, D].
         step: sequences and pages.
-        appends: the table must have pages for the new history too, and no page twice.
+        appends: whether the table needs pages for the new history too, and no page may occur twice.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -194,5 +194,5 @@ def _check_rising(who: str, name: str, values: list[int], end: int, of: str) -> 
 
 
 def wrong(who: str, name: str, value: object, why: str, accepted: str) -> ValueError:
-    """The refusal of an argument: its name, its value, what is wrong with it and what is accepted."""
+    """The error for an argument: its name, its value, what is wrong with it, and what is accepted."""
     return ValueError(f"{who}: {name}={value} {why}; {accepted}")

@@ -21,6 +21,7 @@ from attnbench.kernels.flash.quant.hopper.tiles import (
     operand_of,
     read_work,
 )
+from attnbench.kernels.flash.tiles import Softmax
 from attnbench.kernels.shared.hopper import (
     ROWS,
     Argument,
@@ -37,7 +38,7 @@ LN_2 = gl.constexpr(0.6931471805599453)
 
 @aggregate
 class Consumer:
-    """What the consumer warpgroups work with."""
+    """State shared by the consumer warpgroups."""
 
     out_desc: tma.tensor_descriptor
     lse_ptr: Argument
@@ -52,21 +53,21 @@ class Consumer:
     rows_k: Argument
     rings: Rings
     tiles: base_value
-    "an `EveryTile`, or what has its methods: it says which keys a tile has, and which of them are hidden"
+    "an `EveryTile` or an object with its methods: which keys a tile has, and which of them are hidden"
     queue: WorkQueue
     outs: gl.shared_memory_descriptor
-    "a tile a warpgroup, by way of which outputs leave"
+    "one tile per warpgroup, through which outputs are stored"
     PACKED: gl.constexpr
     BLOCK_N: gl.constexpr
     COLUMNS: gl.constexpr
     BESIDE: gl.constexpr
-    "whether the scores of a tile are issued beside the product with the values of the one before"
+    "whether the scores of a tile are issued to overlap with the value product of the previous tile"
 
 
 @gluon.jit
 @no_type_check
 def hide_keys(scores, tile, consumer, done, WARPGROUP: gl.constexpr):
-    """Scores of a tile of the work item's keys with those at -∞ that a row does not see."""
+    """Scores of a tile of keys with hidden ones at -∞."""
     work = read_work(consumer.queue, done)
     return consumer.tiles.hide_tile(scores, work, tile, work.first + WARPGROUP * ROWS)
 
@@ -74,7 +75,7 @@ def hide_keys(scores, tile, consumer, done, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def numbers_of(scores, tile, split, consumer, done, WARPGROUP: gl.constexpr):
-    """Scores of a tile as fp32, each ZERO too large, and -∞ where a row does not see the key."""
+    """Scores of a tile as fp32 with an offset of ZERO, and -∞ where the key is hidden."""
     numbers = scores.to(gl.float32, bitcast=True)
     if tile >= split:
         numbers = hide_keys(numbers, tile, consumer, done, WARPGROUP)
@@ -84,7 +85,7 @@ def numbers_of(scores, tile, split, consumer, done, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def through_keys(q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP: gl.constexpr):
-    """Softmax and sums of a work item's tiles of keys, the last first, and the count after them."""
+    """The `Softmax` over a work item's tiles of keys, last tile first, and the tile count after them."""
     OUT: gl.constexpr = acc.type.layout
     OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
     OF_FOURS: gl.constexpr = sums.type.layout
@@ -105,20 +106,21 @@ def through_keys(q, acc, row_max, sums, row_scale, consumer, count, done, end, W
         scores = warpgroup_mma_wait(0, [scores])
         k_ring.release(count)
         numbers = numbers_of(scores, tile, split, consumer, done, WARPGROUP)
-        pivot, factor, row_max = highest(largest_of(numbers, OF_FOURS), row_max, scale)
-        weights, sums = lowered(numbers, scale, pivot, sums, factor)
-        operand = operand_of(weights, (ROWS, consumer.BLOCK_N), gl.DotOperandLayout(0, OUT, 4))
+        top = highest(largest_of(numbers, OF_FOURS), row_max, scale)
+        row_max = top.row_max
+        weights, sums = lowered(numbers, scale, top.pivot, sums, top.factor)
+        operand = operand_of(weights, consumer.BLOCK_N, gl.DotOperandLayout(0, OUT, 4))
         part = warpgroup_mma_wait(0, [part_of(operand, v_ring, count, OUT)])
         v_ring.release(count)
-        acc = acc * gl.convert_layout(factor, OF_OUT)[:, None] + part
+        acc = acc * gl.convert_layout(top.factor, OF_OUT)[:, None] + part
         count += 1
-    return acc, row_max, sums, count
+    return Softmax(acc=acc, row_max=row_max, sums=sums), count
 
 
 @gluon.jit
 @no_type_check
 def scores_of(q, ring, count):
-    """Issue the scores of the count-th tile of keys, which has been waited for; they begin with ZERO."""
+    """Issue the scores of the count-th tile of keys, which has been waited for; accumulators start at ZERO."""
     keys = ring.tile(count)
     KEYS: gl.constexpr = keys.shape[0]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 32])
@@ -129,7 +131,7 @@ def scores_of(q, ring, count):
 @gluon.jit
 @no_type_check
 def part_of(operand, ring, count, OUT: gl.constexpr):
-    """Issue the product of weights and the count-th tile of values, which is waited for."""
+    """Wait for the count-th tile of values and issue its product with the weights."""
     ring.wait(count)
     values = ring.tile(count)
     COLUMNS: gl.constexpr = values.shape[0]
@@ -140,11 +142,10 @@ def part_of(operand, ring, count, OUT: gl.constexpr):
 @gluon.jit
 @no_type_check
 def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done, end, WARPGROUP: gl.constexpr):
-    """As `through_keys`, with the next scores issued beside the product with a tile's values, whose sum is taken while
-    the maximum of these scores is.
+    """As `through_keys`, but the next tile's scores are issued together with a tile's value product, and the product runs
+    while the maximum of these scores is computed.
 
-    What crosses turns of the loop is scores: of weights, which are bytes, each turn would be taken apart and put
-    together again.
+    The loop carries scores, not weights: weights are bytes, which would be unpacked and packed again in each iteration.
     """
     OUT: gl.constexpr = acc.type.layout
     OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
@@ -162,14 +163,15 @@ def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done,
     k_ring.release(count)
     numbers = numbers_of(scores, end - 1, split, consumer, done, WARPGROUP)
     scale = row_scale[:, None] * key_scale[None, :]
-    pivot, factor, row_max = highest(largest_of(numbers, OF_FOURS), row_max, scale)
+    top = highest(largest_of(numbers, OF_FOURS), row_max, scale)
+    pivot, factor, row_max = top.pivot, top.factor, top.row_max
     if end > 1:
         k_ring.wait(count + 1)
     for index in range(1, end):
         tile = end - 1 - index
         key_scale, number = consumer.tiles.scales(scales, listed, tile, number)
         weights, sums = lowered(numbers, scale, pivot, sums, factor)
-        operand = operand_of(weights, (ROWS, consumer.BLOCK_N), gl.DotOperandLayout(0, OUT, 4))
+        operand = operand_of(weights, consumer.BLOCK_N, gl.DotOperandLayout(0, OUT, 4))
         scores = scores_of(q, k_ring, count + 1)
         part = part_of(operand, v_ring, count, OUT)
         scores = warpgroup_mma_wait(1, [scores])
@@ -177,8 +179,9 @@ def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done,
         numbers = numbers_of(scores, tile, split, consumer, done, WARPGROUP)
         before = factor
         scale = row_scale[:, None] * key_scale[None, :]
-        pivot, factor, row_max = highest(largest_of(numbers, OF_FOURS), row_max, scale)
-        # As in `flash.hopper.attend`: between what runs beside a product and the wait for it.
+        following = highest(largest_of(numbers, OF_FOURS), row_max, scale)
+        pivot, factor, row_max = following.pivot, following.factor, following.row_max
+        # As in `flash.hopper.attend`: after the work that overlaps the product, before the wait for the product.
         if tile > 0:
             k_ring.wait(count + 2)
         part = warpgroup_mma_wait(0, [part])
@@ -186,17 +189,17 @@ def through_keys_beside(q, acc, row_max, sums, row_scale, consumer, count, done,
         acc = acc * gl.convert_layout(before, OF_OUT)[:, None] + part
         count += 1
     weights, sums = lowered(numbers, scale, pivot, sums, factor)
-    operand = operand_of(weights, (ROWS, consumer.BLOCK_N), gl.DotOperandLayout(0, OUT, 4))
+    operand = operand_of(weights, consumer.BLOCK_N, gl.DotOperandLayout(0, OUT, 4))
     part = warpgroup_mma_wait(0, [part_of(operand, v_ring, count, OUT)])
     v_ring.release(count)
     acc = acc * gl.convert_layout(factor, OF_OUT)[:, None] + part
-    return acc, row_max, sums, count + 1
+    return Softmax(acc=acc, row_max=row_max, sums=sums), count + 1
 
 
 @gluon.jit
 @no_type_check
 def attend(consumer, count, done, WARPGROUP: gl.constexpr):
-    """Attend to a work item's keys and store the output; how many tiles of keys there have been then."""
+    """Attend to a work item's keys and store the output; returns the tile count after them."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 32])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.COLUMNS, 32])
     q_ring = consumer.rings.q[WARPGROUP]
@@ -216,7 +219,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     q = q_ring.take(done)
     if end > 0:
         if consumer.BESIDE:
-            acc, row_max, sums, count = through_keys_beside(
+            softmax, count = through_keys_beside(
                 q=q,
                 acc=acc,
                 row_max=row_max,
@@ -229,7 +232,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
                 WARPGROUP=WARPGROUP,
             )
         else:
-            acc, row_max, sums, count = through_keys(
+            softmax, count = through_keys(
                 q=q,
                 acc=acc,
                 row_max=row_max,
@@ -241,6 +244,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
                 end=end,
                 WARPGROUP=WARPGROUP,
             )
+        acc, row_max, sums = softmax.acc, softmax.row_max, softmax.sums
     q_ring.release(done)
     epilogue(consumer, acc, row_max, sums, done, WARPGROUP)
     consumer.queue.release(done)
@@ -250,12 +254,12 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def epilogue(consumer, acc, row_max, sums, done, WARPGROUP: gl.constexpr):
-    """Output and lse of a warpgroup's rows; its last output may still be on its way."""
+    """Store output and lse of a warpgroup's rows; the store of its previous output may still be in flight."""
     work = read_work(consumer.queue, done)
     row = work.first + WARPGROUP * ROWS
     OF_ROWS: gl.constexpr = row_max.type.layout
     row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
-    empty = row_sum == 0.0  # which NaN is not
+    empty = row_sum == 0.0  # false for NaN
     total = gl.where(empty, 1.0, row_sum)
     columns = gl.arange(0, consumer.COLUMNS, gl.SliceLayout(0, acc.type.layout))
     v_scale = gl.load(consumer.v_scale_ptr + gl.cast(work.v_place, gl.int64) * consumer.COLUMNS + columns)
@@ -277,7 +281,7 @@ def epilogue(consumer, acc, row_max, sums, done, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def consume(consumer, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: rows from 64 WARPGROUP of each work item."""
+    """A consumer warpgroup: the 64 rows from 64 * WARPGROUP of each work item."""
     queue = consumer.queue
     count = 0
     done = 0

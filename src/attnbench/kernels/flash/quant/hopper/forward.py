@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Quantised softmax attention forward for Hopper: a producer warp, and consumer warpgroups of 64 rows each.
 
-The sums are those of portable.forward.  A consumer issues a product, waits for it and works on its result, so that
-output, part and scores of 64 x 128 take turns in 160 registers; what lies between its products runs beside those of
-two others.  Keys go from the last tile to the first, so that masked ones come before the steady state of the loop.
-Programs, one or two an SM, draw work items from a counter.
+It computes the same sums as portable.forward.  A consumer issues a product, waits for it and uses its result, so that
+output, partial output and scores of 64 x 128 share 160 registers; its work between products overlaps with the products
+of the two other consumers.  Key tiles are visited from last to first, so that masked tiles come before the steady state
+of the loop.  Programs, one or two per SM, take work items from a counter.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ COUNTS = (
     "rows_q",
     "rows_k",
 )
-"Numbers of a call that no code is compiled anew for."
+"Arguments whose values the code is not specialized for."
 
 
 class ForwardMeta(NamedTuple):
-    """What `flash_quant_hopper_forward` is compiled for."""
+    """Compile-time constants of `flash_quant_hopper_forward`."""
 
     HAS_RIGHT: bool
     PACKED: bool
@@ -92,7 +92,7 @@ def flash_quant_hopper_forward(
     rows_k,
     META: gl.constexpr,
 ):
-    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    """Allocate rings and barriers, and start the warps; ROOM: query tiles of each warpgroup."""
     GROUPS: gl.constexpr = META.GROUPS
     REGISTERS: gl.constexpr = META.REGISTERS
     mask = Mask(0, 0, False, META.HAS_RIGHT)
@@ -168,19 +168,19 @@ def flash_quant_hopper_forward(
 def launch_hopper_forward(
     made: Quantised, out: Tensor, lse: Tensor, problem: Problem, config: QuantConfig, section: int
 ) -> None:
-    """Compute `out` and `lse`; waits for nothing and allocates nothing.
+    """Compute `out` and `lse`; does not synchronize and allocates nothing.
 
     Args:
         made: quantised for this problem; its counter is 0 before and after.
         out: [B, Sq, H, D] or packed, contiguous, D a multiple of 8; every row is written.
         lse: fp32 `flash.problem.lse_shape`; every row is written.
-        problem: sequences, mask and scale; checked before.
-        config: of the order ws.
-        section: (sequence, head) pairs that are worked through together.
+        problem: sequences, mask and scale; already checked.
+        config: with the order ws.
+        section: (sequence, head) pairs that are processed together.
     """
     heads, (heads_kv, rows_k, columns) = out.shape[-2], made.k.shape
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
-    # Of no keys nothing is read, but a descriptor is of something.
+    # Without keys nothing is read, but a descriptor must describe at least one row.
     k, v = (made.k, made.v) if rows_k else (made.q, made.q)
     tiles_v = v.view(heads_kv if rows_k else heads, -1, config.block_n).transpose(0, 1)
     launch(

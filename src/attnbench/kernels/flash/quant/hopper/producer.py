@@ -16,7 +16,7 @@ from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, ag
 
 @aggregate
 class Producer:
-    """What the producer warp works with."""
+    """State of the producer warp."""
 
     q_desc: tma.tensor_descriptor
     k_desc: tma.tensor_descriptor
@@ -26,7 +26,7 @@ class Producer:
     rooms: Rooms
     queue: WorkQueue
     counter_ptr: Argument
-    "of the dynamic tile scheduler; 0 before and after a launch"
+    "counter of the dynamic tile scheduler; 0 before and after a launch"
     BLOCK_N: gl.constexpr
     GROUPS: gl.constexpr
 
@@ -34,7 +34,7 @@ class Producer:
 @gluon.jit
 @no_type_check
 def draw(producer, items):
-    """The next work item that no program has; whoever draws the last number of all puts the counter back to 0.
+    """Take the next work item; the program that draws the last number resets the counter to 0.
 
     Each item is followed by one draw, so there are as many as items.
     """
@@ -47,7 +47,7 @@ def draw(producer, items):
 @gluon.jit
 @no_type_check
 def fill_values(producer, work, tile, count):
-    """Load a tile of values, [columns, keys], once a stage is free."""
+    """Load a tile of values, [columns, keys], when a stage is free."""
     COLUMNS: gl.constexpr = producer.v_desc.block_shape[2]
     place = (work.k_place // producer.BLOCK_N + tile) * COLUMNS
     producer.rings.v.fill(count, producer.v_desc, place, COLUMNS, 0, work.head // producer.rooms.repeats)
@@ -56,7 +56,7 @@ def fill_values(producer, work, tile, count):
 @gluon.jit
 @no_type_check
 def load_work(producer, work, items, count, done):
-    """Load a work item's tiles; how many tiles of keys there have been then, and the next item."""
+    """Load a work item's tiles; returns the tile count after them, and the next item."""
     rings = producer.rings
     BLOCK_N: gl.constexpr = producer.BLOCK_N
     head = work.head // producer.rooms.repeats
@@ -67,13 +67,13 @@ def load_work(producer, work, items, count, done):
     if end > 0:
         rings.k.fill(count, producer.k_desc, work.k_place, work.keys, (end - 1) * BLOCK_N, head)
     following = -1
-    # Keys a tile before values, as they are read.
+    # Keys are loaded one tile ahead of values, as they are read.
     for index in range(end):
         tile = end - 1 - index
         if tile > 0:
             rings.k.fill(count + 1, producer.k_desc, work.k_place, work.keys, (tile - 1) * BLOCK_N, head)
         else:
-            # Here, for the answer comes while the last values wait for a stage.
+            # Drawn here, so that the latency overlaps with the wait for a stage for the last values.
             following = draw(producer, items)
         fill_values(producer, work, tile, count)
         count += 1
@@ -83,7 +83,7 @@ def load_work(producer, work, items, count, done):
 @gluon.jit
 @no_type_check
 def produce(producer):
-    """The producer warp: draw a work item, publish it, load its tiles; the next one, until there is none."""
+    """The producer warp: draw a work item, publish it, load its tiles, until there are no more."""
     problem = producer.problem
     items = problem.pairs * problem.tiles
     count = 0

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the quantised forward for Hopper is made of: work items, and the softmax of a tile of whole-number scores."""
+"""Parts of the quantised forward for Hopper: work items, and the softmax of a tile of integer scores."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from attnbench.kernels.flash.tiles import keys_of_rows, padded_start, sequence, 
 from attnbench.kernels.shared.hopper import ROWS, Argument, aggregate
 
 PEAK = gl.constexpr(8.807354922057604)
-"log2 of the largest number of e4m3, which the largest weight of a row becomes."
+"log2 of the largest e4m3 number, to which the largest weight of a row is scaled."
 
 TILE = gl.constexpr(128)
-"Keys that have four scales of their own (`prepare`)."
+"Keys of a tile; each tile has four scales (`prepare`)."
 ZERO = gl.constexpr(0x4B400000)
-"""What sums of int8 products begin with: the bits of 1.5 · 2²³ as fp32, whose last bit counts 1.  A sum below 2²² in size
-is then a number of fp32 as it stands, `ZERO_AS_FLOAT` too large; and as these are positive they order as integers do."""
+"""Initial value of the int8 products: the bits of 1.5 · 2²³ as fp32, whose last bit has the value 1.  A sum below 2²² in
+size can then be read as fp32 without conversion, `ZERO_AS_FLOAT` too large; these are positive, so they also order as
+integers."""
 ZERO_AS_FLOAT = gl.constexpr(12582912.0)
 
 
 @aggregate
 class Rooms:
-    """Where heads and sequences lie in the quantised tensors."""
+    """Layout of heads and sequences in the quantised tensors."""
 
     heads_kv: Argument
     repeats: Argument
-    "query heads of a head of keys"
+    "query heads per KV head"
     rows_q: Argument
     rows_k: Argument
     "of a head"
 
 
 class Work(NamedTuple):
-    """A work item as it is published: a tile of rows, and the tiles of keys that they see."""
+    """A work item as it is published: a tile of queries, and the tiles of keys that they see."""
 
     query_start: Any
-    "the sequence's first query among all"
+    "first query of the sequence in the packed tensors"
     head: Any
     batch: Any
-    "the sequence; packed 0"
+    "index of the sequence; 0 if packed"
     queries: Any
     keys: Any
     "of the sequence"
@@ -50,13 +51,13 @@ class Work(NamedTuple):
     "the item's first query"
     split: Any
     end: Any
-    "tiles of keys: behind the last that all rows see whole, and behind the last"
+    "tiles of keys: end of those that all rows see completely, and end of all"
     q_place: Any
-    "row of the item's first query among all heads' quantised queries"
+    "row of the item's first query in the quantised queries of all heads"
     k_place: Any
-    "row of the sequence's first key among those of its head"
+    "row of the sequence's first key in those of its head"
     v_place: Any
-    "number of the sequence and its head of keys"
+    "index of the (sequence, KV head) pair"
 
 
 WORK_FIELDS = gl.constexpr(Work._fields)
@@ -65,7 +66,7 @@ WORK_FIELDS = gl.constexpr(Work._fields)
 @gluon.jit
 @no_type_check
 def read_work(queue, turn):
-    """The turn-th work item, which has been waited for; read anew wherever it is needed, as registers are short."""
+    """The turn-th work item, which has been waited for; read again wherever it is needed, to save registers."""
     return Work(
         query_start=queue.number(turn, "query_start"),
         head=queue.number(turn, "head"),
@@ -83,38 +84,38 @@ def read_work(queue, turn):
 
 @aggregate
 class EveryTile:
-    """A work item's tiles of keys, one after the other up to the last that a row sees: which they are, what is hidden."""
+    """The key tiles of a dense work item: consecutive, up to the last that a row sees; and what of them is hidden."""
 
     mask: Mask
 
     @gluon.jit
     @no_type_check
     def listed(self, work):
-        """Where a list of the tiles begins; there is none."""
+        """Start of the list of tiles; dense tiles need none."""
         return work.end
 
     @gluon.jit
     @no_type_check
     def number(self, listed, place):
-        """Which tile of the sequence is at a place."""
+        """Index in the sequence of the tile at a place."""
         return place
 
     @gluon.jit
     @no_type_check
     def scales(self, scales, listed, place, number):
-        """The four scales of the tile at a place, whose number is given, and the number of the one before."""
+        """The four scales of the tile at a place, whose index is given, and the index of the previous tile."""
         return gl.load(scales + place * 4), number
 
     @gluon.jit
     @no_type_check
     def hide_tile(self, scores, work, place, row):
-        """Scores of the tile at a place with those at -∞ that rows do not see; rows from `row`."""
+        """Scores of the tile at a place with hidden ones at -∞; rows begin at `row`."""
         return hide(scores, row, place * scores.shape[1], work.keys, work.keys - work.queries, self.mask)
 
     @gluon.jit
     @no_type_check
     def unseen(self, row, work, BLOCK_N: gl.constexpr):
-        """How many of a work item's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
+        """How many tiles at the end of a work item's keys are hidden from all 64 rows from `row`."""
         high = work.keys
         if self.mask.HAS_RIGHT:
             last = gl.minimum(row + ROWS, work.queries) - 1
@@ -126,9 +127,10 @@ class EveryTile:
 @gluon.jit
 @no_type_check
 def work_at(at, problem, rooms, step, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """The work item that is at-th in the grid's order."""
+    """The at-th work item in the grid's order."""
     mask = problem.mask
-    tile, head, number = locate(at, problem, step)
+    located = locate(at, problem, step)
+    tile, head, number = located.tile, located.head, located.sequence
     bounds = sequence(problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, number, problem.PACKED)
     queries, keys = bounds.queries, bounds.keys
     q_place = padded_start(number, bounds.query_start, queries, problem.PACKED, ROWS).to(gl.int32)
@@ -163,32 +165,42 @@ def work_at(at, problem, rooms, step, BLOCK_M: gl.constexpr, BLOCK_N: gl.constex
 @gluon.jit
 @no_type_check
 def fours(scores):
-    """Scores [rows, keys] as [rows, eights, 4, 2]: the third axis is that of the threads of a row, each with a scale."""
+    """Scores [rows, keys] as [rows, eights, 4, 2]: the third axis is the four threads of a row, each with its own scale."""
     return scores.reshape([scores.shape[0], scores.shape[1] // 8, 4, 2])
+
+
+class Maximum(NamedTuple):
+    """The running maximum of each row, with a tile's scores."""
+
+    pivot: Any
+    "what is subtracted from the tile's scores"
+    factor: Any
+    "of the output and the sums so far"
+    row_max: Any
 
 
 @gluon.jit
 @no_type_check
 def highest(largest, row_max, scale):
-    """What is taken off a tile's scores, the factor of what came before, and the new maximum.
+    """The `Maximum` of each row with a tile's scores.
 
     Args:
-        largest: [rows, 4], of the scores that each of a row's four threads holds, still without their scales.
-        row_max: [rows], in powers of two, with the scales.
+        largest: [rows, 4], of the scores of each of a row's four threads, before scaling.
+        row_max: [rows], after scaling, for exponentials in base 2.
         scale: [rows, 4].
     """
     new_max = gl.maximum(row_max, gl.max(largest * scale, 1))
-    # A row that has seen no key yet has no maximum to take off.
+    # A row that has seen no key yet has no maximum to subtract.
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max)
-    return pivot, gl.exp2(row_max - pivot), new_max
+    return Maximum(pivot=pivot, factor=gl.exp2(row_max - pivot), row_max=new_max)
 
 
 @gluon.jit
 @no_type_check
 def lowered(numbers, scale, pivot, sums, factor):
-    """Weights of a tile of scores, each ZERO too large, in fours, and the sums [rows, 4] with them.
+    """Weights of a tile of scores with an offset of ZERO, shaped as by `fours`, and the sums [rows, 4] with them.
 
-    The scaled ZERO is rounded with the pivot, by less than a score's last bit counts.
+    The scaled offset is subtracted together with the pivot; the rounding of both is below the last bit of a score.
     """
     parts = fours(numbers)
     weights = gl.exp2(spread(scale, parts) * parts - spread((pivot - PEAK)[:, None] + ZERO_AS_FLOAT * scale, parts))
@@ -198,7 +210,7 @@ def lowered(numbers, scale, pivot, sums, factor):
 @gluon.jit
 @no_type_check
 def spread(x, parts):
-    """Numbers [rows, 4] as [rows, 1, 4, 1] beside scores in fours."""
+    """Numbers [rows, 4] as [rows, 1, 4, 1], to broadcast over scores shaped as by `fours`."""
     INNER: gl.constexpr = gl.SliceLayout(3, parts.type.layout)
     x = gl.convert_layout(x, gl.SliceLayout(1, INNER))
     return gl.expand_dims(gl.expand_dims(x, 1), 3)
@@ -207,14 +219,14 @@ def spread(x, parts):
 @gluon.jit
 @no_type_check
 def largest_of(numbers, LAYOUT: gl.constexpr):
-    """Largest of the scores, each ZERO too large, that each of a row's four threads holds: fp32 [rows, 4].
+    """Largest score of each of a row's four threads, without the offset ZERO: fp32 [rows, 4].
 
-    As integers: of those the card compares three at a time.
+    Compared as integers, because the card has a three-way integer maximum.
     """
     parts = fours(numbers.to(gl.int32, bitcast=True))
     CHAINS: gl.constexpr = 2
     shape: gl.constexpr = parts.shape
-    # Of two chains: one were as long as a tile.
+    # In two dependency chains: a single one would be as long as the tile.
     chains = gl.max(parts.reshape([shape[0], shape[1] // CHAINS, CHAINS, 4, 2]), 1)
     largest = gl.max(gl.max(chains, 3), 1).to(gl.float32, bitcast=True)
     return gl.convert_layout(largest, LAYOUT) - ZERO_AS_FLOAT
@@ -222,15 +234,14 @@ def largest_of(numbers, LAYOUT: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def operand_of(weights, ROWS_BY_KEYS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Weights in fours as e4m3, the left operand of a product with values in the order of `prepare.key_of`.
+def operand_of(weights, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
+    """Weights shaped as by `fours` as e4m3: the left operand of a product with values in the order of `prepare.key_of`.
 
-    In the operand's order before they are rounded, four of a register at a time: that needs no rearranging, which what
-    the compiler makes of a conversion does.
+    They are put into the operand's order before rounding, four to a register, so that no data moves between threads; the
+    compiler's own conversion of the layout would move it.
     """
-    SIZE: gl.constexpr = ROWS_BY_KEYS
-    eights = weights.reshape([SIZE[0], SIZE[1] // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4])
-    ordered = gl.convert_layout(eights.reshape([SIZE[0], SIZE[1]]), LAYOUT)
+    eights = weights.reshape([ROWS, BLOCK_N // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4])
+    ordered = gl.convert_layout(eights.reshape([ROWS, BLOCK_N]), LAYOUT)
     return gl.inline_asm_elementwise(
         """
         {

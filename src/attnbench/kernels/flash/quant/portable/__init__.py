@@ -1,1 +1,1 @@
-"""Triton kernels for sm_89 and later: the two launches that quantise, and the forward over what they leave."""
+"""Triton kernels for sm_89 and later: quantisation, and the forward over the quantised tensors."""

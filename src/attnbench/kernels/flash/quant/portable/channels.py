@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What a head has of its channels: the mean of K, and the scale of V from the largest |V|.
+"""Statistics of a head's channels: the mean of K, and the scale of V from the largest |V|.
 
-A program takes a stretch of a head's rows; the last to arrive puts the stretches together, in their order.
+A program computes a stretch of a head's rows; the last program to finish combines the stretches in their order.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import triton.language as tl
 from attnbench.kernels.shared.rows import load_rows
 
 STEP = tl.constexpr(16384)
-"Numbers that a program loads at a time."
+"Elements that a program loads at a time."
 E4M3 = tl.constexpr(448.0)
 LEAST = tl.constexpr(2.0**-60)
-"Rows and channels whose largest value is smaller count as zeros."
+"Rows and channels whose largest absolute value is smaller count as zeros."
 
 
 @triton.jit
 @no_type_check
 def widened(x):
-    """16 bits as fp32; of bf16 in one instruction a number, whichever half of a register it is in."""
+    """16-bit values as fp32; bf16 takes one instruction a value, in either half of a register."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
@@ -32,7 +32,7 @@ def widened(x):
 @triton.jit
 @no_type_check
 def scale_of(bits, LARGEST: tl.constexpr):
-    """A scale and its inverse, of the largest size; NaN of one that is not finite."""
+    """Scale and inverse scale from the largest absolute value; NaN if that is not finite."""
     size = bits.to(tl.float32, bitcast=True)
     size = tl.where(bits < 0x7F800000, tl.maximum(size, LEAST), float("nan"))
     return size * (1.0 / LARGEST), 1.0 / size * LARGEST
@@ -41,7 +41,7 @@ def scale_of(bits, LARGEST: tl.constexpr):
 @triton.jit
 @no_type_check
 def sums_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
-    """Of each channel the sums of eight rows each: one thread's, or Triton would exchange them."""
+    """Sums of eight rows each, per channel: a thread's own rows, so that Triton exchanges nothing between threads."""
     ROWS: tl.constexpr = STEP // COLUMNS
     x = widened(
         load_rows(base=base, first=first, count=end, stride=stride, DIM=DIM, BLOCK=ROWS, BLOCK_DIM=COLUMNS, WHOLE=WHOLE)
@@ -52,9 +52,9 @@ def sums_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.conste
 @triton.jit
 @no_type_check
 def largest_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
-    """Of each channel the largest |x| of eight rows each, or NaN: 16 bits, which order as the numbers do.
+    """Largest |x| of eight rows each, per channel, or NaN; compared as 16-bit integers, which order like the numbers.
 
-    Two are in a register, and compared at a time.
+    A register holds two, which are compared at once.
     """
     ROWS: tl.constexpr = STEP // COLUMNS
     x = (
@@ -72,7 +72,7 @@ def largest_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.con
 @triton.jit
 @no_type_check
 def sum_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of each channel the sum of a stretch of rows."""
+    """Sum of a stretch of rows, per channel."""
     ROWS: tl.constexpr = STEP // COLUMNS
     whole = end - ((end - start) & (ROWS - 1))
     found = tl.zeros([ROWS // 8, COLUMNS], tl.float32)
@@ -86,7 +86,7 @@ def sum_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 @no_type_check
 def largest_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of each channel the largest |x| of a stretch of rows, or NaN."""
+    """Largest |x| of a stretch of rows, per channel, or NaN."""
     ROWS: tl.constexpr = STEP // COLUMNS
     whole = end - ((end - start) & (ROWS - 1))
     found = tl.zeros([ROWS // 8, COLUMNS], tl.int16)
@@ -100,7 +100,7 @@ def largest_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexp
 @triton.jit
 @no_type_check
 def is_last(counter_ptr, count):
-    """Whether all others of `count` programs have stored their parts before this one."""
+    """Whether this is the last of `count` programs to store its part."""
     tl.debug_barrier()
     return tl.atomic_add(counter_ptr, 1, sem="acq_rel") == count - 1
 
@@ -108,7 +108,7 @@ def is_last(counter_ptr, count):
 @triton.jit
 @no_type_check
 def announce(counter_ptr):
-    """That what this program stored is there for those that wait for one more than the parts."""
+    """Signal programs that wait for the combined result: the counter becomes one more than the number of parts."""
     tl.debug_barrier()
     tl.atomic_add(counter_ptr, 1, sem="release")
 
@@ -116,7 +116,7 @@ def announce(counter_ptr):
 @triton.jit
 @no_type_check
 def parts_of(parts_ptr, count, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
-    """What was found of the stretches of a head, and zeros."""
+    """The partial results of a head's stretches, padded with zeros."""
     at = parts_ptr + (tl.arange(0, CHUNKS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :])
     return tl.load(at, mask=(tl.arange(0, CHUNKS) < count)[:, None], other=0.0)
 
@@ -126,7 +126,7 @@ def parts_of(parts_ptr, count, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
 def gather_sums(
     sums, parts_ptr, found_ptr, counter_ptr, part, count, keys, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """Store the sums of a stretch of K; the last of `count` to arrive stores the mean."""
+    """Store the sums of a stretch of K; the last of `count` programs stores the mean."""
     columns = tl.arange(0, COLUMNS)
     tl.store(parts_ptr + part * COLUMNS + columns, sums)
     if is_last(counter_ptr, count):
@@ -141,7 +141,7 @@ def gather_sums(
 def gather_largest(
     most, parts_ptr, found_ptr, scale_ptr, counter_ptr, part, count, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """Store the largest of a stretch of V; the last of `count` to arrive stores the scale and its inverse."""
+    """Store the maxima of a stretch of V; the last of `count` programs stores the scale and its inverse."""
     columns = tl.arange(0, COLUMNS)
     tl.store(parts_ptr + part * COLUMNS + columns, most)
     if is_last(counter_ptr, count):

@@ -1,13 +1,13 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Quantised softmax attention forward: a program takes a tile of queries through the keys they see.
+"""Quantised softmax attention forward: a program computes a tile of queries, looping over the keys they see.
 
     for each tile of keys:  S = f Q8 K8ᵀ,  m' = max(m, rowmax S),  P = e4m3(448 exp2(S - m')),  a = exp2(m - m')
                             l = a l + rowsum P,  R = P V8,  O = a O + R,  m = m'
     O scale(V) / l,  lse = ln 2 (m + log2(l / 448) + shift)
 
-The scores are whole numbers; f is the scale of a query times that of a key, one of four a tile (`prepare`).  R is a sum
-of its own, since the tensor cores of sm_90 keep 13 bits of one of e4m3: O is summed in fp32.  l sums P before it is
-rounded.  Masked tiles come after the others in a loop of their own.
+The scores are integers; f is the scale of a query times the scale of a key, of which a tile has four (`prepare`).  R is
+accumulated separately because the tensor cores of sm_90 keep only 13 bits in sums of e4m3 products; O is accumulated in
+fp32.  l sums P before rounding.  Masked tiles come last, in a loop of their own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,28 @@ import triton
 import triton.language as tl
 
 from attnbench.kernels.flash.quant.portable.prepare import Q_PAD, TILE
-from attnbench.kernels.flash.tiles import first_row, keys_of_rows, padded_start, sees, sequence, tiles_of
+from attnbench.kernels.flash.tiles import (
+    Folded,
+    Softmax,
+    first_row,
+    keys_of_rows,
+    padded_start,
+    sees,
+    sequence,
+    tiles_of,
+)
 from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.rows import section_of, store_rows
 
 LN_2 = tl.constexpr(0.6931471805599453)
 PEAK = tl.constexpr(8.807354922057604)
-"log2 of the largest number of e4m3, which the largest weight of a row becomes."
+"log2 of the largest e4m3 number, to which the largest weight of a row is scaled."
 COUNTS = ("lse_batch", "lse_head", "heads", "repeats", "pairs", "tiles", "group", "rows_q", "rows_k")
-"Numbers of a call that no code is compiled anew for."
+"Arguments whose values the code is not specialized for."
 
 
 class ForwardMeta(NamedTuple):
-    """What `flash_quant_forward` is compiled for."""
+    """Compile-time constants of `flash_quant_forward`."""
 
     DIM: int
     COLUMNS: int
@@ -43,24 +52,24 @@ class ForwardMeta(NamedTuple):
 @triton.jit
 @no_type_check
 def fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Merge a tile's scores, still without their scales, into the running softmax: weights, factor, maximum, sum."""
+    """Merge a tile's unscaled scores into the running softmax, as `Folded`."""
     scores = scores.reshape([BLOCK_M, BLOCK_N // 8, 4, 2])
     scales = row_scale[:, None] * key_scale[None, :]  # [BLOCK_M, 4]
     new_max = tl.maximum(row_max, tl.max(tl.max(tl.max(scores, 3), 1) * scales, 1))
-    # A row that has seen no key yet has no maximum to take off.
+    # A row that has seen no key yet has no maximum to subtract.
     pivot = tl.where(new_max == float("-inf"), 0.0, new_max) - PEAK
     weights = tl.math.exp2(scores * scales[:, None, :, None] - pivot[:, None, None, None])
     factor = tl.math.exp2(row_max - (pivot + PEAK))
     row_sum = row_sum * factor + tl.sum(tl.sum(tl.sum(weights, 3), 1), 1)
     # Columns in the order of V's keys (`prepare.key_of`).
     weights = weights.to(tl.float8e4nv).reshape([BLOCK_M, BLOCK_N // 16, 2, 4, 2]).permute(0, 1, 3, 2, 4)
-    return weights.reshape([BLOCK_M, BLOCK_N]), factor, new_max, row_sum
+    return Folded(weights=weights.reshape([BLOCK_M, BLOCK_N]), factor=factor, row_max=new_max, sums=row_sum)
 
 
 @triton.jit
 @no_type_check
 def load_keys(made, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Keys [BLOCK_N, COLUMNS] from a row of all heads' on, and their four scales."""
+    """Keys [BLOCK_N, COLUMNS] from row `place` of all heads' rows, and their four scales."""
     rows = tl.arange(0, BLOCK_N)
     columns = tl.arange(0, COLUMNS)
     k = tl.load(made.k + place * COLUMNS + (rows[:, None] * COLUMNS + columns[None, :]))
@@ -70,7 +79,7 @@ def load_keys(made, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
 @triton.jit
 @no_type_check
 def load_values(made, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Values of the same keys, transposed: [COLUMNS, BLOCK_N]."""
+    """Values of these keys, transposed: [COLUMNS, BLOCK_N]."""
     rows = tl.arange(0, BLOCK_N)
     columns = tl.arange(0, COLUMNS)
     return tl.load(made.v + place // TILE * (TILE * COLUMNS) + place % TILE + (columns[:, None] * TILE + rows[None, :]))
@@ -79,27 +88,28 @@ def load_values(made, place, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
 @triton.jit
 @no_type_check
 def add_tile(acc, scores, row_max, row_sum, row_scale, key_scale, made, place, BLOCK_N: tl.constexpr):
-    """Output so far, maximum and sum with a tile: of its scores, and its values from a row of all heads' on."""
+    """The running `Softmax` with a tile: its scores, and its values from row `place` of all heads' rows."""
     BLOCK_M: tl.constexpr = acc.shape[0]
     COLUMNS: tl.constexpr = acc.shape[1]
-    weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M, BLOCK_N)
+    folded = fold(scores, row_max, row_sum, row_scale, key_scale, BLOCK_M, BLOCK_N)
     v = load_values(made, place, COLUMNS, BLOCK_N)
-    part = tl.dot(weights, tl.trans(v), out_dtype=tl.float32)
-    return tl.fma(acc, tl.broadcast_to(factor[:, None], [BLOCK_M, COLUMNS]), part), row_max, row_sum
+    part = tl.dot(folded.weights, tl.trans(v), out_dtype=tl.float32)
+    acc = tl.fma(acc, tl.broadcast_to(folded.factor[:, None], [BLOCK_M, COLUMNS]), part)
+    return Softmax(acc=acc, row_max=folded.row_max, sums=folded.sums)
 
 
 @triton.jit
 @no_type_check
 def output_of(acc, row_sum, v_scale):
-    """Output of what has been added up, 0 of rows that have seen no key, and their sums, 1 of those."""
-    total = tl.where(row_sum == 0.0, 1.0, row_sum)  # which NaN is not
+    """The output, 0 for rows that see no key, and the sums, 1 for such rows."""
+    total = tl.where(row_sum == 0.0, 1.0, row_sum)  # false for NaN
     return acc * (1.0 / total)[:, None] * v_scale[None, :], total
 
 
 @triton.jit
 @no_type_check
 def lse_of(row_max, row_sum, total, row_shift):
-    """Logarithm of each row's sum, -∞ of rows that have seen no key."""
+    """Logarithm of each row's sum, -∞ for rows that see no key."""
     return tl.where(row_sum == 0.0, float("-inf"), (row_max + tl.math.log2(total) - PEAK + row_shift) * LN_2)
 
 
@@ -160,7 +170,7 @@ def flash_quant_forward(
         for index in tl.range(0, split, disable_licm=True):
             k, key_scale = load_keys(made, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
-            acc, row_max, row_sum = add_tile(
+            softmax = add_tile(
                 acc=acc,
                 scores=scores,
                 row_max=row_max,
@@ -171,6 +181,7 @@ def flash_quant_forward(
                 place=k_place + index * BLOCK_N,
                 BLOCK_N=BLOCK_N,
             )
+            acc, row_max, row_sum = softmax.acc, softmax.row_max, softmax.sums
         for index in tl.range(split, end, num_stages=1, disable_licm=True):
             k, key_scale = load_keys(made, k_place + index * BLOCK_N, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
@@ -186,7 +197,7 @@ def flash_quant_forward(
                 HAS_RIGHT=META.HAS_RIGHT,
             )
             scores = tl.where(see, scores, float("-inf"))
-            acc, row_max, row_sum = add_tile(
+            softmax = add_tile(
                 acc=acc,
                 scores=scores,
                 row_max=row_max,
@@ -197,6 +208,7 @@ def flash_quant_forward(
                 place=k_place + index * BLOCK_N,
                 BLOCK_N=BLOCK_N,
             )
+            acc, row_max, row_sum = softmax.acc, softmax.row_max, softmax.sums
         v_scale = tl.load(
             made.v_scale + (tl.cast(number, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + columns
         )

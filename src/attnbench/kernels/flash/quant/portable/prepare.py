@@ -1,19 +1,19 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the forward needs of 16-bit tensors, in one launch: mean of K and largest |V|, then all three quantised.
+"""Quantisation of 16-bit tensors in one launch: mean of K and largest |V|, then Q, K and V in 8 bits.
 
-Programs are small and of five kinds.  Those of K's and V's statistics take a stretch of a head's rows each, and the last
-of a head to arrive puts the stretches together; those that quantise take 8192 numbers of q, k or v and wait for what
-they need of the head.  They come head by head, the statistics some heads ahead: K and V are still in the L2 when they are
-read for the second time.  Programs begin in the order of their numbers and statistics wait for nobody, so whoever waits
-is waiting for programs that run.
+Programs are small and of five kinds.  Statistics of K and of V: each program takes a stretch of a head's rows, and the
+last program of a head combines the stretches.  Quantisation: each program takes 8192 elements of q, k or v and waits for
+the statistics it needs of its head.  Programs are ordered by head, with the statistics some heads ahead, so that K and V
+are still in the L2 when they are read the second time.  Programs start in the order of their ids and those for statistics
+wait for nothing, so a waiting program always waits for programs that are running.
 
-A program issues few instructions and most of them for a number: what it divides by comes with an inverse, K and V share
-the arithmetic of addresses, and both halves of a register with two numbers of bf16 are widened by one instruction each.
+Address arithmetic is kept small relative to the work per element: divisions multiply by a precomputed reciprocal, K and V
+share their addresses, and each half of a register with two bf16 values is converted by one instruction.
 
-Rows of Q have a scale each.  K has four scales a tile: one for the keys n of the same (n % 8) // 2, which one thread of a
-tensor core's result holds, so that they cost it a number a tile.  V has one a channel.  e4m3 is transposed because 8-bit
-products want both operands with the summed dim innermost, and its keys stand in the order in which a thread's weights
-become an operand without an exchange (`key_of`).
+Q has one scale per row.  K has four scales per tile: one for the keys n with the same (n % 8) // 2, which are those that
+one thread holds of a tensor core result, so that a thread needs one scale per tile.  V has one scale per channel.  The
+e4m3 values are transposed because 8-bit products need the summed dimension innermost in both operands, and their keys are
+in the order in which a thread's weights form an operand without exchange between threads (`key_of`).
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ from attnbench.kernels.flash.quant.portable.channels import (
 from attnbench.kernels.flash.tiles import first_row, sequence
 
 TILE = tl.constexpr(128)
-"Keys that have scales of their own."
+"Keys of a tile, which has scales of its own."
 Q_PAD = tl.constexpr(64)
 "Queries of a sequence begin at a multiple of this."
 NUMBERS = tl.constexpr(8192)
-"Of a program that quantises."
+"Elements of a program that quantises."
 SPAN = tl.constexpr(16)
-"Channels of a row of K or Q that a thread has."
+"Channels of a row of K or Q that a thread holds."
 WIDTH = tl.constexpr(64)
-"Channels of V of such a program."
+"Channels of V that a quantising program takes."
 INT8 = tl.constexpr(127.0)
 LEAST_OF_Q = tl.constexpr(2.0**-80)
-"Of a row's scale times the problem's: times the least of a key's it is over 0, as a hidden score's -∞ needs it to be."
+"""Lower bound of a row's scale times the problem's: its product with the smallest key scale stays above 0, because -∞ of
+a hidden score times 0 would be NaN."""
 ROUND = tl.constexpr(12582912.0)
-"1.5 · 2²³: a sum with it has the nearest whole number in its last bits."
+"1.5 · 2²³: after adding it, the nearest integer is in the last bits."
 NEVER = tl.constexpr(-(2**31))
-"Fewer than any counter says."
+"Below every value of a counter, so a wait for it ends at once."
 COUNTS = (
     *("seqlen_q", "seqlen_k", "rows_q", "rows_k", "pairs", "chunk", "stretches", "ahead"),
     *("heads_kv", "by_heads_kv", "repeats", "by_repeats", "share", "by_share"),
 )
-"Numbers of a call that no code is compiled anew for."
+"Arguments whose values the code is not specialized for."
 
 _Each = TypeVar("_Each")
 
 
 class Inputs(NamedTuple, Generic[_Each]):
-    """What is quantised, or its strides."""
+    """The tensors that are quantised, or their strides."""
 
     q: _Each
     k: _Each
@@ -68,7 +69,7 @@ class Inputs(NamedTuple, Generic[_Each]):
 
 
 class Statistics(NamedTuple):
-    """Pointers to `prepare.Quantised` that only the preparation works with."""
+    """Pointers to the tensors of `prepare.Quantised` that only the preparation uses."""
 
     parts: Any
     found: Any
@@ -76,7 +77,7 @@ class Statistics(NamedTuple):
 
 
 class PrepareMeta(NamedTuple):
-    """What `quantise` is compiled for."""
+    """Compile-time constants of `quantise`."""
 
     DIM: int
     COLUMNS: int
@@ -87,7 +88,7 @@ class PrepareMeta(NamedTuple):
 @triton.jit
 @no_type_check
 def divided(number, by, inverse):
-    """Quotient and rest of a number by another, of which there is `prepare.inverse_of`: a product, at most 1 too small."""
+    """Quotient and remainder by the reciprocal of `prepare.inverse_of`; the product is at most 1 too small."""
     quotient = tl.umulhi(2 * number.to(tl.uint32), inverse.to(tl.uint32)).to(tl.int32)
     rest = number - quotient * by
     more = (rest >= by).to(tl.int32)
@@ -97,16 +98,16 @@ def divided(number, by, inverse):
 @triton.jit
 @no_type_check
 def tiles_of(rows, SIZE: tl.constexpr):
-    """Tiles of a power of two that some rows take."""
+    """Number of tiles, of a power of two rows each, that cover the rows."""
     return ((rows + SIZE - 1).to(tl.uint32) // SIZE).to(tl.int32)
 
 
 @triton.jit
 @no_type_check
 def largest_sizes(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of each SPAN columns of a row the largest |x|, or NaN, as bits: they order as numbers do, with NaN on top.
+    """Largest |x| of each SPAN columns of a row, or NaN, as bits, which order like the numbers with NaN largest.
 
-    A thread has the columns of a span, so that only what is left is exchanged.
+    A thread holds all columns of a span, so that only the results are exchanged between threads.
     """
     x = tl.abs(x)
     for halving in tl.static_range(4):  # a span is 2⁴
@@ -118,21 +119,21 @@ def largest_sizes(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 @no_type_check
 def whole(x):
-    """Nearest whole number of x, |x| < 128."""
+    """Nearest integer of x, |x| < 128."""
     return (x + ROUND).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
 @no_type_check
 def key_of(place):
-    """Key whose values stand at a place of a tile: of 16, pairs of the first eight and of the second take turns."""
+    """Key whose values are at a place of a tile: among 16 keys, pairs from the first and second eight alternate."""
     return place // 16 * 16 + (place // 2 % 2) * 8 + place % 16 // 4 * 2 + place % 2
 
 
 @triton.jit
 @no_type_check
 def wait_for(counter_ptr, ready):
-    """Until so many have arrived; what they wrote is seen afterwards by the whole program."""
+    """Wait until a counter reaches a value; afterwards the whole program sees what was written before."""
     while tl.atomic_add(counter_ptr, 0, sem="acquire") < ready:
         pass
     tl.debug_barrier()
@@ -143,7 +144,7 @@ def wait_for(counter_ptr, ready):
 def quantise_k(
     base, k8_ptr, scale_ptr, mean_ptr, counter_ptr, ready, part, keys, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Keys of a tile that have the scales of one part of the four; of the tile on, there are so many `keys`."""
+    """Quantise the keys of a tile that belong to a part of its scales; `keys`: keys from the tile's start on."""
     PARTS: tl.constexpr = COLUMNS // WIDTH
     SCALES: tl.constexpr = 4 // PARTS
     ROWS: tl.constexpr = TILE // PARTS
@@ -158,7 +159,7 @@ def quantise_k(
     k = tl.load(k_at, mask=mask, other=0.0, eviction_policy="evict_first")
     wait_for(counter_ptr, ready)
     k = widened(k) - tl.load(mean_ptr + columns)[None, :]
-    # What is not there is minus the mean: it counts for no scale, and becomes 0.
+    # Missing keys would be minus the mean: they are excluded from the scale and become 0.
     sizes = tl.where(there[:, None], largest_sizes(k, ROWS, COLUMNS), 0)
     sizes = tl.max(sizes.reshape([2, ROWS // 2, COLUMNS // SPAN]), 0)
     sizes = tl.max(sizes, 1).reshape([TILE // 16, SCALES, 2])
@@ -172,7 +173,7 @@ def quantise_k(
 @triton.jit
 @no_type_check
 def quantise_v(base, v8_ptr, inverse_ptr, counter_ptr, ready, part, keys, stride, DIM: tl.constexpr):
-    """WIDTH channels of a tile of values, transposed as pairs of keys: 16 bits, which shared memory turns over."""
+    """Quantise WIDTH channels of a tile of values, transposed through shared memory as 16-bit pairs of keys."""
     columns = part * WIDTH + tl.arange(0, WIDTH)
     pairs = tl.arange(0, TILE // 2)
     key = key_of(2 * pairs)
@@ -209,7 +210,7 @@ def quantise_q(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Rows of Q; and what taking the mean from K leaves out of a row's scores, for its lse."""
+    """Quantise rows of Q; also store each row's product with the mean of K, by which lse is corrected."""
     ROWS: tl.constexpr = NUMBERS // COLUMNS
     at = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -232,7 +233,7 @@ def quantise_q(
 @triton.jit
 @no_type_check
 def padded_tile(number, start, rows, PACKED: tl.constexpr, PAD: tl.constexpr):
-    """`padded_start` over PAD: of a head's tiles the first of a sequence."""
+    """`padded_start` divided by PAD: the first tile of a sequence among its head's tiles."""
     if PACKED:
         return (start // PAD).to(tl.int32) + number
     return number * tiles_of(rows, PAD)
@@ -264,11 +265,11 @@ def quantise(
     by_share,
     META: tl.constexpr,
 ):
-    """A program's share; every row of the quantised tensors that a kernel reads is written.
+    """One program's work; the launch writes every row of the quantised tensors that a kernel reads.
 
-    A head of K, as of V, has so many `stretches` for its statistics, a program each; none in a launch that quantises by
-    what is there.  Those of `ahead` heads come first, then for each head those of the one `ahead`, if there is one, and
-    what quantises its own: a `share`.
+    A head of K, as of V, has `stretches` programs for its statistics; none in a launch that only quantises.  Program ids
+    begin with the statistics of the first `ahead` heads.  Then each head has a `share` of ids: the statistics of the head
+    that is `ahead` of it, if there is one, and its own quantisation.
     """
     COLUMNS: tl.constexpr = META.COLUMNS
     PARTS: tl.constexpr = COLUMNS // WIDTH
@@ -287,10 +288,11 @@ def quantise(
         index -= tl.where(counts, 0, later)
     if pair < pairs:
         batch_of, head = divided(pair, heads_kv, by_heads_kv)
-        batch, q_start, k_start, queries, keys = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, batch_of, META.PACKED)
-        # Of no keys there is a stretch too.
+        bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, batch_of, META.PACKED)
+        batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
+        # A sequence without keys still has one stretch.
         count = tl.maximum((keys + chunk - 1) // chunk, 1) if META.PACKED else stretches
-        # A launch without statistics waits for none, whatever stands in the counters.
+        # A launch without statistics does not wait, whatever the counters hold.
         ready = tl.where(stretches > 0, count + 1, NEVER)
         of_k_or_v = 2 * PARTS * tiles_of(seqlen_k, TILE)
         if counts or index < of_k_or_v:
@@ -307,7 +309,7 @@ def quantise(
                     start = index * chunk
                     end = tl.minimum(start + chunk, keys)
                     parts = statistics.parts + (tl.cast(place, tl.int64) * stretches) * COLUMNS
-                    base += before + k_start * row
+                    base += before + bounds.key_start * row
                     if of_k:
                         sums = sum_of(base, start, end, row, META.DIM, COLUMNS)
                         gather_sums(
@@ -340,8 +342,10 @@ def quantise(
                 tile = index // PARTS
                 first = tile * TILE
                 if first < keys:
-                    tile += head * tiles_of(rows_k, TILE) + padded_tile(batch_of, k_start, keys, META.PACKED, TILE)
-                    base += before + (k_start + first) * row
+                    tile += head * tiles_of(rows_k, TILE) + padded_tile(
+                        batch_of, bounds.key_start, keys, META.PACKED, TILE
+                    )
+                    base += before + (bounds.key_start + first) * row
                     there = keys - first
                     at = tl.cast(tile, tl.int64) * (TILE * COLUMNS)
                     if of_k:
@@ -376,9 +380,9 @@ def quantise(
             reader += head * repeats
             first = tile * ROWS
             if first < queries:
-                base = first_row(inputs.q, batch, q_start + first, reader, strides.q)
+                base = first_row(inputs.q, batch, bounds.query_start + first, reader, strides.q)
                 tile = reader * tiles_of(rows_q, Q_PAD) + tile * (ROWS // Q_PAD)
-                tile += padded_tile(batch_of, q_start, queries, META.PACKED, Q_PAD)
+                tile += padded_tile(batch_of, bounds.query_start, queries, META.PACKED, Q_PAD)
                 at = tl.cast(tile, tl.int64) * Q_PAD
                 quantise_q(
                     base=base,

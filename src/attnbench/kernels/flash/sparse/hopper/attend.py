@@ -21,6 +21,7 @@ from attnbench.kernels.flash.hopper.attend import scores_of
 from attnbench.kernels.flash.hopper.epilogue import epilogue
 from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, sums_of
 from attnbench.kernels.flash.sparse.hopper.tiles import place_of
+from attnbench.kernels.flash.tiles import Softmax
 from attnbench.kernels.shared.hopper import ROWS
 
 
@@ -37,7 +38,7 @@ def pass_tiles(ring, count, end):
 @gluon.jit
 @no_type_check
 def through_places(q, acc, row_max, sums, consumer, count, done, row, places, left, end, split):
-    """Softmax and sums of the `left` tiles of a list of `end` that a row of the map sees, the last first."""
+    """The `Softmax` over the `left` tiles of a list of `end` that a row of the map sees, the last first."""
     scale = consumer.scale
     PARTS: gl.constexpr = consumer.mask.PARTS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
@@ -59,8 +60,9 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
         scores = warpgroup_mma_wait(0, [scores_of(row, (q,), (k_ring.tile(at),), none)])
         if place >= split:
             scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), place, row)
-        weights, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
-        weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
+        folded = fold(scores, row_max, sums, scale, consumer.MIX)
+        factor, row_max, sums = folded.factor, folded.row_max, folded.sums
+        weights = gl.convert_layout(folded.weights.to(q.dtype), WEIGHTS)
         left -= 1
         near = (left > 0) & (last - following - at < LONG)
         if near:
@@ -76,7 +78,8 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
             scores = warpgroup_mma_wait(1, [scores])
             if place >= split:
                 scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), place, row)
-            later, factor, row_max, sums = fold(scores, row_max, sums, scale, consumer.MIX)
+            later = fold(scores, row_max, sums, scale, consumer.MIX)
+            factor, row_max, sums = later.factor, later.row_max, later.sums
             left -= 1
             near = (left > 0) & (last - following - at_next < LONG)
             # As in `flash.hopper.attend`: between the softmax and the wait for what it runs beside, if near enough.
@@ -87,7 +90,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
             k_ring.release(at)
             if near & (early == 0):
                 pass_tiles(k_ring, seen, last - following)
-            weights = gl.convert_layout(later.to(q.dtype), WEIGHTS)
+            weights = gl.convert_layout(later.weights.to(q.dtype), WEIGHTS)
             at = at_next
         acc = acc * gl.convert_layout(factor, OF_OUT)[:, None]
         acc = warpgroup_mma(weights, v_ring.tile(at), acc, is_async=True)
@@ -96,7 +99,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
     for at in range(seen, count + end):
         k_ring.wait(at)
         k_ring.release(at)
-    return acc, row_max, sums
+    return Softmax(acc=acc, row_max=row_max, sums=sums)
 
 
 @gluon.jit
@@ -117,7 +120,7 @@ def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
     q = q_ring.take(done)
     if q_ring.STAGES > 1:
         q_ring.release_stored(done)
-    acc, row_max, sums = through_places(
+    softmax = through_places(
         q=q,
         acc=acc,
         row_max=row_max,
@@ -135,9 +138,9 @@ def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
     place = q_ring.tiles.index(done % q_ring.STAGES)
     epilogue(
         consumer=consumer,
-        acc=(acc,),
-        row_max=row_max,
-        sums=sums,
+        acc=(softmax.acc,),
+        row_max=softmax.row_max,
+        sums=softmax.sums,
         place=place,
         second_place=place,
         done=done,

@@ -179,6 +179,7 @@ def flash_sparse_hopper_forward(
         TURNS=False,
         MIX=False,
         LAZY=META.LAZY,
+        SERIAL=False,
         GRID="ticket",
     )
     if GROUPS == 1:
@@ -251,11 +252,11 @@ def launch_hopper_forward(
                 "does not fit order=ws",
                 "rows and heads a multiple of 16 bytes apart, sequences behind one another, or order=plain",
             )
-    shape = Shape(dim=q.shape[-1], block_q=problem.block[0], block_k=problem.block[1], item_bytes=q.element_size())
+    shape = Shape(dim=q.shape[-1], block_q=problem.block_q, block_k=problem.block_k, item_bytes=q.element_size())
     tile = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
     dims = block_of(q.shape[-1])
     described = {f"{name}_desc": rows_of(x, tile[name], dims) for name, x in tensors.items()}
-    items = all_lists * max(1, problem.block[0] // config.block_m)
+    items = all_lists * max(1, problem.block_q // config.block_m)
     counter = zeros((1,), q, torch.int32)
     launch(
         flash_sparse_hopper_forward,
@@ -281,7 +282,7 @@ def launch_hopper_forward(
         META=ForwardMeta(
             CAUSAL=problem.causal,
             BLOCK_Q=lists.unit,
-            BLOCK_K=problem.block[1],
+            BLOCK_K=problem.block_k,
             SHARE=lists.share,
             BLOCK_N=config.block_n,
             BLOCK_V=dims,

@@ -107,9 +107,10 @@ def flash_sparse_forward(
             at = tl.load(indices + index // PARTS) * META.BLOCK_K + index % PARTS * BLOCK_N
             k = load_tile(k_rows, at, META.DIM, BLOCK_N, BLOCK_D, True, False)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-            weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
+            folded = fold(scores, row_max, row_sum, scale, False)
+            row_max, row_sum = folded.row_max, folded.sums
             v = load_tile(v_rows, at, META.DIM, BLOCK_N, BLOCK_D, True, False)
-            acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision="ieee")
+            acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision="ieee")
         for index in tl.range(whole * PARTS, count * PARTS, num_stages=1, disable_licm=True):
             at = tl.load(indices + index // PARTS) * META.BLOCK_K + index % PARTS * BLOCK_N
             k = load_tile(k_rows, at, META.DIM, BLOCK_N, BLOCK_D, False, False)
@@ -125,9 +126,10 @@ def flash_sparse_forward(
                 HAS_RIGHT=META.CAUSAL,
             )
             scores = tl.where(see, scores, float("-inf"))
-            weights, factor, row_max, row_sum = fold(scores, row_max, row_sum, scale, False)
+            folded = fold(scores, row_max, row_sum, scale, False)
+            row_max, row_sum = folded.row_max, folded.sums
             v = load_tile(v_rows, at, META.DIM, BLOCK_N, BLOCK_D, False, False)
-            acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None], input_precision="ieee")
+            acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision="ieee")
         empty = row_sum == 0.0  # which NaN is not
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]

@@ -100,7 +100,7 @@ def flash_sparse_quant_forward(
             key = tl.load(indices + index // PARTS) * META.BLOCK_K + index % PARTS * BLOCK_N
             k, key_scale = load_keys(made, k_place + key, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
-            acc, row_max, row_sum = add_tile(
+            softmax = add_tile(
                 acc=acc,
                 scores=scores,
                 row_max=row_max,
@@ -111,6 +111,7 @@ def flash_sparse_quant_forward(
                 place=k_place + key,
                 BLOCK_N=BLOCK_N,
             )
+            acc, row_max, row_sum = softmax.acc, softmax.row_max, softmax.sums
         for index in tl.range(whole * PARTS, count * PARTS, num_stages=1, disable_licm=True):
             key = tl.load(indices + index // PARTS) * META.BLOCK_K + index % PARTS * BLOCK_N
             # Blocks of keys end at whole tiles of the quantised tensors or within them: nothing past them is loaded.
@@ -127,7 +128,7 @@ def flash_sparse_quant_forward(
                 HAS_RIGHT=META.CAUSAL,
             )
             scores = tl.where(see, scores, float("-inf"))
-            acc, row_max, row_sum = add_tile(
+            softmax = add_tile(
                 acc=acc,
                 scores=scores,
                 row_max=row_max,
@@ -138,6 +139,7 @@ def flash_sparse_quant_forward(
                 place=k_place + key,
                 BLOCK_N=BLOCK_N,
             )
+            acc, row_max, row_sum = softmax.acc, softmax.row_max, softmax.sums
         v_scale = tl.load(
             made.v_scale + (tl.cast(batch, tl.int64) * (heads // repeats) + head // repeats) * COLUMNS + dims
         )

@@ -266,8 +266,9 @@ def produce_tiles(producer):
             producer.entries_ptr + (record.listed + of_lane(loaded, FIRST_ENTRY)) + rows, mask=rows < many, other=0
         )
         # The record of the tile whose number has come.
-        cursor, lane, inside = seek(fetched(number), cursor, problem)
-        record, where = record_of(producer, cursor, lane, inside)
+        found = seek(fetched(number), cursor, problem)
+        cursor = found.cursor
+        record, where = record_of(producer, cursor, found.lane, found.inside)
         loaded = gl.load(
             producer.tiles_ptr + where + lanes, mask=(lanes < RECORD) & (record.step < problem.steps), other=0
         )
@@ -362,7 +363,8 @@ def produce_jobs(producer):
     while cursor.step < problem.steps:
         next_number = fetch(progress_ptr + JOBS_FETCHED)
         wanted = fetched(number)
-        cursor, lane, inside = seek(wanted, cursor, problem)
+        found = seek(wanted, cursor, problem)
+        cursor = found.cursor
         number = next_number
         step = cursor.step
         if step < problem.steps:
@@ -371,7 +373,7 @@ def produce_jobs(producer):
                 checked = step
             # One job adds what the others leave of DONE.
             weight = gl.where(wanted == cursor.before, DONE + 1 - gl.max(cursor.through, 0), 1)
-            publish_job(producer, count, cursor, lane, inside, weight)
+            publish_job(producer, count, cursor, found.lane, found.inside, weight)
             count += 1
     producer.jobs.finish(count)
 

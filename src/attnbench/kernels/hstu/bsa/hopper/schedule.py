@@ -12,7 +12,7 @@ a lane for each pair of a step, and the data of the next step is prefetched.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -192,14 +192,21 @@ def begin(problem, JOB_ROWS: gl.constexpr):
     )
 
 
+class Sought(NamedTuple):
+    """Where a fetched number is."""
+
+    cursor: Any
+    "at its step"
+    lane: Any
+    "of the pair within the step"
+    inside: Any
+    "the number within the pair"
+
+
 @gluon.jit
 @no_type_check
 def seek(number, cursor, problem):
-    """Walk from the step where one stands to that of a fetched number, or behind the last.
-
-    Returns:
-        Where that is; then lane of the pair within the step, and the number within the pair.
-    """
+    """Walk from the step where one stands to that of a fetched number, or behind the last: `Sought`."""
     JOB_ROWS: gl.constexpr = cursor.JOB_ROWS
     step, place, before = cursor.step, cursor.place, cursor.before
     through, pairs, ahead = cursor.through, cursor.pairs, cursor.ahead
@@ -216,11 +223,8 @@ def seek(number, cursor, problem):
     passed = through <= inside
     lane = gl.sum(passed.to(gl.int32), 0)
     inside -= gl.max(gl.where(passed, through, 0), 0)
-    return (
-        Cursor(step=step, place=place, before=before, through=through, pairs=pairs, ahead=ahead, JOB_ROWS=JOB_ROWS),
-        lane,
-        inside,
-    )
+    cursor = Cursor(step=step, place=place, before=before, through=through, pairs=pairs, ahead=ahead, JOB_ROWS=JOB_ROWS)
+    return Sought(cursor=cursor, lane=lane, inside=inside)
 
 
 @gluon.jit

@@ -400,16 +400,19 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
     if not jobs or not call.out.numel():
         return
     block_d, block_v = p.block_d, p.block_v
-    means = [rows_of(call.k, config.blocks, block_d), rows_of(call.v, config.blocks, block_v)]
-    if p.mean_rows:  # else no mean is loaded, and keys stand in
-        made = (call.workspace["means_k"], block_d), (call.workspace["means_v"], block_v)
-        means = [heads_apart(rows_of(x.transpose(0, 1), config.blocks, block), x) for x, block in made]
+    if p.mean_rows:
+        means_k, means_v = (
+            heads_apart(rows_of(x.transpose(0, 1), config.blocks, block), x)
+            for x, block in ((call.workspace["means_k"], block_d), (call.workspace["means_v"], block_v))
+        )
+    else:  # no mean is loaded: descriptors of the keys and values stand in
+        means_k, means_v = rows_of(call.k, config.blocks, block_d), rows_of(call.v, config.blocks, block_v)
     launch(
         hstu_bsa_hopper_select,
         (config.programs(jobs, processors(call.q)),),
         q_desc=rows_of(call.q, ROWS.value, block_d),
-        means_k_desc=means[0],
-        means_v_desc=means[1],
+        means_k_desc=means_k,
+        means_v_desc=means_v,
         k_desc=rows_of(call.k, config.blocks, block_d),
         v_desc=rows_of(call.v, config.blocks, block_v),
         out_desc=rows_of(call.out, ROWS.value, block_v),

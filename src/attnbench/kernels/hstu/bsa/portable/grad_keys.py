@@ -14,7 +14,7 @@ One program computes the sums of a block, in the order of its list: bitwise repr
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
@@ -33,10 +33,22 @@ from attnbench.kernels.hstu.tiles import sequence, silu_and_slope
 from attnbench.kernels.shared.rows import load_rows, store_rows
 
 
+class RowsFolded(NamedTuple):
+    """Gradients of a tile of keys with a tile of queries in them."""
+
+    dk: Any
+    "transposed, as dv: [dims, keys]"
+    dv: Any
+    slope: Any
+    "dS of the two tiles"
+    dgate: Any
+    "of each query the sum of A ∘ dA"
+
+
 @triton.jit
 @no_type_check
 def fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH: tl.constexpr):
-    """Add what a tile of queries gives the keys (transposed sums); and its dS, and the sums of A ∘ dA."""
+    """Add what a tile of queries gives the keys, as `RowsFolded`."""
     value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
     above = tl.dot(dout, tl.trans(v), input_precision="ieee")
     # Before the products below, whose registers are not to be waited for in between.
@@ -44,7 +56,7 @@ def fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH: tl.constexpr):
     dv = tl.dot(tl.trans(dout), (value * factor).to(q.dtype), dv, input_precision="ieee")
     slope = (twice * above * factor).to(q.dtype)
     dk = tl.dot(tl.trans(q), slope, dk, input_precision="ieee")
-    return dk, dv, slope, dgate
+    return RowsFolded(dk=dk, dv=dv, slope=slope, dgate=dgate)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -294,12 +306,13 @@ def hstu_bsa_grad_keys(
                 WINDOW=META.WINDOW,
                 BLOCK_SIZE=META.BLOCK_SIZE,
             )
-            dk, dv, slope, dgate = fold_rows(
+            folded = fold_rows(
                 dk=dk, dv=dv, q=q, dout=dout, k=k, v=v, factor=factor, half_alpha=half_alpha, TANH=META.TANH
             )
+            dk, dv = folded.dk, folded.dv
             if META.OTHERS > 0:
-                dq = tl.dot(slope, k, input_precision="ieee") * (scale * half_alpha)
-                dgate *= scale
+                dq = tl.dot(folded.slope, k, input_precision="ieee") * (scale * half_alpha)
+                dgate = folded.dgate * scale
                 if KEYS < META.BLOCK_SIZE:
                     before = from_list & (tl.zeros_like(at) + part > 0)
                     dq += gather_rows(partial_dq, entry, before, META.ATTN_DIM, META.ATTN_DIM, BLOCK_D).to(tl.float32)

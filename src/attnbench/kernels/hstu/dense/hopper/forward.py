@@ -226,18 +226,16 @@ def consume(consumer, sink, WARPGROUP: gl.constexpr):
     done = 0
     queue.wait(0)
     while queue.has_work(done):
-        total, unseen, unmasked = read_work(queue, done).tiles_seen(
-            consumer.mask, done, WARPGROUP, consumer.BLOCK_N, consumer.GROUPS
-        )
+        tiles = read_work(queue, done).tiles_seen(consumer.mask, done, WARPGROUP, consumer.BLOCK_N, consumer.GROUPS)
         acc = gl.zeros([ROWS, consumer.BLOCK_V], gl.float32, OUT)
         q_ring.wait(done)
-        if total > 0:
-            acc, count = through_tiles(consumer, total, unmasked, count, done, WARPGROUP)
+        if tiles.seen > 0:
+            acc, count = through_tiles(consumer, tiles.seen, tiles.unmasked, count, done, WARPGROUP)
         elif q_ring.STAGES > 1:
             q_ring.release_stored(done)
         sink.store(consumer, acc, done, WARPGROUP)
         queue.release(done)
-        count = skip_tiles(consumer.rings, count, unseen)
+        count = skip_tiles(consumer.rings, count, tiles.unseen)
         done += 1
         if q_ring.STAGES == 1:  # the next queries come when this has left
             q_ring.release_stored(done)

@@ -34,6 +34,16 @@ class WorkItem(NamedTuple):
 WORK_FIELDS = gl.constexpr(WorkItem._fields)
 
 
+class TilesSeen(NamedTuple):
+    """How many of a work item's tiles of keys show a warpgroup anything."""
+
+    seen: Any
+    "the first ones"
+    unseen: Any
+    unmasked: Any
+    "of the work item: tiles that mask nothing"
+
+
 @aggregate
 class Work:
     """A work item: a tile of queries, and the tiles of keys that they see."""
@@ -129,7 +139,7 @@ class Work:
     @gluon.jit
     @no_type_check
     def tiles_seen(self, mask, done, WARPGROUP: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr):
-        """How many tiles of keys, the first, show a warpgroup anything, how many do not, and how many mask nothing."""
+        """The `TilesSeen` of a warpgroup's rows."""
         tiles = self.tiles
         first, queries = self.rows_of(done, WARPGROUP, GROUPS)
         last = gl.minimum(first + ROWS, queries) - 1 + self.first_query
@@ -151,7 +161,7 @@ class Work:
             )
         total = tiles.masked + tiles.split - tiles.whole
         unseen = gl.where(first < queries, unseen, total)
-        return total - unseen, unseen, tiles.split - tiles.whole
+        return TilesSeen(seen=total - unseen, unseen=unseen, unmasked=tiles.split - tiles.whole)
 
 
 @gluon.jit

@@ -20,7 +20,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from attnbench.kernels.hstu.dense.portable.backward_step import fold_keys, fold_rows
-from attnbench.kernels.hstu.tiles import COUNTS, load_whole, masked_tile, rows_of_keys, sees, sequence, tiles_of_rows
+from attnbench.kernels.hstu.tiles import (
+    COUNTS,
+    Rows,
+    load_whole,
+    masked_tile,
+    rows_of_keys,
+    sees,
+    sequence,
+    tiles_of_rows,
+)
 from attnbench.kernels.shared.rows import add_rows, load_rows, section_of, store_rows
 
 
@@ -68,6 +77,8 @@ def hstu_dense_backward_columns(
     q_base = q_ptr + bounds.query_start * strides.q.row + head * strides.q.head
     dout_base = dout_ptr + bounds.query_start * strides.dout.row + head * strides.dout.head
     dq_base = dq_ptr + bounds.query_start * strides.dq.row + head * strides.dq.head
+    q_rows = Rows(base=q_base, desc=q_desc, start=bounds.query_start, head=head, stride=strides.q.row)
+    dout_rows = Rows(base=dout_base, desc=dout_desc, start=bounds.query_start, head=head, stride=strides.dout.row)
     k = load_rows(
         k_ptr + bounds.key_start * strides.k.row + head * strides.k.head,
         start,
@@ -121,37 +132,15 @@ def hstu_dense_backward_columns(
     split = tl.maximum(reach.all_high - bounds.first_query, 0) // META.BLOCK_M
     split = tl.minimum(tl.maximum(split, whole), end)
     for at in tl.range(whole * META.BLOCK_M, split * META.BLOCK_M, META.BLOCK_M, disable_licm=True):
-        q = load_whole(
-            base=q_base,
-            desc=q_desc,
-            first=at,
-            packed=bounds.query_start,
-            head=head,
-            stride=strides.q.row,
-            DIM=META.ATTN_DIM,
-            BLOCK=META.BLOCK_M,
-            BLOCK_DIM=BLOCK_D,
-            TMA=META.TMA,
-        )
-        dout = load_whole(
-            base=dout_base,
-            desc=dout_desc,
-            first=at,
-            packed=bounds.query_start,
-            head=head,
-            stride=strides.dout.row,
-            DIM=META.LINEAR_DIM,
-            BLOCK=META.BLOCK_M,
-            BLOCK_DIM=BLOCK_V,
-            TMA=META.TMA,
-        )
-        dk, dv, down = fold_rows(
-            dk,
-            dv,
-            q,
-            dout,
-            k,
-            v,
+        q = load_whole(q_rows, at, META.ATTN_DIM, META.BLOCK_M, BLOCK_D, META.TMA)
+        dout = load_whole(dout_rows, at, META.LINEAR_DIM, META.BLOCK_M, BLOCK_V, META.TMA)
+        folded = fold_rows(
+            dk=dk,
+            dv=dv,
+            q=q,
+            dout=dout,
+            k=k,
+            v=v,
             see=None,
             half_alpha=half_alpha,
             APPROXIMATE=META.APPROXIMATE,
@@ -159,8 +148,9 @@ def hstu_dense_backward_columns(
             MASKED=False,
             PART=PART,
         )
+        dk, dv = folded.dk, folded.dv
         if META.ATOMIC:
-            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [META.BLOCK_M, BLOCK_D]
+            part = tl.dot(tl.trans(folded.down), k, input_precision=PRECISION)  # [META.BLOCK_M, BLOCK_D]
             if META.TMA:
                 dq_desc.atomic_add(
                     [tl.cast(bounds.query_start + at, tl.int32), tl.cast(head, tl.int32), 0],
@@ -197,7 +187,7 @@ def hstu_dense_backward_columns(
             HAS_TARGETS=META.HAS_TARGETS,
             HAS_WINDOW=META.HAS_WINDOW,
         )
-        dk, dv, down = fold_rows(
+        folded = fold_rows(
             dk=dk,
             dv=dv,
             q=q,
@@ -211,8 +201,9 @@ def hstu_dense_backward_columns(
             MASKED=True,
             PART=PART,
         )
+        dk, dv = folded.dk, folded.dv
         if META.ATOMIC:
-            part = tl.dot(tl.trans(down), k, input_precision=PRECISION)
+            part = tl.dot(tl.trans(folded.down), k, input_precision=PRECISION)
             add_rows(
                 base=dq_base,
                 first=at,
@@ -304,6 +295,8 @@ def hstu_dense_backward_rows(
     )
     k_base = k_ptr + bounds.key_start * strides.k.row + head * strides.k.head
     v_base = v_ptr + bounds.key_start * strides.v.row + head * strides.v.head
+    k_rows = Rows(base=k_base, desc=k_desc, start=bounds.key_start, head=head, stride=strides.k.row)
+    v_rows = Rows(base=v_base, desc=v_desc, start=bounds.key_start, head=head, stride=strides.v.row)
     first = bounds.first_query + start
     key_tiles = tiles_of_rows(
         first=first,
@@ -320,36 +313,14 @@ def hstu_dense_backward_rows(
     rows = first + tl.arange(0, BLOCK_M)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for at in tl.range(key_tiles.whole * META.BLOCK_N, key_tiles.split * META.BLOCK_N, META.BLOCK_N, disable_licm=True):
-        k = load_whole(
-            base=k_base,
-            desc=k_desc,
-            first=at,
-            packed=bounds.key_start,
-            head=head,
-            stride=strides.k.row,
-            DIM=META.ATTN_DIM,
-            BLOCK=META.BLOCK_N,
-            BLOCK_DIM=BLOCK_D,
-            TMA=META.TMA,
-        )
-        v = load_whole(
-            base=v_base,
-            desc=v_desc,
-            first=at,
-            packed=bounds.key_start,
-            head=head,
-            stride=strides.v.row,
-            DIM=META.LINEAR_DIM,
-            BLOCK=META.BLOCK_N,
-            BLOCK_DIM=META.BLOCK_V,
-            TMA=META.TMA,
-        )
+        k = load_whole(k_rows, at, META.ATTN_DIM, META.BLOCK_N, BLOCK_D, META.TMA)
+        v = load_whole(v_rows, at, META.LINEAR_DIM, META.BLOCK_N, META.BLOCK_V, META.TMA)
         dq = fold_keys(
-            dq,
-            k,
-            v,
-            q,
-            dout,
+            dq=dq,
+            k=k,
+            v=v,
+            q=q,
+            dout=dout,
             see=None,
             half_alpha=half_alpha,
             APPROXIMATE=META.APPROXIMATE,

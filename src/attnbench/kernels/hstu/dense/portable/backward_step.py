@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
 from attnbench.kernels.hstu.tiles import silu_and_slope
+
+
+class RowsFolded(NamedTuple):
+    """Gradients of a tile of keys with a tile of rows in them."""
+
+    dk: Any
+    dv: Any
+    down: Any
+    "dSᵀ of the two tiles; where only dV is computed Aᵀ"
 
 
 @triton.jit
@@ -27,7 +36,7 @@ def fold_rows(
     MASKED: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """One tile of rows into dK and dV (or only one of them) of the tile of keys; gives dSᵀ too."""
+    """One tile of rows into dK and dV (or only one of them) of the tile of keys, as `RowsFolded`."""
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
     if MASKED:
@@ -41,7 +50,7 @@ def fold_rows(
         above = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
         down = (above * slope).to(q.dtype)  # [BLOCK_N, BLOCK_M]
         dk = tl.dot(down, q, dk, input_precision=PRECISION)
-    return dk, dv, down
+    return RowsFolded(dk=dk, dv=dv, down=down)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, no_type_check
 import triton
 import triton.language as tl
 
-from attnbench.kernels.hstu.tiles import COUNTS, load_whole, masked_tile, sees, sequence, silu, tiles_of_rows
+from attnbench.kernels.hstu.tiles import COUNTS, Rows, load_whole, masked_tile, sees, sequence, silu, tiles_of_rows
 from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def hstu_dense_forward(
     q_base = q_ptr + bounds.query_start * strides.q.row + head.to(tl.int64) * strides.q.head
     k_base = k_ptr + bounds.key_start * strides.k.row + head.to(tl.int64) * strides.k.head
     v_base = v_ptr + bounds.key_start * strides.v.row + head.to(tl.int64) * strides.v.head
+    k_rows = Rows(base=k_base, desc=k_desc, start=bounds.key_start, head=head, stride=strides.k.row)
+    v_rows = Rows(base=v_base, desc=v_desc, start=bounds.key_start, head=head, stride=strides.v.row)
     # [BLOCK_M, META.BLOCK_D]
     q = load_rows(q_base, start, queries, strides.q.row, META.ATTN_DIM, BLOCK_M, META.BLOCK_D, WHOLE=False)
     first = bounds.first_query + start
@@ -78,95 +80,29 @@ def hstu_dense_forward(
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if META.AHEAD:
         if key_tiles.whole < key_tiles.split:
-            k = load_whole(
-                base=k_base,
-                desc=k_desc,
-                first=key_tiles.whole * META.BLOCK_N,
-                packed=bounds.key_start,
-                head=head,
-                stride=strides.k.row,
-                DIM=META.ATTN_DIM,
-                BLOCK=META.BLOCK_N,
-                BLOCK_DIM=META.BLOCK_D,
-                TMA=META.TMA,
-            )
+            k = load_whole(k_rows, key_tiles.whole * META.BLOCK_N, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, META.TMA)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(q.dtype)
             for at in tl.range(
                 key_tiles.whole * META.BLOCK_N, (key_tiles.split - 1) * META.BLOCK_N, META.BLOCK_N, disable_licm=True
             ):
                 following = at + META.BLOCK_N
-                k = load_whole(
-                    base=k_base,
-                    desc=k_desc,
-                    first=following,
-                    packed=bounds.key_start,
-                    head=head,
-                    stride=strides.k.row,
-                    DIM=META.ATTN_DIM,
-                    BLOCK=META.BLOCK_N,
-                    BLOCK_DIM=META.BLOCK_D,
-                    TMA=META.TMA,
-                )
+                k = load_whole(k_rows, following, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                v = load_whole(
-                    base=v_base,
-                    desc=v_desc,
-                    first=at,
-                    packed=bounds.key_start,
-                    head=head,
-                    stride=strides.v.row,
-                    DIM=META.LINEAR_DIM,
-                    BLOCK=META.BLOCK_N,
-                    BLOCK_DIM=BLOCK_V,
-                    TMA=META.TMA,
-                )
+                v = load_whole(v_rows, at, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
                 # Beside the product above, which nothing waits for until here is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             at = (key_tiles.split - 1) * META.BLOCK_N
-            v = load_whole(
-                base=v_base,
-                desc=v_desc,
-                first=at,
-                packed=bounds.key_start,
-                head=head,
-                stride=strides.v.row,
-                DIM=META.LINEAR_DIM,
-                BLOCK=META.BLOCK_N,
-                BLOCK_DIM=BLOCK_V,
-                TMA=META.TMA,
-            )
+            v = load_whole(v_rows, at, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
     else:
         for at in tl.range(
             key_tiles.whole * META.BLOCK_N, key_tiles.split * META.BLOCK_N, META.BLOCK_N, disable_licm=True
         ):
-            k = load_whole(
-                base=k_base,
-                desc=k_desc,
-                first=at,
-                packed=bounds.key_start,
-                head=head,
-                stride=strides.k.row,
-                DIM=META.ATTN_DIM,
-                BLOCK=META.BLOCK_N,
-                BLOCK_DIM=META.BLOCK_D,
-                TMA=META.TMA,
-            )
+            k = load_whole(k_rows, at, META.ATTN_DIM, META.BLOCK_N, META.BLOCK_D, META.TMA)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, META.BLOCK_N]
-            v = load_whole(
-                base=v_base,
-                desc=v_desc,
-                first=at,
-                packed=bounds.key_start,
-                head=head,
-                stride=strides.v.row,
-                DIM=META.LINEAR_DIM,
-                BLOCK=META.BLOCK_N,
-                BLOCK_DIM=BLOCK_V,
-                TMA=META.TMA,
-            )
+            v = load_whole(v_rows, at, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
             weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             acc = tl.dot(weights, v, acc, input_precision=PRECISION)
 

@@ -1,13 +1,14 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Paged HSTU attention for Hopper: the dense forward, whose producer warp reads cached keys where their pages lie.
+"""Paged HSTU attention for Hopper: the dense forward with a producer warp that loads cached keys from their pages.
 
-Keys of a sequence are numbered so that a tile is either cached or new: cached keys 0 to c - 1, a gap up to the next
-whole tile, then the step's own rows.  Queries are the last rows, and the mask is the dense one with a cache.  A key of
-the gap is a row of zeros: its score is 0, SiLU(0) is 0, and its value is 0 too.  So consumer warps see no pages at all.
+Keys of a sequence are numbered so that a tile is either all cached or all new: cached keys 0 to c - 1, a gap up to the
+next tile boundary, then the step's own rows.  Queries are the last rows, and the mask is that of the dense forward with
+a cache.  A key in the gap is loaded as zeros: its score is 0, SiLU(0) is 0, and its value is 0.  So the consumer warps do
+not depend on pages at all.
 
-A page's keys of a head are one box of the pool's tensor descriptor, and so are its values.  The box ends where the
-cached keys do (`rows_of`): what lies behind them in a page, written or not, reads as 0.  Where pages are smaller than a
-tile, a box for each lands in its rows of the tile.
+The keys of a page and head are one box of the pool's tensor descriptor, and so are its values.  The box ends at the last
+cached key (`rows_of`): whatever follows it in the page reads as 0.  Where pages are smaller than a tile, a tile is loaded
+by several boxes, each into its own rows of the tile.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from attnbench.kernels.shared.hopper import Argument, aggregate, coordinates, lo
 
 
 class ForwardMeta(NamedTuple):
-    """What `hstu_paged_hopper_forward` is compiled for; from APPROXIMATE on as the dense forward."""
+    """Compile-time constants of `hstu_paged_hopper_forward`; from APPROXIMATE on those of the dense forward."""
 
     PAGE: int
     "keys of a page"
@@ -43,7 +44,7 @@ class ForwardMeta(NamedTuple):
 
 @aggregate
 class PagedProblem:
-    """Arguments of the launch that say what a program works on, as of the dense `GridProblem`."""
+    """Launch arguments that describe the grid of work, like the dense `GridProblem`."""
 
     offsets_ptr: Argument
     cached_ptr: Argument
@@ -61,7 +62,7 @@ class PagedProblem:
     @gluon.jit
     @no_type_check
     def sequence_of(self, number):
-        """The `Bounds` of the number-th sequence, the gap behind its cached keys counted as keys."""
+        """The `Bounds` of the number-th sequence; the gap after its cached keys counts as keys."""
         start = gl.load(self.offsets_ptr + number)
         new = gl.load(self.offsets_ptr + number + 1) - start
         first_query = (gl.load(self.cached_ptr + number) + self.BLOCK_N - 1) // self.BLOCK_N * self.BLOCK_N
@@ -74,7 +75,7 @@ class PagedProblem:
 
 @aggregate
 class Pages:
-    """A source of keys and values that lie in pages, and behind these as rows."""
+    """A source of keys and values: first from pages, then from the packed new rows."""
 
     pool_desc: tma.tensor_descriptor
     "of the rows of all pages"
@@ -89,7 +90,7 @@ class Pages:
     @gluon.jit
     @no_type_check
     def keys_of(self, number, start, work, head):
-        """Those of the number-th sequence, whose new rows begin at row `start`."""
+        """Keys and values of the number-th sequence, whose new rows begin at row `start`."""
         table_ptr = self.indices_ptr + gl.load(self.indptr_ptr + number)
         return SequencePages(
             pool_desc=self.pool_desc,
@@ -126,23 +127,23 @@ class SequencePages:
     @gluon.jit
     @no_type_check
     def fill_keys(self, ring, count, at):
-        """Load the tile from key `at`, once a stage is free."""
+        """Load the tile of keys from key `at`, when a stage is free."""
         self.fill(ring, count, at, self.k_desc, 0)
 
     @gluon.jit
     @no_type_check
     def fill_values(self, ring, count, at):
-        """The same of the values."""
+        """The same for values."""
         self.fill(ring, count, at, self.v_desc, 1)
 
     @gluon.jit
     @no_type_check
     def fill(self, ring, count, at, new_desc, HALF: gl.constexpr):
-        """Load a tile of keys (HALF 0) or values (1): of pages, or of the new rows that `new_desc` describes."""
+        """Load a tile of keys (HALF 0) or values (1), from pages or from the new rows that `new_desc` describes."""
         if at < self.first_new:
             BOX: gl.constexpr = self.pool_desc.block_shape[2]
             BOXES: gl.constexpr = ring.tiles.shape[3] // BOX
-            # Before a stage is waited for: the table's answer comes meanwhile.  Behind the last page there is none.
+            # Page ids are loaded before the wait for a stage, to overlap with it.  `last` avoids reading past the table.
             last = (self.cached - 1) // self.PAGE
             pages = ()
             for box in gl.static_range(BOXES):
@@ -185,7 +186,7 @@ def hstu_paged_hopper_forward(
     parts,
     META: gl.constexpr,
 ):
-    """The output, or where keys are SPLIT its parts, of cached keys and values in pages and new ones in rows."""
+    """The output, or with SPLIT its parts, from cached keys and values in pages and new ones in packed rows."""
     mask = Mask(window=0, CAUSAL=True, HAS_PREFIX=False, HAS_TARGETS=META.HAS_TARGETS, HAS_WINDOW=False)
     problem = PagedProblem(
         offsets_ptr=offsets_ptr,
