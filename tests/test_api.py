@@ -25,6 +25,7 @@ from attnbench.store.history.place import find_place
 from attnbench.store.history.reading import list_runs
 from attnbench.store.history.writing import keep
 from attnbench.store.runfile import default_path, read, write
+from attnbench.sweep.run import Event
 from made_up_run import make_run
 from waiting import Clock
 
@@ -313,6 +314,17 @@ def test_a_run_that_a_history_could_not_take_is_kept_and_warned_of(monkeypatch: 
         assert {run.id for run in list_runs(history)} == {"00000001", again}
 
 
+def test_a_run_whose_file_cannot_be_written_is_handed_over(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    def execute(run, on_event, **rest):
+        on_event(Event("done", run=run))
+        raise UsageError("output: path=run.json cannot be written (No space left on device)")
+
+    monkeypatch.setattr("attnbench.sweep.run.execute", execute)
+    with pytest.warns(UserWarning, match=r"run\.json cannot be written"):
+        made = attnbench.run("minimal", device="cpu", save=tmp_path / "run.json")
+    assert made.run.suite == "minimal"
+
+
 def test_a_run_of_the_folder_is_loaded_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"load: RUN=latest is not there; .*; results has no runs"):
@@ -326,7 +338,7 @@ def test_a_run_of_the_folder_is_loaded_by_its_name(tmp_path, monkeypatch):
 
 def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setattr(
-        "attnbench.sweep.run.execute", lambda run, path, backend_files, executors, jobs: (run, backend_files)
+        "attnbench.sweep.run.execute", lambda run, path, backend_files, executors, jobs, on_event: (run, backend_files)
     )
     suite = tmp_path / "own.toml"
     suite.write_text(
@@ -347,7 +359,7 @@ def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pyt
 
 def test_a_run_on_a_gpu_is_planned_with_the_suites_section_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnbench.machine.devices.resolve", lambda device: Device("cuda"))
-    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files, executors, jobs: run)
+    monkeypatch.setattr("attnbench.sweep.run.execute", lambda run, path, backend_files, executors, jobs, on_event: run)
     planned = attnbench.run("quick").run
     assert planned.settings.device == "cuda:0"
     assert {group.case["dtype"] for group in planned.plan} == {"bf16"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.cli import main
+from attnbench.errors import UsageError
 from attnbench.record import Environment, Record, Status, Time
 from attnbench.store.derive import derive
 from attnbench.store.runfile import write
@@ -45,6 +46,7 @@ class FakeSweep:
     def __init__(self):
         self.statuses = {}
         self.stop_after = None
+        self.unwritten = False
         self.ending = KeyboardInterrupt()
         self.runs = []
         self.files = []
@@ -63,6 +65,9 @@ class FakeSweep:
             if path is not None:
                 write(run, path)
             on_event(Event("group", group=group.group, run=run))
+        if self.unwritten:
+            on_event(Event("done", run=run))
+            raise UsageError("output: path=f.json cannot be written (No space left on device); another")
         return run
 
     def _record(self, run, group, name):

@@ -348,6 +348,19 @@ def test_groups_that_were_cut_short_are_counted_apart(attnbench, sweep, saved):
     assert len(read(path).records) == 2 * len(run.records)
 
 
+def test_what_cannot_be_written_is_shown_and_in_the_other_files_that_were_asked_for(attnbench, sweep, tmp_path):
+    sweep.unwritten = True
+    target = tmp_path / "asked.json"
+    answer = attnbench(f"{QUICK} --json {target}")
+    assert answer.code == 2
+    assert "sdpa-math" in answer.out
+    assert "result  " in answer.out
+    assert answer.err.splitlines()[-1] == (
+        f"output: path=f.json cannot be written (No space left on device); another; what was measured is in {target}"
+    )
+    assert len(read(target).records) == 4
+
+
 @pytest.mark.parametrize("flags", ["", " --no-save"])
 def test_ctrl_c_leaves_the_finished_groups_in_the_files_that_were_asked_for(attnbench, sweep, saved, tmp_path, flags):
     sweep.stop_after = 1

@@ -114,8 +114,10 @@ def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluste
     from attnbench.sweep.ray_engine import ray_executors
 
     address, folder = cluster
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Unavailable, match="is a cluster without a GPU; --device cpu"):
         ray_executors(address, Device("cuda"), [], wait=True)
+    assert signal.getsignal(signal.SIGTERM) is before, "Ray's own way prints stacks, and keeps nothing"
     executors = ray_executors(address, CPU, [MISBEHAVING], wait=True)
     assert [executor.name for executor in executors] == ["machine 1 cpu", "machine 2 cpu", "machine 3 cpu"]
     plan, lost, began, killed = small_run(*[["honest"]] * 8), [], {}, threading.Event()

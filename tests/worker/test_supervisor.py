@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from small_runs import FAKES, LEAVING, MISBEHAVING, by_name, small_run
 
+from attnbench.errors import NothingToRun
 from attnbench.machine import child
 from attnbench.machine.device import CPU
 from attnbench.record import Status
@@ -177,3 +179,12 @@ def test_a_resumed_run_removes_them(tmp_path):
     (tmp_path / f".run.json.{ended.pid}.tmp").touch()
     execute(small_run(), path=path)
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_limit_of_file_sizes_that_leaves_no_room_for_the_log_is_said(monkeypatch):
+    def truncate(handle, size):
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "truncate", truncate)
+    with pytest.raises(NothingToRun, match=r"shared memory=4096 are not to be had \(File too large\); .*ulimit -f"):
+        shared_memory(4096)

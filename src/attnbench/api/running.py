@@ -5,10 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.api.answers import Result
 from attnbench.errors import UsageError, refusal, unknown
+
+if TYPE_CHECKING:
+    from attnbench.record import Run
+    from attnbench.sweep.run import Event
 
 
 def load(path: str | Path, *, folder: str | Path = "results") -> Result:
@@ -111,12 +115,23 @@ def run(
     if save is not None:
         check_writable(save)
     executors = executors_on("attnbench.run", planned, None if gpus is None else devices, paths)
-    found = Result(
-        execute(planned, path=None if save is None else Path(save), backend_files=paths, executors=executors, jobs=jobs)
-    )
-    if save is not None:
-        _remember(Path(save))
-    return found
+    done: list[Run] = []
+    path = None if save is None else Path(save)
+
+    def on_event(event: Event) -> None:
+        if event.kind == "done" and event.run is not None:
+            done.append(event.run)
+
+    try:
+        found = execute(planned, path=path, backend_files=paths, executors=executors, jobs=jobs, on_event=on_event)
+    except UsageError as error:  # the file cannot be written: what was measured is handed over without it
+        if not done:
+            raise
+        warnings.warn(str(error), stacklevel=2)
+        return Result(done[-1])
+    if path is not None:
+        _remember(path)
+    return Result(found)
 
 
 def _remember(path: Path) -> None:

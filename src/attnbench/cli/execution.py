@@ -87,6 +87,13 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
             if failed is not None:
                 raise failed from None
             return exit_code(ending)
+        except UsageError as error:  # the run file cannot be written: what was measured is handed over without it
+            if not growing.over:
+                raise
+            _show_finished(growing, bar)
+            written, _ = _written(growing.run, asked)
+            there = f"; what was measured is in {', '.join(written)}" if written else ""
+            raise UsageError(f"{error}{there}") from None
     _finish(run, kept, asked, output, shown, layout)
     return run
 
@@ -139,18 +146,20 @@ class _Growing:
 
     def __init__(self, run: Run, bar: Bar, shown: Shown | None, output: Output, *, aloud: bool) -> None:
         self.run, self.bar, self.shown, self.output, self.aloud = run, bar, shown, output, aloud
+        self.over = False
+        "nothing more is measured"
 
     def event(self, event: Event) -> None:
         """Take the next event."""
         self.bar.event(event)
         words = _ending(event.record) if self.aloud and event.record is not None else None
-        words = event.text or None if event.kind in ("lost", "ending") else words
+        words = event.text or None if event.kind in ("lost", "unwritten", "ending") else words
         if words is not None:
             with self.bar.aside():
                 self.output.note(words)
         if event.run is None or event.text:
             return
-        self.run = event.run
+        self.run, self.over = event.run, event.kind == "done"
         if self.shown is not None:
             with self.bar.aside():
                 self.shown.more(event.run)

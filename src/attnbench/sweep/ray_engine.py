@@ -7,16 +7,18 @@ machine has of them is in the environment of its records.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import re
+import signal
 import socket
 import threading
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +264,15 @@ def packed_code() -> bytes:
     return data.getvalue()
 
 
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Put back what SIGTERM does: Ray's way prints the stacks of its threads and leaves nothing that was measured."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread() and before is not None:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _connected(address: str) -> tuple[Any, Head]:
     """Ray, connected to a cluster, and that cluster's head."""
     host, _, port = address.rpartition(":")
@@ -279,7 +290,8 @@ def _connected(address: str) -> tuple[Any, Head]:
     try:
         head.connect()
         if not ray.is_initialized():
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+            with _own_sigterm():
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         words = " ".join(str(error).split())[:WORDS]
         raise Unavailable(refusal(WHO, "--address", address, f"does not answer ({words})", todo)) from None

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from attnbench.errors import NothingToRun, RunFileError
+from attnbench.errors import NothingToRun, RunFileError, UsageError
 from attnbench.machine.clocks import locked_clocks
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Run, Settings, Status
@@ -36,7 +36,8 @@ class Event:
     """News of a run, for a progress bar."""
 
     kind: str
-    "start, activity, record, group, lost (an executor of several, in `text`), ending (after a signal), done"
+    """start, activity, record, group, lost (an executor of several, in `text`), unwritten (the run file, in `text`),
+    ending (after a signal), done"""
     text: str = ""
     group: str | None = None
     backend: str | None = None
@@ -74,6 +75,7 @@ def execute(
 
     Raises:
         NothingToRun: no worker could be started, or no executor is left.
+        UsageError: the run file cannot be written; the event `done` has the run.
         Unavailable: clocks were to be locked and may not be, or another run has the GPU.
     """
     with ExitStack() as closing:
@@ -117,7 +119,7 @@ class Execution(AbstractContextManager["Execution"]):
         "records in the file of groups that are measured again, by group: they stand until there are new ones"
         self._interruption: Interruption | None = None
         "while groups are measured"
-        self._said_ending = False
+        self._said_ending = self._said_unwritten = False
         self._order = {group.group: number for number, group in enumerate(run.plan)}
 
     def __enter__(self) -> Execution:
@@ -208,8 +210,10 @@ class Execution(AbstractContextManager["Execution"]):
             left = in_order(left, estimate(self.run, files=self.files).groups)
         if left:
             self._run_groups(left)
-        self._write()
-        self._emit("done")
+        try:
+            self._write()
+        finally:
+            self._emit("done")
         return self.run
 
     def _in_the_file(self, groups: Collection[str]) -> dict[str, tuple[Record, ...]]:
@@ -273,7 +277,12 @@ class Execution(AbstractContextManager["Execution"]):
             return  # an end that came too early takes nothing away, and leaves no file that has nothing
         self._standing.pop(group.group, None)
         self.run = self._with(taken)
-        self._write()
+        try:
+            self._write()
+        except UsageError as error:  # a disk that is full may have room after the next group
+            if not self._said_unwritten:
+                self._said_unwritten = True
+                self._emit("unwritten", text=f"{error}; measuring goes on, and it is tried again after each group")
         self._emit("group", group=group)
 
     def _with(self, records: Iterable[Record]) -> Run:

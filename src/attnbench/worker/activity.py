@@ -102,7 +102,12 @@ def shared_memory(size: int) -> int:
     """
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("attnbench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.truncate(handle, size)
+        try:
+            os.truncate(handle, size)
+        except OSError as error:  # it counts as a file
+            os.close(handle)
+            wrong, accepted = f"are not to be had ({error.strerror})", "a larger limit of files' sizes (ulimit -f)"
+            raise NothingToRun(refusal("worker", "bytes of shared memory", size, wrong, accepted)) from None
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return handle
     try:
