@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy
 import pytest
 
 import attnbench
@@ -80,6 +82,9 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
     with pytest.raises(AssertionError, match=r"mine is 0\.(20|19)\S*x ±\S+ slower against ref; at least 0\.95x wanted"):
         found.assert_speedup("mine", at_least=0.95)
     found.assert_speedup("mine", at_least=0.05)
+    for bound in (math.nan, 0, -1):  # what no ratio is below would be a test that cannot fail
+        with pytest.raises(UsageError, match=f"at_least={bound} cannot be used; a number above 0"):
+            found.assert_speedup("mine", at_least=bound)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +112,17 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
             UsageError,
             "iterations=0 cannot be used; a whole",
         ),
+        (
+            lambda: attnbench.bench(print, device="cpu", iterations=True),
+            UsageError,
+            "iterations=True cannot be used; a",
+        ),
+        (
+            lambda: attnbench.bench(print, device="cpu", max_seconds="1"),
+            UsageError,
+            "max_seconds=1 cannot be used; a n",
+        ),
+        (lambda: attnbench.bench(print, device="cpu", rel_ci=None), UsageError, "rel_ci=None cannot be used; a number"),
         (lambda: attnbench.compare([print]), UsageError, r"functions=1 are too few; two or more, compare\(f, g\), "),
         (lambda: attnbench.compare(print), UsageError, "functions=1 are too few; two or more"),
         (lambda: attnbench.compare(print, [1, 2]), UsageError, r"functions=list is not a function; .*lambda: f\(x\)"),
@@ -123,6 +139,11 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
             lambda: attnbench.run(device="cpu", axes={"dtype": "float8"}),
             UsageError,
             "dtype=float8 cannot be used; one of",
+        ),
+        (
+            lambda: attnbench.run(device="cpu", axes={"seqlen": []}),
+            UsageError,
+            r"attnbench.run: seqlen=\[\] has no value",
         ),
         (lambda: attnbench.run(device="cpu", axes={"attn_dim": 3}), UsageError, "axis=attn_dim .* mean --headdim"),
         (
@@ -349,6 +370,8 @@ def test_a_run_takes_one_value_where_it_takes_several_and_paths(monkeypatch: pyt
         suite, device="cpu", backends="eager,sdpa-math", files=mine, axes={"seqlen": 63}, max_seconds=1, iterations=None
     ).run
     assert [group.case["seqlen"] for group in planned.plan] == [63]
+    several = attnbench.run(suite, device="cpu", axes={"seqlen": numpy.arange(16, 33, 16)}).run[0]
+    assert [(group.case["seqlen"], type(group.case["seqlen"])) for group in several.plan] == [(16, int), (32, int)]
     assert planned.plan[0].backends == ("eager", "sdpa-math", "chunked")
     assert files == (str(mine),)
     assert planned.command == (

@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.backends.base import Machine
 from attnbench.backends.registry import all_backends
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import Unsupported, UsageError, WorkerError
 from attnbench.workloads.base import load_workload
 
 TORCH = """
@@ -27,6 +27,29 @@ def attention(q, k, v, scale, causal=False):
     return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
 """
 PLAIN = "def attention(q, k, v):\n    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v\n"
+PARTIAL = """
+import functools
+
+import torch
+
+
+def attend(dropout, q, k, v, causal, scale):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, None, dropout, causal, scale=scale)
+
+
+attention = functools.partial(attend, 0.0)
+"""
+MODULE = """
+import torch
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v, causal, scale):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+attention = Attention()
+"""
 WINDOWED = "def attention(q, k, v, *, window=None, **more):\n    assert not more\n    return v\n"
 WORKLOAD = load_workload("attention")
 
@@ -41,7 +64,7 @@ def case(**values):
     return WORKLOAD.case({"batch": 2, "seqlen": 5, "nheads": 2, "headdim": 4, "dtype": "fp32", **values})
 
 
-@pytest.mark.parametrize("text", [TORCH, HEADS_LAST, PLAIN])
+@pytest.mark.parametrize("text", [TORCH, HEADS_LAST, PLAIN, PARTIAL, MODULE])
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_computes_forward_and_gradients(tmp_path, text, causal):
     import torch
@@ -87,12 +110,28 @@ def test_what_it_is_called_and_takes(tmp_path):
         ("layout = 'sbhd'\ndef attention(q, k, v): ...", r"has layout='sbhd'; one of bhsd, bshd: the order of "),
         ("def attend(q, k, v, causal, scale): ...", r"holds no backend; a function `def attention\(q, k, v, c"),
         ("attention = 3", "holds no backend; a function `def attention"),
+        ("class attention: ...", "holds no backend; a function `def attention"),
+        ("async def attention(q, k, v): ...", r"has attention, whose calls do not compute: .*; def attention\("),
+        ("def attention(q, k, v): yield v", r"has attention, whose calls do not compute: .*; def attention\("),
+        ("attention = max", r"has attention, which does not say what it takes; def attention\("),
     ],
 )
 def test_what_is_no_kernel_is_refused_with_the_signature(tmp_path, text, words):
     with pytest.raises(UsageError, match=words) as refused:
         backend(tmp_path, text)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("returned", "words"), [("v, None", "tuple"), ("v.detach().numpy()", "ndarray")])
+@pytest.mark.parametrize("mode", ["fwd", "fwd-bwd"])
+def test_what_returns_no_tensor_is_told_so(tmp_path, returned, words, mode):
+    one, shape = backend(tmp_path, f"def attention(q, k, v):\n    return {returned}\n"), case(mode=mode)
+    inputs = WORKLOAD.inputs(shape, seed=0, kind="normal", device="cpu")
+    with one.session(shape, inputs) as launch:
+        launch.forward()
+        for read in [launch.outputs, *([launch.backward] if mode != "fwd" else [])]:
+            with pytest.raises(WorkerError, match=f"launch: forward returned type={words}; a tensor, the output alone"):
+                read()
 
 
 def test_it_is_measured_in_a_worker(tmp_path):

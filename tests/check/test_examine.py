@@ -10,6 +10,7 @@ import torch
 
 from attnbench.backends.base import Budget, Launch
 from attnbench.check.examine import Outcome, examine, recheck
+from attnbench.check.poison import poison_outputs, unusable
 from attnbench.check.reference import References
 from attnbench.dtypes import DTYPES
 from attnbench.errors import Unavailable
@@ -76,6 +77,12 @@ def test_the_launch_is_left_with_the_first_data():
             r"out: wrong values: worst error 0\.5 \(budget .*\) at \[1, 100, 1, 4\]; 0\.0076 % of 13158 elements over budget",
         ),
         (altered(lambda o: o.pop("dx")), r"dx: missing from the outputs \(out\)"),
+        (altered(lambda o: o.update(out=o["out"].numpy())), r"out: type=ndarray is wrong; torch\.Tensor$"),
+        (altered(lambda o: o.update(out=o["out"].to("meta"))), r"out: device=meta is wrong; cpu$"),
+        (
+            altered(lambda o: o.update(out=o["out"].to_sparse())),
+            r"out: layout=torch\.sparse_coo is wrong; torch\.strided$",
+        ),
         (altered(lambda o: o.update(out=o["out"].double())), r"out: dtype=torch.float64 is wrong; torch.float32"),
         (
             altered(lambda o: o.update(out=o["out"][:, :-1])),
@@ -95,6 +102,19 @@ def test_misbehaviour_is_named(make, words):
     assert not outcome.ok
     assert re.match(words, outcome.reason), outcome.reason
     assert group.first.changed() == group.second.changed() == []  # put back for the other backends
+
+
+def negated(out):
+    """The same numbers, of memory that holds them with the other sign."""
+    return torch._neg_view(-out)
+
+
+def test_what_is_negated_when_it_is_read_passes_and_is_poisoned_as_it_is_in_memory():
+    outcome, _, _ = run(altered(lambda o: o.update(out=negated(o["out"]))))
+    assert outcome.ok, outcome.reason
+    out = negated(torch.ones(3))
+    poison_outputs({"out": out}, ())
+    assert unusable("out", out) == "out: never written: 3 of 3 elements, the first at [0]"
 
 
 def test_work_left_to_a_thread_is_named():

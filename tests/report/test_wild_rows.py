@@ -8,9 +8,10 @@ import random
 import pytest
 from test_table import noted
 
-from attnbench.presentation.figures import MILLISECONDS, interval, ratio
+from attnbench.presentation.figures import MILLISECONDS, interval, ratio, wild_time
 from attnbench.record import Environment, Speedup
 from attnbench.report.charts import figures
+from attnbench.report.charts.winner import NOBODY
 from attnbench.stats.summary import is_wild
 from attnbench.store.derive import derive
 from made_up_run import make_case, make_group, make_record, make_run, make_time
@@ -92,3 +93,34 @@ def test_a_loaded_cpu_has_a_note_of_its_own(cores, load, note):
     ]
     environment = Environment(os="Linux", python="3.11.0", torch="2.13.0", cpu="a CPU", cores=cores)
     assert noted(records, environments=(environment,)) == ([] if note is None else [note])
+
+
+def loaded_run():
+    """Of each case `base` is the fastest by its median, and not known to within itself; `own` is half as fast or as fast."""
+    source, records = random.Random(2), []
+    for seqlen, factor in ((1024, 2.0), (2048, 1.0), (4096, 0.0)):
+        case = make_case(seqlen=seqlen)
+        base = [10 ** source.uniform(-0.7, 1.0) for _ in range(15)]
+        steady = [2.0 * source.uniform(0.99, 1.01) for _ in range(15)]
+        times = {"base": base, "own": [one * factor * source.uniform(0.9, 1.1) for one in base] if factor else steady,
+                 "late": [30.0 * one for one in steady], "later": [40.0 * one for one in steady]}  # fmt: skip
+        records += [
+            dataclasses.replace(make_record(case, name, tflops=100.0), time=make_time(samples))
+            for name, samples in times.items()
+        ]
+    return derive(make_run(records))
+
+
+def test_who_has_no_point_is_not_passed_over_in_the_map_of_winners():
+    run = loaded_run()
+    assert [wild_time(one.time) for one in run.records if one.backend == "base"] == [True, True, True]
+    (winner,) = [figure for figure in figures([run]) if figure.kind == "winner"]
+    cells = {cell["x"]: cell for cell in winner.spec["datasets"]["cells"]}
+    assert cells["1024"]["n"] == "base"  # in every round, whatever the rounds were
+    assert cells["1024"].get("l", "") == ""  # by how much is not known of times that are not
+    assert cells["2048"]["n"] == NOBODY
+    assert cells["2048"]["l"] == "base / own"
+    assert cells["4096"]["n"] == NOBODY
+    titles = [figure.title for figure in figures([run]) if figure.kind == "time"]
+    assert len(titles) == 3
+    assert not [title for title in titles if "first" in title]

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import unknown
+from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import PowerSeries, Run, Speedup, Status, Time
 
 
@@ -92,8 +92,11 @@ class Comparison(Mapping[str, Timing]):
 
         Raises:
             AssertionError: it does; a ratio that is only not known well enough passes.
+            UsageError: no such function, or a bound that no ratio is below.
         """
         __tracebackhide__ = True  # of a failed test pytest shows the test's own line, not this one
+        if not at_least > 0:
+            raise UsageError(refusal("assert_speedup", "at_least", at_least, "cannot be used", "a number above 0"))
         found = self.speedup(name)
         highest = found.ratio if found.ci_high is None else found.ci_high
         if highest < at_least:

@@ -155,7 +155,9 @@ def _axis_values(workload: str, axes: Mapping[str, Any]) -> dict[str, tuple[Any,
     parse = {axis.name: axis.parse for axis in load_workload(workload).axes if not axis.boolean}
     found = {}
     for name, value in axes.items():
-        found[name] = values = list(_several(value))
+        found[name] = values = [_plain(one) for one in _several(value)]
+        if not values:
+            raise UsageError(refusal("attnbench.run", name, value, "has no value", "one value or several"))
         for place, one in enumerate(values):
             if name in parse and (isinstance(one, str) or type(one).__module__ == "torch"):
                 try:
@@ -163,6 +165,11 @@ def _axis_values(workload: str, axes: Mapping[str, Any]) -> dict[str, tuple[Any,
                 except ValueError as error:
                     raise UsageError(refusal("attnbench.run", name, one, "cannot be used", str(error))) from None
     return {name: tuple(values) for name, values in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy, or one in a tensor, as Python's own."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:

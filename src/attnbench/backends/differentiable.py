@@ -62,7 +62,7 @@ def launch(
     import torch
 
     tensors, trains = tuple(leaves.values()), mode != "fwd"
-    no_grad, grad = torch.no_grad, torch.autograd.grad
+    no_grad, grad, tensor = torch.no_grad, torch.autograd.grad, torch.Tensor
     out: Tensor | None = None
     grads: tuple[Tensor, ...] = ()
 
@@ -80,13 +80,13 @@ def launch(
     def backward() -> None:
         nonlocal grads
         grads = ()
-        if out is None:
-            raise WorkerError("launch: backward was called before forward")
+        if not isinstance(out, tensor):
+            raise WorkerError("launch: backward was called before forward" if out is None else _no_output(out))
         grads = grad(out, tensors, dout, retain_graph=True)
 
     def outputs() -> dict[str, Tensor]:
-        if out is None:
-            raise WorkerError("launch: there is no output: forward returned none, or was not called")
+        if not isinstance(out, tensor):
+            raise WorkerError(_no_output(out))
         named = dict(zip(("out", *leaves), (out.detach(), *grads), strict=False))
         return {name: canonical(x) for name, x in named.items()} | dict(choices())
 
@@ -104,6 +104,12 @@ def launch(
         reload=reload,
         **options,
     )
+
+
+def _no_output(found: object) -> str:
+    if found is None:
+        return "launch: there is no output: forward returned none, or was not called"
+    return f"launch: forward returned type={type(found).__name__}; a tensor, the output alone"
 
 
 class Operands:

@@ -1,4 +1,4 @@
-"""A plain function ``def attention(q, k, v, causal, scale)`` in a user's file as a backend.
+"""A plain function ``def attention(q, k, v, causal, scale)`` in a user's file as a backend, or what is called as one.
 
 Tensors are [batch, heads, seqlen, dim] as in torch's own attention, or [batch, seqlen, heads, dim] where the file
 says ``layout = "bshd"``; so is what it returns.  Gradients are autograd's.  The backend is called after the file.
@@ -49,7 +49,8 @@ def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> t
     """Make the backend of a file's function.
 
     Args:
-        function: it may leave out causal and scale, and may take a window (left, right).
+        function: it may leave out causal and scale, and may take a window (left, right); a partial function, an
+            object that can be called or a torch module is as good.
         layout: bhsd or bshd.
         file: where it stands.
 
@@ -66,11 +67,10 @@ def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> t
                 f"one of {', '.join(LAYOUTS)}: the order of batch, heads, sequence and dim",
             )
         )
-    who = f"{FUNCTION}{inspect.signature(function)}"
+    signature = _signature(function, file)
+    who = f"{FUNCTION}{signature}"
     names = {
-        name: one
-        for name, one in inspect.signature(function).parameters.items()
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        name: one for name, one in signature.parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     }
     wanted = [name for name, one in names.items() if one.default is one.empty and name not in (*OPERANDS, *OPTIONS)]
     if tuple(names)[:3] != OPERANDS or wanted:
@@ -102,11 +102,28 @@ def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> t
         "options": options,
         "limits": limits,
         "heads_first": layout == LAYOUTS[0],
-        "__module__": function.__module__,
+        "__module__": getattr(function, "__module__", None) or __name__,
     }
     if "causal" not in options:
         body["check"] = _without_mask
     return type("Plain", (PlainFunction,), body)
+
+
+def _signature(function: Callable[..., Any], file: Path) -> inspect.Signature:
+    """What it takes; of a torch module what its `forward` does.
+
+    Raises:
+        UsageError: it cannot be read, as of a function in C, or a call computes nothing by itself.
+    """
+    called = getattr(function, "forward", function)
+    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+        wrong = f"has {FUNCTION}, whose calls do not compute: it is a generator or async"
+        raise UsageError(refusal("backends", "file", file.name, wrong, SIGNATURE))
+    try:
+        return inspect.signature(called)
+    except (TypeError, ValueError):
+        wrong = f"has {FUNCTION}, which does not say what it takes"
+        raise UsageError(refusal("backends", "file", file.name, wrong, SIGNATURE)) from None
 
 
 def _without_mask(self: PlainFunction, case: AttentionCase, machine: Any) -> None:

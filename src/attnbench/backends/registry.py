@@ -372,7 +372,8 @@ def _from_file(file: str) -> list[type[Backend]]:
         wrong = f"does not import: line {_line_of(error, path)}: {one_line(error)}"
         raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
     classes = _classes(module)
-    if not classes and inspect.isfunction(function := getattr(module, FUNCTION, None)):
+    function = getattr(module, FUNCTION, None)
+    if not classes and callable(function) and not isinstance(function, type):
         return [plain_backend(function, getattr(module, "layout", LAYOUTS[0]), path)]
     if not classes:
         raise UsageError(

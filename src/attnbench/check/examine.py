@@ -34,6 +34,7 @@ from attnbench.record import Error
 from attnbench.workloads.base import OutputKind
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from attnbench.backends.base import Budget, Launch
@@ -256,7 +257,9 @@ class Examination:
             overwritten.apply()
         try:
             # On the launch's stream: behind its work, but not behind what it started elsewhere.
-            seen = {name: bits(tensor).clone() for name, tensor in self.launch.outputs().items()}
+            outputs = self.launch.outputs()
+            check_place(outputs, self.references.device)
+            seen = {name: bits(tensor).clone() for name, tensor in outputs.items()}
             self._synchronise()
             if settle and self.references.device.type == "cpu":
                 time.sleep(SETTLE_S)
@@ -357,6 +360,19 @@ class Examination:
             if matches(found, answer, truth, self.budget, result.faults):
                 return f"; matches {words}"
         return ""
+
+
+def check_place(outputs: Mapping[str, Tensor], device: torch.device) -> None:
+    """Refuse what is no tensor in memory of the case's device: nothing could be read of it."""
+    import torch
+
+    for name, found in outputs.items():
+        if not isinstance(found, torch.Tensor):
+            raise Wrong(f"{name}: type={type(found).__name__} is wrong; torch.Tensor")
+        if found.device.type != device.type:
+            raise Wrong(f"{name}: device={found.device} is wrong; {device.type}")
+        if found.layout is not torch.strided:
+            raise Wrong(f"{name}: layout={found.layout} is wrong; {torch.strided}")
 
 
 def check_form(outputs: Mapping[str, Tensor], truth: Truth, words: str) -> None:

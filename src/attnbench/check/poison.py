@@ -23,7 +23,9 @@ def bits(tensor: Tensor) -> Tensor:
     import torch
 
     widths = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().view(widths[tensor.element_size()])
+    # What is negated when it is read is as it is in memory if it is negated once more.
+    held = torch._neg_view(tensor.detach()) if tensor.is_neg() else tensor.detach()
+    return held.view(widths[tensor.element_size()])
 
 
 def poison_outputs(outputs: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> None:

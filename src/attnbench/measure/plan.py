@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 from attnbench.errors import UsageError, refusal, unknown
 
@@ -32,10 +33,14 @@ class Plan:
             raise unknown("measure", "regime", self.regime, REGIMES)
         for name, least in (("warmup", 0), ("iterations", 1)):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
+            if value is not None and (type(value) is not int or value < least):
                 raise UsageError(refusal("measure", name, value, "cannot be used", f"a whole number, at least {least}"))
-        if not 0 < self.rel_ci < 1:
+        if not (_is_number(self.rel_ci) and 0 < self.rel_ci < 1):
             accepted = "a number above 0 and below 1"
             raise UsageError(refusal("measure", "rel_ci", self.rel_ci, "cannot be used", accepted))
-        if not self.max_seconds > 0:
+        if not (_is_number(self.max_seconds) and self.max_seconds > 0):
             raise UsageError(refusal("measure", "max_seconds", self.max_seconds, "cannot be used", "a number above 0"))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -32,7 +32,8 @@ LINES = {MEASURED: "——", PROMISED: "- - -"}
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """Figures where a rate and a ceiling are known."""
     for number, (words, tables) in enumerate(_alike(data)):
-        best = [table.records[0] for table in tables if _is_drawn(table.records[0])]
+        best = [table.records[0] for table in tables if table.standing[0] is table.records[0]]
+        best = [record for record in best if _is_drawn(record)]
         if len({intensity(record) for record in best}) > 1:
             everybody = [record for table in tables for record in table.records]
             yield from _figure(best, everybody, styles, f"roofline{f'-{number + 1}' if number else ''}",

@@ -63,7 +63,7 @@ def _figure(table: Table, styles: Styles) -> Figure:
         name="time",
         folder=table.folder,
         kind="time",
-        title=f"Time, {table.case_id}" if len(rows) == 1 else f"Time, {table.case_id}: {fastest} first",
+        title=f"Time, {table.case_id}" + (f": {fastest} first" if len(rows) > 1 and not table.off_scale else ""),
         alt=alt,
         case_id=table.case_id,
         spec=filled(spec, {"rows": rows}, height=STEP * len(rows)),

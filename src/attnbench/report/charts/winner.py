@@ -92,16 +92,17 @@ def _order(tables: Sequence[Table], across: str | None, text: str) -> tuple[floa
 
 def _cell(table: Table, styles: Styles) -> dict[str, Any]:
     """Colour and words of one shape; without a clear winner it has no colour."""
-    first, second = table.records[:2]
+    first, second = table.standing[:2]
     name = backend_name(first)
-    times = [record.time.median_ms or 0.0 for record in (first, second) if record.time]
-    lead = f"{times[1] / times[0]:.2f}x" if times[0] else ""
     if table.tied:
-        shown = [backend_name(record) for record in table.records if record.backend in table.tied]
+        shown = [backend_name(record) for record in table.standing if record.backend in table.tied]
         return row(b=NOBODY, n=NOBODY, t=f"{name} or {', '.join(shown)}", l=" / ".join((name, *shown)), k="")
+    times = [record.time.median_ms or 0.0 for record in (first, second) if record.time]
+    known = times[0] and not any(record.backend in (first.backend, second.backend) for record in table.off_scale)
+    lead = f"{times[1] / times[0]:.2f}x" if known else ""
     style = styles.of(name)
     return row(b=name, n=name, c=style.colour, i=style.text_on_it, l=lead, k=table.case_id,
-               t=f"{name}, {lead} as fast as {backend_name(second)}")  # fmt: skip
+               t=f"{name}, {lead} as fast as {backend_name(second)}" if known else name)  # fmt: skip
 
 
 @cache

@@ -24,6 +24,8 @@ class Table:
     conditions: Conditions
     records: Sequence[Record]
     "one a backend, fastest first; those of several processes are combined"
+    off_scale: Sequence[Record]
+    "of other backends, whose times are not known to within themselves: timed, and without a place on a scale"
     processes: Mapping[str, Sequence[Record]]
     "the records behind each of them, by `Record.backend`"
     replicated: bool
@@ -31,9 +33,14 @@ class Table:
     "of its pictures; another for each way in which the case was measured"
 
     @cached_property
+    def standing(self) -> list[Record]:
+        """All that were timed, fastest first: one without a place on a scale may be the fastest all the same."""
+        return sorted([*self.records, *self.off_scale], key=_median)
+
+    @cached_property
     def tied(self) -> tuple[str, ...] | None:
-        """Backends that the samples do not show slower than the first; None where nobody was compared."""
-        if len(self.records) < 2:
+        """Backends that the samples do not show slower than the fastest; None where nobody was compared."""
+        if len(self.standing) < 2:
             return None
         measured = [record for members in self.processes.values() for record in members]
         found = tie(measured) if self.replicated else _tie(measured)
@@ -58,27 +65,37 @@ class RunData:
     def _tables(self) -> list[Table]:
         groups: dict[str, dict[tuple[str | None, ...], list[Record]]] = {}
         for record in self.run.records:
-            # A time that is not known to within itself has no place on a scale; the table says so.
-            if record.time is not None and record.time.median_ms and not wild_time(record.time):
+            if record.time is not None and record.time.median_ms:
                 ways = groups.setdefault(case_of(record), {})
                 conditions = conditions_of(self.run, [record])
                 ways.setdefault((*conditions.key, conditions.gpu), []).append(record)
         taken: set[str] = set()
-        return [self._table(records, taken) for ways in groups.values() for records in ways.values()]
+        return [
+            table for ways in groups.values() for records in ways.values() if (table := self._table(records, taken))
+        ]
 
-    def _table(self, records: Sequence[Record], taken: set[str]) -> Table:
-        first = records[0]
-        there = combine(records) if self.replicated else list(records)
+    def _table(self, timed: Sequence[Record], taken: set[str]) -> Table | None:
+        # A time that is not known to within itself has no place on a scale; the table says so.
+        records = [record for record in timed if record.time and not wild_time(record.time)]
+        if not records:
+            return None
+        first, placed = records[0], {record.backend for record in records}
+        others = [record for record in timed if record.backend not in placed]
         return Table(
             case_id=first.case_id,
             case=first.case,
             workload=first.workload,
             conditions=conditions_of(self.run, records),
-            records=sorted(there, key=lambda record: record.time.median_ms or 0.0 if record.time else 0.0),
-            processes=by_backend(records),
+            records=sorted(combine(records) if self.replicated else records, key=_median),
+            off_scale=combine(others) if self.replicated else others,
+            processes=by_backend([*records, *others]),
             replicated=self.replicated,
             folder=unique(slug(first.case_id), taken),
         )
+
+
+def _median(record: Record) -> float:
+    return record.time.median_ms or 0.0 if record.time else 0.0
 
 
 def _tie(records: Sequence[Record]) -> Tie | None:
