@@ -24,7 +24,8 @@ from attnbench.kernels.flash import problem as flash_problem
 from attnbench.kernels.flash.config import forward as flash_configs
 from attnbench.kernels.flash.hopper import forward as flash_hopper_forward
 from attnbench.kernels.flash.hopper.tiles import item_at, power
-from attnbench.kernels.shared.hopper import partition_work, work_range
+from attnbench.kernels.shared.hopper import work_range
+from attnbench.kernels.shared.tiling import partition_work
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 

@@ -276,6 +276,6 @@ def test_workspace_is_what_the_docs_say(name):
     for kind, formula in formulas.items():
         assert eval(formula, {"__builtins__": {}}, numbers) == pytest.approx(expected[kind], rel=0.01), kind
     if name == "128":
-        said = re.search(r"head takes (\d+) bytes beside the (\d+) of .* holds (\d+) pairs", section)
+        said = re.search(r"head takes (\d+) bytes besides the (\d+) of .* holds (\d+) pairs", section)
         assert said
         assert [*map(int, said.groups())] == [round(expected["means"] + expected["lists"]), 4 * 128 * 2, ring]

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 ROWS = gl.constexpr(64)
 "Rows of a warpgroup's product."
 
-FEW = 4
-"Work items of a program in the grid of that name: they share its start and end."
-
 END = gl.constexpr(2**30)
 "What a sequence's last row is to the descriptor of `rows_of`, and one more."
 
@@ -366,38 +363,6 @@ def allocate_work_queue(CONSUMERS: gl.constexpr, FIELDS: gl.constexpr):
     return WorkQueue(
         numbers=numbers, full=allocate_barriers(2, 1), empty=allocate_barriers(2, CONSUMERS), FIELDS=FIELDS
     )
-
-
-class GridShares(NamedTuple):
-    """How a grid shares out its work items, for `work_range`."""
-
-    programs: int
-    stretch: int
-    "work items of a stretch"
-    sharers: int
-    "programs that share one"
-
-
-def partition_work(grid: str, tiles: int, pairs: int, group: int, processors: int) -> GridShares:
-    """How a grid of the name shares out its work items.
-
-    Args:
-        grid: tiles: an item each; few: FEW items of a section each, which lie far apart; else one an SM, of all items.
-        tiles: work items of a (sequence, head) pair.
-        pairs: of these.
-        group: pairs of a section.
-        processors: SMs of the card.
-    """
-    items = tiles * pairs
-    if grid == "tiles":
-        return GridShares(programs=items, stretch=items, sharers=items)
-    if grid == "few":
-        stretch = tiles * group
-        sharers = -(-stretch // FEW)
-        programs = items // stretch * sharers + -(-(items % stretch) // FEW)
-        return GridShares(programs=programs, stretch=stretch, sharers=sharers)
-    programs = min(items, processors)
-    return GridShares(programs=programs, stretch=items, sharers=programs)
 
 
 _NAMES = {

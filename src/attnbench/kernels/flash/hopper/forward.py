@@ -59,11 +59,10 @@ from attnbench.kernels.shared.hopper import (
     allocate_ring,
     allocate_work_queue,
     is_rows,
-    partition_work,
     rows_of,
 )
 from attnbench.kernels.shared.kept import launch, zeros
-from attnbench.kernels.shared.tiling import group_of
+from attnbench.kernels.shared.tiling import group_of, partition_work
 
 if TYPE_CHECKING:
     from torch import Tensor

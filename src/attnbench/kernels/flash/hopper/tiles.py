@@ -63,7 +63,7 @@ class GridProblem:
     "pairs of a section (`section_of`)"
     stretch: Argument
     sharers: Argument
-    "as of `hopper.partition_work`"
+    "as of `tiling.partition_work`"
     PACKED: gl.constexpr
     GRID: gl.constexpr
 

@@ -401,10 +401,8 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
         return
     block_d, block_v = p.block_d, p.block_v
     if p.mean_rows:
-        means_k, means_v = (
-            heads_apart(rows_of(x.transpose(0, 1), config.blocks, block), x)
-            for x, block in ((call.workspace["means_k"], block_d), (call.workspace["means_v"], block_v))
-        )
+        made = (call.workspace["means_k"], block_d), (call.workspace["means_v"], block_v)
+        means_k, means_v = (heads_apart(rows_of(x.transpose(0, 1), config.blocks, block), x) for x, block in made)
     else:  # no mean is loaded: descriptors of the keys and values stand in
         means_k, means_v = rows_of(call.k, config.blocks, block_d), rows_of(call.v, config.blocks, block_v)
     launch(
