@@ -269,6 +269,13 @@ def test_an_outlier_does_not_flatten_the_plot(sqlite):
     assert len([line for line in page.splitlines() if "●" in line]) >= 3
 
 
+def test_an_interval_to_the_end_of_the_numbers_is_drawn_to_the_edge(sqlite):
+    fill(sqlite, [numbered(number) for number in range(20)])
+    [trend], _ = trend_of(sqlite, "cudnn")
+    points = (dataclasses.replace(trend.points[0], high_ms=1.7e308), *trend.points[1:])
+    assert "●" in drawn(dataclasses.replace(trend, points=points))
+
+
 def test_a_terminal_without_the_signs_gets_plain_letters(sqlite):
     fill(sqlite, shifted(40, 20, 1.05))
     page = drawn(trend_of(sqlite, "cudnn")[0][0], encoding="ascii")

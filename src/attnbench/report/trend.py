@@ -125,7 +125,7 @@ def plot(trend: Trend, width: int, signs: Signs, unit: figures.Unit) -> list[str
     canvas = [[" "] * len(columns) for _ in range(HEIGHT)]
 
     def at(value: float) -> int:
-        return min(max(round((high - value) / (high - low) * (HEIGHT - 1)), 0), HEIGHT - 1)
+        return round(min(max((high - value) / (high - low), 0.0), 1.0) * (HEIGHT - 1))
 
     for place, column in enumerate(columns):
         for line in range(HEIGHT) if column.change else ():
