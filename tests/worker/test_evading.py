@@ -39,12 +39,12 @@ def test_who_evades_is_told_so(kind, plan):
 
 
 def test_a_pause_in_the_call_that_is_looked_at_lets_nobody_off(monkeypatch):
-    """A call of 5 ms that took 50 once is looked at as often as any short one; one that always takes 50 ms is not."""
+    """A call that took 5 ms once is looked at as often as any short one; one that always takes 50 ms is not."""
     monkeypatch.setattr("attnbench.check.inspection.suspicion", lambda looks, kind: None)
     backend, workload = evading.DecodesInOutputs(), load_workload("attention")
     case = workload.case(DECODING)
     first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
-    for usual_ms, again in ((5.0, True), (50.0, False)):
+    for recorded_ms, usual_ms, again in ((5.0, 5.0, True), (5.0, 50.0, True), (50.0, 5.0, True), (50.0, 50.0, False)):
         with backend.session(case, first) as launch:
             looking = Inspection(
                 launch, References(workload, case, first, second), variant="softmax", budget=backend.budget(case)
@@ -53,7 +53,7 @@ def test_a_pause_in_the_call_that_is_looked_at_lets_nobody_off(monkeypatch):
             launch.forward()
             looking.prepare()
             launch.forward()
-            assert looking.finish(usual_ms, usual_ms, usual_ms, 50.0) is None
+            assert looking.finish(recorded_ms, usual_ms, usual_ms, 50.0) is None
             assert looking.undecided == again
 
 

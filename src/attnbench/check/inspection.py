@@ -17,6 +17,7 @@ The limits are in `looks`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -77,6 +78,8 @@ class Inspection:
         self.cuda = references.device.type == "cuda"
         self._spans: dict[str, _Span] = {}
         self._looks: list[Look] = []
+        self._shortest_ms = math.inf
+        "of all calls that were looked at, and of the samples recorded before"
         self._known: Mapping[str, Tensor] | None = None
         "copies of the outputs that calls on known data left, since the last look"
         self._released: _Moment | None = None
@@ -146,9 +149,9 @@ class Inspection:
         look.copies = self._copies_ms([*self._inputs(), *outputs.values()])
         self._looks.append(look)
         suspected = None if fault else suspicion(self._looks, "cuda" if self.cuda else "cpu")
-        # One paused call makes no launch a slow one.
-        is_slow = min(repeated_ms, ordinary_ms, new_ms) >= SHORT_MS
-        least = 1 if fault or self.cuda or is_slow else LEAST
+        # A loaded machine takes the processor away from several calls of one look: any short call of any look counts.
+        self._shortest_ms = min(self._shortest_ms, recorded_ms or repeated_ms, repeated_ms, ordinary_ms, new_ms)
+        least = 1 if fault or self.cuda or self._shortest_ms >= SHORT_MS else LEAST
         if (suspected is None and len(self._looks) >= least) or len(self._looks) >= MOST_LOOKS:
             self._looks.clear()
         return fault or (suspected.words if suspected and suspected.certain else None)
