@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+PLAIN = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+"The environment without what this pytest was told to show."
 HERE = Path(__file__).parent
 
 
@@ -28,7 +30,7 @@ def test_a_skip_needs_a_listed_reason(tmp_path: Path, reason: str, ci: str, code
         text=True,
         capture_output=True,
         cwd=tmp_path,
-        env={**os.environ, "CI": ci},
+        env={**PLAIN, "CI": ci},
     )
     assert done.returncode == code, done.stdout
     assert ("skips.toml does not list" in done.stdout) == bool(code)
@@ -48,7 +50,7 @@ def test_tests_of_one_kind_of_card_say_first_that_there_is_none(tmp_path: Path) 
         text=True,
         capture_output=True,
         cwd=tmp_path,
-        env={**os.environ, "CI": "true", "CUDA_VISIBLE_DEVICES": ""},
+        env={**PLAIN, "CI": "true", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stdout
     assert "needs a CUDA GPU" in done.stdout
@@ -70,6 +72,7 @@ def test_who_leaves_a_folder_on_the_search_path_fails(tmp_path: Path) -> None:
         text=True,
         capture_output=True,
         cwd=tmp_path,
+        env=PLAIN,
     )
     assert "ERROR test_it.py::test_two - AssertionError: assert not ['/some/folder']" in done.stdout
     assert "3 passed, 1 error" in done.stdout

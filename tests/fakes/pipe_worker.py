@@ -108,5 +108,6 @@ def worker_that_said(ready: bytes, said: bytes, draw: random.Random) -> Worker:
     worker._selector = selectors.DefaultSelector()
     worker._selector.register(worker._from, selectors.EVENT_READ)
     worker._buffer, worker._closed, worker.environment, worker._number = bytearray(), False, None, 0
+    worker._ending, worker._at_once = None, False
     worker._process = Ended(draw.choice((0, 1, -9, -11, -15, -40)))
     return worker
