@@ -262,7 +262,7 @@ class Execution(AbstractContextManager["Execution"]):
 
     def _on_progress(self, executor: str, progress: Progress) -> None:
         ending = self._interruption is not None and self._interruption.count == IN_ORDER
-        if ending and progress.record is None and not self._said_ending:
+        if ending and not self._said_ending:
             self._said_ending = True
             self._emit("ending", text="ending the round in hand; the same signal again ends at once")
         text = f"{executor} {progress.text}".strip() if len(self.executors) > 1 else progress.text
