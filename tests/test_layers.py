@@ -159,7 +159,6 @@ KERNELS = {
     "hstu.bsa": {"shared", "hstu", "hstu.dense"},
     "hstu.layer": {"shared", "hstu", "hstu.dense"},
     "hstu.paged": {"shared", "hstu", "hstu.dense"},
-    "hstu.projection": {"shared", "hstu", "hstu.paged"},
     "compat": {"flash", "hstu.dense"},
 }
 """Packages of kernels, and those that each may import."""

@@ -48,13 +48,12 @@ FORMS = [{"WHOLE": whole, "COUNTED": whole, "SPLIT": split} for whole in (True, 
 def jobs_of(capability):
     found = []
     for name, arguments in ARGUMENTS.items():
-        leads = [{"LEADS": False}, *([{"LEADS": True}] if capability >= 90 else [])]
-        for forms in FORMS if name == "hstu_gate" else leads if name == "hstu_norm" else ({},):
+        for forms in FORMS if name == "hstu_gate" else ({},):
             split = forms.get("SPLIT", False)
             given = arguments | ({"a_ptr": "*fp32:16"} if split else {})
             for dim, warps in ((512, 2), (1024, 4)):
                 constants = {"DIM": dim, "BLOCK": dim} | forms
-                constants |= {"SHUFFLED": split and capability >= 90, "AT_ONCE": 16} if name == "hstu_gate" else {}
+                constants |= {"SHUFFLED": split and capability >= 90, "AT_ONCE": 16} if forms else {}
                 label = f"{name} {dim} {' '.join(f'{word}={value}' for word, value in forms.items())}"
                 found.append(Job(label, f"{MODULE}:{name}", given, constants, capability, warps))
     tower = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16:16") | {"rows": "i32"}
@@ -98,7 +97,7 @@ def test_a_row_stays_in_registers(version, capability):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
     found = compile_with({version: tritons()[version]}, jobs_of(capability))[version]
-    assert len(found) == (21 if capability >= 90 else 19)
+    assert len(found) == 19
     for label, one in found.items():
         # Parts in flight: sixteen of eight numbers a thread, and room to put them in order.
         registers = 168 if "SPLIT=True" in label else 96 if label.startswith("tower") else 64

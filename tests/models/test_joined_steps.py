@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from attnbench.backends.serving_session import ServingSession
-from attnbench.models.hstu_ranking.attention import MOST_EPILOGUE_ROWS
+from attnbench.models.hstu_ranking import attention
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.graphs import StepGraphs
 from attnbench.models.hstu_ranking.model import HstuRanking
@@ -22,7 +23,6 @@ from kernels.interpreter import interpreted
 from .test_hstu_ranking import held, request
 
 SMALL = replace(config_of("tiny"), head=(4, 1))
-PRODUCT = "attnbench.kernels.hstu.projection.api"
 APIS = "attnbench.kernels.hstu.paged.api", "attnbench.kernels.hstu.layer.api"
 
 
@@ -60,94 +60,67 @@ def test_joined_kernels_give_the_scores_of_each_request(variant, cached):
     assert joined.count(4) == launches
 
 
+class Stream:
+    """Notes who waits for it, and what is launched on it."""
+
+    def __init__(self, name, called):
+        self.name, self.called = name, called
+
+    def wait_stream(self, other):
+        self.called.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def current(self):
+        self.called.append(f"on {self.name}")
+        yield
+        self.called.append("on main")
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(
-    ("form", "variant", "cached"),
-    [
-        ("epilogue", "hstu", True),
-        ("epilogue", "stu", True),
-        ("epilogue", "hstu", False),
-        ("epilogue+early", "hstu", True),
-        ("aside", "hstu", True),
-        ("epilogue+aside", "hstu", True),
-    ],
-)
-def test_other_forms_give_the_scores_of_each_request(form, variant, cached):
-    """SiLU and append as the product's epilogue, or the append by itself; what else launches them is not called."""
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("variant", ["hstu", "stu"])
+def test_a_step_to_be_captured_appends_beside_attention(variant, branches, monkeypatch):
+    """The append follows keys and values, attention does not follow it, and the output follows both."""
     model = HstuRanking(replace(SMALL, variant=variant), seed=4, dtype=torch.float32)
-    calls = []
+    called = []
 
-    def noting(name, function):
-        def noted(*given, **named):
-            calls.append(f"{name} {'pages' * (name == 'project' and named['pool'] is not None)}".strip())
-            return function(*given, **named)
+    def note(owner, name):
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **named: (called.append(name), function(*given, **named))[1])
 
-        return noted
-
-    with interpreted(*APIS, PRODUCT) as (paged, layer, product), pytest.MonkeyPatch.context() as patch:
-        for module, name in (
-            (paged, "hstu_paged_append"),
-            (paged, "hstu_paged_silu_append"),
-            (layer, "silu"),
-            (product, "project"),
-        ):
-            patch.setattr(module, name, noting(name, getattr(module, name)))
-        for fixed in (False, True):
-            cache = model.make_cache(pages=12, page_size=32, poison=True) if cached else None
-            graphs = StepGraphs(model, cache=cache, capture=False, attention=f"paged+{form}")
-            for users in ([(1, 14, 3), (2, 3, 2)], [(1, 16, 1)], [(1, 20, 0), (2, 3, 4)]):
-                requests = [request(*one) for one in users]
-                model.operations = FUSED
-                found = graphs(requests) if fixed else model(requests, cache=cache, attention=f"paged+{form}")
-                model.operations = PLAIN
-                held(model, found, requests)
-    wanted = {
-        "epilogue": ["project pages"] if cached else ["project"],
-        "epilogue+early": ["project pages"],
-        "aside": ["silu", "hstu_paged_append"],
-        "epilogue+aside": ["project", "hstu_paged_append"],
-    }
-    assert calls == wanted[form] * (6 * SMALL.layers)
+    with interpreted(*APIS) as (paged, layer):
+        for name in ("hstu_paged_append", "hstu_paged_silu_append", "hstu_paged_parts"):
+            note(paged, name)
+        for name in ("silu", "gate"):
+            note(layer, name)
+        if branches:
+            main, beside = Stream("main", called), Stream("beside", called)
+            monkeypatch.setattr(attention, "_branch", lambda x: beside)
+            monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+            monkeypatch.setattr(torch.cuda, "stream", Stream.current)
+        cache = model.make_cache(pages=12, page_size=32, poison=True)
+        for users in ([(1, 14, 3), (2, 3, 2)], [(1, 16, 1)], [(1, 20, 0), (2, 3, 4)]):
+            requests = [request(*one) for one in users]
+            histories = model.histories(requests, cache)
+            model.operations = FUSED
+            with cache.step([user for user, *_ in users], histories, [count for *_, count in users]) as step:
+                found = model.run(model.prepare(requests, histories, step, "paged", cache).in_graph())
+            model.operations = PLAIN
+            held(model, found, requests)
+    fork, join = ["beside waits for main", "on beside"], ["main waits for beside"]
+    silu = ["silu"] * (variant == "hstu")
+    one_stream = [*silu, "hstu_paged_append", "hstu_paged_parts", "gate"]
+    two_streams = [*silu, *fork, "hstu_paged_append", "on main", "hstu_paged_parts", *join, "gate"]
+    assert called == (two_streams if branches else one_stream) * (3 * SMALL.layers)
 
 
-def test_an_epilogue_is_for_few_rows_and_for_kernels():
-    """More rows take the product of torch, and so do models without kernels: both by the same rule as the phases."""
+def test_a_step_without_a_cache_is_captured_as_it_is():
     model = HstuRanking(SMALL, dtype=torch.float32)
-    assert not model.has_epilogue("paged+epilogue", 1)
     model.operations = FUSED
-    for name in ("paged+epilogue", "paged+epilogue+aside"):
-        assert model.has_epilogue(name, MOST_EPILOGUE_ROWS)
-        assert not model.has_epilogue(name, MOST_EPILOGUE_ROWS + 1)
-    assert not model.has_epilogue("paged", 1)
-    assert [model.launches_append(name, 1) for name in ("paged", "paged+epilogue", "paged+epilogue+aside")] == [
-        True,
-        False,
-        True,
-    ]
-    assert model.launches_append("paged+epilogue", MOST_EPILOGUE_ROWS + 1)
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("form", ["epilogue", "aside", "epilogue+aside"])
-def test_phases_of_other_forms(form):
-    """An append in the epilogue is no phase; one aside is timed by itself, and the cache is left as it was found."""
-    workload = load_workload("hstu-serving")
-    numbers = {"model": "tiny", "batch": 1, "num_candidates": 2, "cached": 16, "new_tokens": 4, "page_size": 32}
-    case = workload.case(numbers | {"dtype": "fp32"})
-    inputs = workload.inputs(case, seed=1, kind="normal", device="cpu")
-    inputs.model.operations = FUSED
-    with interpreted(*APIS, PRODUCT):
-        session = ServingSession(case, inputs, f"paged+{form}", cached=True)
-        session.forward()
-        before = session.outputs()["out"].clone()
-        session.reset()
-        phases = session.phases()
-        assert ("append" in phases) == (form != "epilogue")
-        for phase in phases.values():
-            phase()
-        session.reset()
-        session.forward()
-        assert torch.equal(session.outputs()["out"], before)
+    requests = [request(1, 14, 3)]
+    histories = model.histories(requests)
+    prepared = model.prepare(requests, histories, model.uncached(requests, histories), "paged")
+    assert prepared.in_graph() is prepared
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from attnbench.backends.base import Config, Machine
+from attnbench.backends.base import Machine
 from attnbench.backends.our_triton import require_triton
-from attnbench.backends.serving import GRAPH, ServingBackend
+from attnbench.backends.serving import ServingBackend
 from attnbench.errors import Unsupported, refusal
 
 if TYPE_CHECKING:
     from attnbench.workloads.hstu_serving.case import ServingCase
 LARGEST_DIM = 256
-FORMS = ("epilogue", "epilogue+early", "aside", "epilogue+aside")
 
 
 class ServingPaged(ServingBackend):
@@ -45,15 +43,6 @@ class ServingPaged(ServingBackend):
         if case.config.dim > LARGEST_DIM:
             raise Unsupported(refusal(self.name, "dim", case.config.dim, "is not supported", f"at most {LARGEST_DIM}"))
 
-    def configs(self, case: ServingCase) -> Iterable[Config]:
-        """Also steps of a graph whose append is in the product's epilogue, or beside attention."""
-        forms = (f"{GRAPH}+{form}" for form in FORMS)
-        return [
-            *super().configs(case),
-            *(Config(form, {"graph": True, "form": form.partition("+")[2]}) for form in forms),
-        ]
-
     def attention(self, case: ServingCase) -> AbstractContextManager[str]:
         """The kernel's."""
-        form = self.config.values.get("form") if self.config is not None else None
-        return nullcontext(f"paged+{form}" if form else "paged")
+        return nullcontext("paged")

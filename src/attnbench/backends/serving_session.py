@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import InPlace, Launch
@@ -319,7 +320,7 @@ class ServingSession:
             if self.cache is None
             else {"lookup": lambda: self.part.lookup(), "allocate": lambda: self.part.allocate()}
         )
-        append: dict[str, Callable[[], Any]] = {"append": lambda: self.part.append()} if self.appends else {}
+        append: dict[str, Callable[[], Any]] = {} if self.cache is None else {"append": lambda: self.part.append()}
         return {
             **cached,
             "strip": lambda: self.part.strip(),
@@ -330,15 +331,6 @@ class ServingSession:
             "output": lambda: self.part.output(),
             "head": lambda: self.part.head(),
         }
-
-    @property
-    def appends(self) -> bool:
-        """Whether the append of a layer is a launch: there is a cache, and no epilogue of a product does it."""
-        if self.cache is None:
-            return False
-        requests, counts = sum(map(len, self.steps)), self.counters()
-        rows = int(counts["missed_tokens"]) + self.case.num_candidates * requests
-        return self.model.launches_append(self.attention, rows)
 
     @property
     def part(self) -> _Parts:
@@ -363,6 +355,9 @@ class _Parts:
             # Its pages go back to where the next step of these users takes them from: nobody else takes any.
             self.cache.abort(self.step)
         self.prepared: Prepared = self.strip()
+        captures = session.graphs is not None and session.graphs.capture
+        if captures:
+            self.prepared = self.prepared.in_graph()
         self.layer = self.model.layers[0]
         self.x = self.embedding()
         self.u, *self.qkv = self.projection()
@@ -370,7 +365,7 @@ class _Parts:
         self.attended = [_copied(x) for x in self.qkv] if self.prepared.appends_silu else self.qkv
         "of an append that changes queries, keys and values, every time that it is called, what they were after once"
         self.a = self.attend()
-        if session.graphs is not None and session.graphs.capture:
+        if captures:
             self._capture()
 
     def _capture(self) -> None:
@@ -380,7 +375,7 @@ class _Parts:
         """
         from attnbench.models.hstu_ranking.graphs import captured
 
-        append = ["append"] if self.session.appends else []
+        append = [] if self.cache is None else ["append"]
         for name in ("embedding", "projection", *append, "attend", "output", "head"):
             setattr(self, name, captured(getattr(self, name)))
 
@@ -401,7 +396,8 @@ class _Parts:
         return self._call(self.model.tokens, self.prepared.rows, self.model.operations)
 
     def projection(self) -> Any:
-        return self._call(self.prepared.project, 0, self.layer, self.x, self.model.operations)
+        silu = not self.prepared.appends_silu
+        return self._call(partial(self.layer.project, silu=silu), self.x, self.model.operations)
 
     def append(self) -> None:
         self._call(self.prepared.append, 0, *self.qkv)

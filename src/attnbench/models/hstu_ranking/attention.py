@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.paged.problem import Step
 from attnbench.models.hstu_ranking.config import WHO
 from attnbench.models.paged_cache.packing import send
-
-if TYPE_CHECKING:
-    from attnbench.models.hstu_ranking.layers import Layer
 
 NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
 WORKSPACE = 2**28
@@ -114,12 +111,7 @@ class Reference:
 
 
 class Paged:
-    """Our kernel: one launch reads pages and new rows.
-
-    Of the names in `EPILOGUE` SiLU and append are the epilogue of a layer's wide product, which of those in `EARLY` is
-    launched while the norm before it runs; of those in `ASIDE` the append is launched on a stream of its own, beside
-    attention, which reads new rows where they lie and not in the pages.
-    """
+    """Our kernel: one launch reads pages and new rows."""
 
     def __init__(self, sequences: Sequences) -> None:
         """For one step."""
@@ -138,31 +130,30 @@ class Paged:
         hstu_paged_silu_append(q, k, v, pool, self.sequences.table)
 
     def append_aside(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
-        """The append beside what is launched next, until `join`; a stream that is captured takes the other with it."""
-        if not k.is_cuda:
+        """The append; where the stream is captured, on a branch of the graph, beside all that precedes `join`.
+
+        Attention needs nothing of it: it reads the cached tokens from pages and the new rows from k and v, and the
+        append writes slots of new tokens only.
+        """
+        branch = _branch(k)
+        if branch is None:
             self.append(pool, k, v)
             return
-        beside = _beside(k.device)
-        beside.wait_stream(torch.cuda.current_stream(k.device))
-        with torch.cuda.stream(beside):
+        # After k and v are complete, and after the wait for pages that come from host memory: the append writes to them.
+        branch.wait_stream(torch.cuda.current_stream(k.device))
+        with torch.cuda.stream(branch):
             self.append(pool, k, v)
 
     def join(self, x: Tensor) -> None:
-        """Let the stream wait for an append beside it: then keys and values may be freed, and pages read."""
-        if x.is_cuda:
-            torch.cuda.current_stream(x.device).wait_stream(_beside(x.device))
+        """Let the rest of the step follow an append aside.
 
-    def project(
-        self, pool: Tensor | None, x: Tensor, layer: Layer, *, early: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `Layer.project`: a launch of the norm, and one of all that is behind it; with a pool of the append too."""
-        from attnbench.kernels.hstu.layer.api import norm
-        from attnbench.kernels.hstu.projection.api import project
-
-        step = None if pool is None else self.sequences.table
-        normed = norm(x, layer.norm.weight, layer.norm.bias, eps=layer.norm.eps, leads=early)
-        weight, bias, heads = layer.uvqk.weight, layer.uvqk.bias, layer.heads
-        return project(normed, weight, bias, heads=heads, silu=layer.whole, pool=pool, step=step, early=early)
+        In every layer, before k and v are freed: what takes their memory next is launched after this.  So no branch is
+        open where the capture ends, and whoever waits for a replay, like a copy of the pages to host memory or the next
+        step, waits for its appends too.
+        """
+        branch = _branch(x)
+        if branch is not None:
+            torch.cuda.current_stream(x.device).wait_stream(branch)
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As of `Attention`."""
@@ -253,26 +244,20 @@ def _sent(lists: Sequence[list[np.ndarray]], device: torch.device) -> list[Tenso
 
 
 AttentionMaker = Callable[[Sequences], Attention]
-EARLY = ("paged+epilogue+early",)
-EPILOGUE, ASIDE = ("paged+epilogue", *EARLY, "paged+epilogue+aside"), ("paged+aside", "paged+epilogue+aside")
-"Forms of `paged` that have not been measured yet (`Paged`); of both only SiLU is in the epilogue."
 ATTENTIONS: dict[str, AttentionMaker] = {"reference": Reference, "paged": Paged, "gathered": Gathered}
-ATTENTIONS |= dict.fromkeys((*EPILOGUE, *ASIDE), Paged)
-CAPTURED = ("paged", *dict.fromkeys((*EPILOGUE, *ASIDE)))
-"Those that read all lengths on the device; a CUDA graph of any other would keep the lengths of one step."
-PADDED = (*CAPTURED, "reference")
+PADDED = ("paged", "reference")
 "Those that accept padding: rows and sequences beyond a step's own."
-MOST_EPILOGUE_ROWS = 512
-"""Of steps whose product has an epilogue.
+CAPTURED = ("paged",)
+"Those that read all lengths on the device; a CUDA graph of any other would keep the lengths of one step."
 
-Tiles of 128 rows and columns of a product to 4096 columns are then one wave on 132 SMs.  Of more rows the product weighs
-more, which cuBLAS is taken to do faster, and SiLU and append less.  An estimate, to be set by a measurement.
-"""
+
+def _branch(x: Tensor) -> torch.cuda.Stream | None:
+    """The stream for a branch of the graph that is captured on the device of x; None: nothing is."""
+    return _beside(x.device) if x.is_cuda and torch.cuda.is_current_stream_capturing() else None
 
 
 @cache
 def _beside(device: torch.device) -> torch.cuda.Stream:
-    """The stream for appends beside a device's attention."""
     return torch.cuda.Stream(device)
 
 

@@ -152,7 +152,7 @@ class StepGraphs:
 
     def _capture(self, bucket: _Bucket, step: CacheStep) -> None:
         """Capture a bucket's graph by running a step; the cache receives exactly what that step writes."""
-        prepared = self.model.prepared(bucket.staging, step, self.attention, self.cache).every_wait()
+        prepared = self.model.prepared(bucket.staging, step, self.attention, self.cache).in_graph()
 
         def run() -> None:
             bucket.out = self.model.run(prepared)

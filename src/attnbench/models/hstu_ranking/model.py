@@ -13,17 +13,7 @@ from torch import Tensor, nn
 
 from attnbench.errors import UsageError, refusal
 from attnbench.kernels.hstu.arguments import Parts
-from attnbench.models.hstu_ranking.attention import (
-    ASIDE,
-    EARLY,
-    EPILOGUE,
-    MOST_EPILOGUE_ROWS,
-    Attention,
-    AttentionMaker,
-    Paged,
-    Sequences,
-    attention_of,
-)
+from attnbench.models.hstu_ranking.attention import Attention, AttentionMaker, Paged, Sequences, attention_of
 from attnbench.models.hstu_ranking.config import WHO, ModelConfig
 from attnbench.models.hstu_ranking.layers import CountedBack, Layer, Tokens, Towers
 from attnbench.models.hstu_ranking.operations import PLAIN, Operations, operations_of
@@ -230,30 +220,10 @@ class HstuRanking(nn.Module):
         )
         found = attention_of(attention, sequences)
         joined = found if isinstance(found, Paged) and self.operations.joins else None
-        aside = cache is not None and joined is not None and attention in ASIDE
-        epilogue = self.has_epilogue(attention, len(staging.rows.ids))
         silu = joined is not None and cache is not None and self.config.variant == "hstu"
         return Prepared(
-            staging.rows,
-            staging.table.offsets[-1:],
-            found,
-            step,
-            cache,
-            step.wait_layer,
-            joined,
-            appends_silu=silu and not (epilogue or aside),
-            epilogue=epilogue,
-            aside=aside,
-            early=epilogue and attention in EARLY,
+            staging.rows, staging.table.offsets[-1:], found, step, cache, step.wait_layer, joined, appends_silu=silu
         )
-
-    def has_epilogue(self, attention: str | AttentionMaker, rows: int) -> bool:
-        """Whether SiLU is in the epilogue of a layer's wide product, in a step of so many rows."""
-        return attention in EPILOGUE and self.operations.joins and rows <= MOST_EPILOGUE_ROWS
-
-    def launches_append(self, attention: str | AttentionMaker, rows: int) -> bool:
-        """Whether the append of a layer is a launch, in a step of so many rows that has a cache."""
-        return attention in ASIDE or not self.has_epilogue(attention, rows)
 
     @torch.no_grad()
     def run(self, prepared: Prepared, mark: Mark = nullcontext) -> Tensor:
@@ -269,7 +239,7 @@ class HstuRanking(nn.Module):
         with mark(FORWARD):
             for number, layer in enumerate(self.layers):
                 with mark("projection"):
-                    u, q, k, v = prepared.project(number, layer, x, does)
+                    u, q, k, v = layer.project(x, does, silu=not prepared.appends_silu)
                 with mark("append"):
                     prepared.append(number, q, k, v)
                 with mark("attention"):
@@ -304,37 +274,18 @@ class Prepared:
     "the attention, if it leaves the sum over split keys to the gate"
     appends_silu: bool = False
     "whether the append applies SiLU to q, k and v"
-    epilogue: bool = False
-    "whether SiLU is in the epilogue of the wide product, the append too where it is not aside"
-    early: bool = False
-    "whether that product is launched while the norm before it runs"
     aside: bool = False
-    "whether the append is on a stream of its own, beside attention"
+    "whether the append is a branch of a captured graph, beside attention (`Paged.append_aside`)"
 
-    def every_wait(self) -> Prepared:
-        """The same for every step, whether or not anything comes from host memory."""
-        return self if self.cache is None else replace(self, waits=self.cache.wait_layer)
-
-    @property
-    def appended(self) -> bool:
-        """Whether the append is in the epilogue of the product."""
-        return self.epilogue and not self.aside
-
-    def project(
-        self, number: int, layer: Layer, x: Tensor, operations: Operations
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """u, q, k and v of a layer's input [rows, hidden], as of `Layer.project`; where it is `appended` the append too."""
-        if not self.epilogue or self.joined is None:
-            return layer.project(x, operations, silu=not self.appends_silu)
-        pool = None
-        if self.cache is not None and self.appended:
-            self.waits(number)
-            pool = self.cache.pool[number]
-        return self.joined.project(pool, x, layer, early=self.early)
+    def in_graph(self) -> Prepared:
+        """The same to be captured: for every step, whether or not anything comes from host memory; the append aside."""
+        if self.cache is None:
+            return self
+        return replace(self, waits=self.cache.wait_layer, appends_silu=False, aside=self.joined is not None)
 
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Write keys and values of the new history to a layer's pages, if there is a cache."""
-        if self.cache is None or self.appended:
+        if self.cache is None:
             return
         self.waits(layer)
         if self.aside and self.joined is not None:
@@ -350,6 +301,6 @@ class Prepared:
         return attend(None if self.cache is None else self.cache.pool[layer], q, k, v)
 
     def join(self, x: Tensor) -> None:
-        """Behind attention: go on with what is launched on the device of x when an append aside is done."""
+        """After attention: what is launched next on the device of x also follows an append aside."""
         if self.aside and self.joined is not None:
             self.joined.join(x)

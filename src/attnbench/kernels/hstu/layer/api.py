@@ -17,7 +17,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.dense.parts import AT_ONCE
 from attnbench.kernels.hstu.layer.portable import hstu_embed, hstu_gate, hstu_norm, hstu_pick, hstu_silu, hstu_tower
-from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.shared.card import takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, launch, rows_in
 from attnbench.kernels.shared.limits import as_float, check_flags
 from attnbench.kernels.shared.tiling import block_of
@@ -77,7 +77,7 @@ def _run_embed(scale: float, table: Tensor, ids: Tensor, positions: Tensor, plac
     return (out,)
 
 
-def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, leads: bool = False) -> Tensor:
+def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """LayerNorm of each row.
 
     Args:
@@ -85,8 +85,6 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, leads: bool = F
         weight: [dim].
         bias: [dim].
         eps: added to the variance.
-        leads: whether the kernel launched behind it on a card may start meanwhile, if it is one that waits by itself
-            (programmatic dependent launch, sm_90 and later).
 
     Returns:
         [rows, dim].
@@ -95,23 +93,20 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, leads: bool = F
         ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
     """
     eps = as_float(eps)
-    leads = bool(leads)
-    key = "norm", facts_of(x, weight, bias, jagged=(0,)), exact(eps, leads)
+    key = "norm", facts_of(x, weight, bias, jagged=(0,)), exact(eps)
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_norm", {"x": x, "weight": _row(weight), "bias": _row(bias)}, {}, eps=eps)
         for name, given in (("weight", weight), ("bias", bias)):
             _same("hstu_norm", name, len(given), x.shape[1])
-        launches = _calls.keep(key, Launches(partial(_run_norm, eps, leads)))
+        launches = _calls.keep(key, Launches(partial(_run_norm, eps)))
     return _only(launches(x, weight, bias))
 
 
-def _run_norm(eps: float, leads: bool, x: Tensor, weight: Tensor, bias: Tensor) -> Results:
+def _run_norm(eps: float, x: Tensor, weight: Tensor, bias: Tensor) -> Results:
     out = empty((rows_in(x), x.shape[1]), x)
     if out.numel():
-        leads = leads and (capability_of(x) or (0, 0)) >= (9, 0)
-        given = {"x_ptr": x, "weight_ptr": weight, "bias_ptr": bias, "out_ptr": out, "eps": eps}
-        launch(hstu_norm, (rows_in(x),), **given, LEADS=leads, **_block(x))
+        launch(hstu_norm, (rows_in(x),), x_ptr=x, weight_ptr=weight, bias_ptr=bias, out_ptr=out, eps=eps, **_block(x))
     return (out,)
 
 

@@ -15,7 +15,6 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.parts import add_parts, unshuffled
 
@@ -44,12 +43,8 @@ def normed_row(x, dims, weight, bias, eps, DIM: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def hstu_norm(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr, LEADS: tl.constexpr = False
-):
-    """A row, normalised; LEADS: the kernel behind it may be launched at once, as it waits by itself."""
-    if LEADS:
-        gdc_launch_dependents()
+def hstu_norm(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """A row, normalised."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)

@@ -1,1 +1,0 @@
-"""The wide product of an HSTU layer, with what follows it: SiLU of queries, keys and values, and their append."""
