@@ -145,7 +145,6 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
             patch.setattr(f"attnbench.kernels.{name}.check_device", lambda q, *, compiled: None)
         patch.setattr("attnbench.kernels.hstu.paged.calls.check_device", lambda who, x: None)
         patch.setattr("attnbench.kernels.hstu.layer.api._check_device", lambda who, name, x: None)
-        patch.setattr("attnbench.kernels.hstu.projection.api._check_device", lambda x: None)
         for name in (
             "flash.quant.calls.check_device",
             "flash.sparse.calls.check_device",
@@ -164,6 +163,5 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
         ):
             patch.setattr(f"attnbench.kernels.{name}", kept.Kept())
         patch.setattr("attnbench.kernels.hstu.paged.calls._appends", kept.Kept())
-        for name in ("layer", "projection"):
-            patch.setattr(f"attnbench.kernels.hstu.{name}.api._calls", kept.Kept())
+        patch.setattr("attnbench.kernels.hstu.layer.api._calls", kept.Kept())
         yield card

@@ -35,7 +35,7 @@ from attnbench.workloads.base import load_workload
 from .aot import NO_OLDEST, OLDEST
 
 ROOT = Path(__file__).resolve().parents[2]
-H200, A100 = Card((9, 0), 132), Card((8, 0), 108)
+H200, L40, A100 = Card((9, 0), 132), Card((8, 9), 142), Card((8, 0), 108)
 bf16 = torch.bfloat16
 
 SESSIONS = {
@@ -69,10 +69,11 @@ def keys_of_session(name: str, shape: dict[str, Any], card: Card, device: str) -
     return set(jobs)
 
 
-@pytest.mark.parametrize("card", [H200, A100], ids=["sm_90", "sm_80"])
+@pytest.mark.parametrize("hopper", [True, False], ids=["sm_90", "before"])
 @pytest.mark.parametrize("session", SESSIONS)
-def test_a_session_without_values_compiles_what_one_with_values_does(session, card, monkeypatch):
+def test_a_session_without_values_compiles_what_one_with_values_does(session, hopper, monkeypatch):
     name, shape = SESSIONS[session]
+    card = H200 if hopper else L40 if "quant" in name else A100
     # By torch on a CPU; of a card they are kernels.
     monkeypatch.setattr(Predictor, "on", lambda predictor, case, device: partial(predictor._by_kernels, case))
     ahead = keys_of_session(name, shape, card, "meta")

@@ -115,10 +115,10 @@ def test_a_wrong_name_is_answered_with_what_is_wrong_and_what_is_accepted(text, 
 
 
 def test_a_change_says_only_what_is_named_defaults_too():
-    assert Toy.said("t16w8-none-plain") == {"rows": 16, "warps": 8, "tail": None, "order": "plain"}
-    assert Toy.spell(Toy.said("t16w8-none-pointer-plain")) == "t16w8-none-pointer-plain"
+    assert Toy.read_part("t16w8-none-plain") == {"rows": 16, "warps": 8, "tail": None, "order": "plain"}
+    assert Toy.spell(Toy.read_part("t16w8-none-pointer-plain")) == "t16w8-none-pointer-plain"
     with pytest.raises(ValueError, match=r"^is not how it is spelled; t16w8-none-pointer-plain$"):
-        Toy.said("t16w8-none-plain-pointer")
+        Toy.read_part("t16w8-none-plain-pointer")
 
 
 def test_the_distance_counts_factors_of_two_and_words():

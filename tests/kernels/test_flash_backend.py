@@ -51,7 +51,7 @@ def test_right_through_the_seam(selector, values):
         assert len(launch.notes) == 1 + case.has_backward
 
 
-def test_it_wants_a_forward_first_and_allocates_nothing_in_a_call():
+def test_it_wants_a_forward_first_and_makes_the_calls_a_user_makes(monkeypatch):
     pytest.importorskip("triton")
     case = case_of(mode="fwd-bwd", batch=1)
     with interpreted(), all_backends()["flash-triton"].session(case, make(case)) as launch:
@@ -59,10 +59,19 @@ def test_it_wants_a_forward_first_and_allocates_nothing_in_a_call():
             with pytest.raises(WorkerError, match="before forward"):
                 early()
         launch.call("fwd-bwd")()
-        places = {name: tensor.data_ptr() for name, tensor in launch.outputs().items()}
+        first = launch.outputs()
         launch.call("fwd-bwd")()
-        assert {name: tensor.data_ptr() for name, tensor in launch.outputs().items()} == places
-        assert set(places) == {"out", "dq", "dk", "dv"}
+        again = launch.outputs()
+        assert set(first) == set(again) == {"out", "dq", "dk", "dv"}
+        for name, x in again.items():
+            assert x.data_ptr() != first[name].data_ptr(), "as a user's call, it allocates its results"
+            torch.testing.assert_close(x, first[name], rtol=0, atol=0)
+        calls = []
+        monkeypatch.setattr(
+            "attnbench.kernels.flash.api.flash_attention", lambda *qkv, **said: calls.append(said) or (qkv[0], None)
+        )
+        launch.forward()
+        assert [said["causal"] for said in calls] == [case.causal]
 
 
 def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_validates():
@@ -238,8 +247,8 @@ def test_the_default_is_the_hopper_path_only_of_dims_it_has(dims, forward, backw
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     monkeypatch.setattr("attnbench.kernels.flash.calls.capability_of", lambda x: (9, 0))
     # Rows 16 bytes apart whatever the dims: of the slices of one tensor.
-    q, v = (torch.zeros(1, 40, 2, 256, dtype=torch.bfloat16)[..., :dim] for dim in dims)
-    problem = kernels.problem_of(q, q, v)
+    q, v = (torch.zeros(9, 40, 2, 256, dtype=torch.bfloat16)[..., :dim] for dim in dims)
+    problem = kernels.problem_of(q, q, v)  # 18 tiles, of which the two processors here have no two each
     assert kernels.default_forward(q, q, v, problem).order == forward
     assert (kernels.default_backward(q, q, v, problem).order == "ws") == (backward == "ws")
 

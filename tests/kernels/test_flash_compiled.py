@@ -21,15 +21,18 @@ from .aot import NO_OLDEST, Job, compile_with, listed, recorded, tritons
 
 BATCH, HEADS, SEQLEN = 4, 16, 4096
 CAUSAL, FULL, WINDOW = {"causal": True}, {}, {"window": (100, 20)}
+FEW_TILES = "m64n64w4s3-tma"
+"The default of calls whose tiles do not fill the card."
 CELLS = {
     "pinned": [
         (90, 64, CAUSAL, False),
         (90, 128, CAUSAL, False),
         (90, 256, CAUSAL, True),
+        (90, 128, CAUSAL, False, FEW_TILES),
         (80, 256, CAUSAL, False),
         (100, 256, CAUSAL, False),
     ],
-    "3.6": [(90, 128, WINDOW, False)],
+    "3.6": [(90, 128, WINDOW, False), (90, 64, FULL, False, FEW_TILES)],
 }
 MORE = {
     "pinned": [(80, 64, CAUSAL, False), (100, 128, CAUSAL, False)],

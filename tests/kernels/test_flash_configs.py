@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.kernels.flash.config.defaults import TABLE, forward_config
+from attnbench.kernels.flash.config.defaults import TABLE, Grid, forward_config
 from attnbench.kernels.flash.config.forward import HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
 from attnbench.kernels.flash.config.space import (
     RULES,
@@ -77,8 +77,8 @@ def _reads(text):
         (
             "m128n128w8s2-wibble",
             "has the word wibble; "
-            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, pieces, stored, serial, few, ticket, "
-            "persistent, rN, lN, xN",
+            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, pieces, stored, few, ticket, persistent, "
+            "rN, lN, xN",
         ),
         ("m128n128w8s2-tma-tma", "says loads twice; each once"),
         ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
@@ -216,11 +216,11 @@ def test_defaults_are_valid_on_their_cards():
             )
             assert major == 0 or fault(parse(row["config"]), shape) is None, row
         assert parse(row["config"]).order != "ahead"
-        assert set(row) <= {"cards", "item_bytes", "dim", "seqlen", "right", "config", "card", "date"}
+        assert set(row) <= {"cards", "item_bytes", "dim", "seqlen", "rounds", "right", "config", "card", "date"}
         assert ("card" in row) == ("date" in row)
 
 
-NARROW, SHORT = "m192n128w12s2-tma-ws-deep-lazy-ticket-l16", "m192n128w12s3-tma-ws-persistent"
+NARROW, SHORT = "m192n128w12s2-tma-ws-deep-lazy-ticket-l16", "m128n128w8s2-tma-ws-deep-lazy-ticket-l16"
 PIECES, WIDE_PIECES = "m128n128w8s3-tma-ws-pieces-ticket-l16", "m128n64w8s2-tma-ws-pieces-ticket-l16"
 LONG_ROWS, WIDE = "m128n128w8s2-tma-ws-deep-lazy-ticket-l16", "m128n64w8s2-tma-ws-split-ticket-l16"
 
@@ -251,6 +251,31 @@ def test_on_hopper_the_default_is_its_own_kernel(dim, causal, others, short):
         assert forward_config(capability, item_bytes, dim, 4096, right=True, hopper=hopper).order == "plain"
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_few_tiles_take_small_ones_and_no_scheduler(causal):
+    def short(dim, heads, seqlen, hopper=True):
+        return forward_config((9, 0), 2, dim, seqlen, right=causal, grid=Grid(heads, seqlen, 132), hopper=hopper).short
+
+    def many(dim, seqlen, hopper=True):
+        return forward_config((9, 0), 2, dim, seqlen, right=causal, hopper=hopper).short
+
+    for dim in (64, 96, 128):
+        assert short(dim, 16, 512) == short(dim, 1, 64 * 132) == short(dim, 132, 1) == "m64n64w4s3-tma"
+    eights, twelves = "m128n128w8s2-tma-ws-deep-lazy", "m192n128w12s2-tma-ws-deep-lazy"
+    # 16 heads of 1024 rows are 128 tiles of 128 rows; 20 are 160, and 120 of 192; 22 are 132 of 192, and 23 are 138.
+    assert [short(64, heads, 1024) for heads in (16, 20, 22, 23, 33)] == [eights, twelves, twelves, eights, eights]
+    assert [short(96, heads, 1024) for heads in (16, 33)] == ["m128n128w8s2-tma-pp-pieces"] * 2
+    assert [short(128, heads, 1024) for heads in (16, 33)] == ["m128n128w8s2-tma-pp"] * 2
+    # With more there is something to schedule; other dims have no such row.
+    for dim, heads in ((64, 34), (96, 34), (128, 34), (192, 1), (256, 1)):
+        assert short(dim, heads, 1024) == many(dim, 1024)
+    assert short(64, 16, 1024, hopper=False) == many(64, 1024, hopper=False)
+    most = forward_config.cache_info().maxsize
+    for heads in range(1, 2000):
+        short(64, heads, 1)
+    assert forward_config.cache_info().currsize == most, "shapes without end take no memory without end"
+
+
 def test_estimates_are_those_worked_out_by_hand():
     config = parse("m128n128w8s2-tma-fused")
     # Queries 128 × 128, two stages of 128 keys and values of 128 dims, two bytes each.
@@ -279,9 +304,6 @@ def test_estimates_are_those_worked_out_by_hand():
     stored = replace(pieces, weights="stored")
     assert shared_bytes(stored, narrow) == shared_bytes(pieces, narrow) + 2 * 192 * 128
     assert registers(stored, narrow) == 48 + 64 + 32
-    # Scores become weights in place, and none are computed before these have been read.
-    assert registers(replace(pieces, products="serial"), narrow) == 48 + 64 + 32
-    assert shared_bytes(replace(pieces, products="serial"), narrow) == shared_bytes(pieces, narrow)
 
 
 @pytest.mark.parametrize(

@@ -29,17 +29,18 @@ CELLS = {
         ("m128n128w8s3-tma-ws-pieces-ticket-l16", 96, CAUSAL, True),
         ("m192n128w12s2-tma-ws-pieces-stored-ticket-l16", 96, CAUSAL, False),
         ("m128n64w8s2-tma-ws-pieces-ticket-l16", 192, CAUSAL, True),
-        ("m192n128w12s2-tma-ws-pieces-serial-ticket-l16", 96, CAUSAL, True),
     ],
     "3.6": [
-        ("m192n128w12s2-tma-ws-pieces-serial-ticket-l16", 96, FULL, False),
-        ("m192n128w12s2-tma-ws-serial-ticket-l16", 128, FULL, False),
         ("m192n128w12s2-tma-ws-pieces-stored-ticket-l16", 96, FULL, True),
         ("m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16", 96, CAUSAL, False),
-        ("m192n128w12s3-tma-ws-persistent", 64, CAUSAL, False),
         ("m192n128w12s3-tma-pp-ticket", 64, CAUSAL, False),
         ("m192n128w12s3-tma-ws-ticket-l16", 64, CAUSAL, True),
         ("m128n128w8s2-tma-ws-deep-lazy-ticket-l16", 128, FULL, False),
+        ("m128n128w8s2-tma-ws-deep-lazy", 64, CAUSAL, False),
+        ("m128n128w8s2-tma-ws-deep-lazy-ticket-l16", 64, FULL, False),
+        ("m192n128w12s2-tma-ws-deep-lazy", 64, FULL, False),
+        ("m128n128w8s2-tma-pp-pieces", 96, CAUSAL, False),
+        ("m128n128w8s2-tma-pp", 128, FULL, False),
     ],
 }
 MORE = {
@@ -48,6 +49,7 @@ MORE = {
         ("m128n128w8s2-tma-ws-ticket-l16", 128, CAUSAL, True),
         ("m128n64w8s2-tma-ws-split-ticket-l16", 256, FULL, False),
         ("m256n64w16s2-tma-ws-mix-ticket", 64, FULL, True),
+        ("m192n128w12s3-tma-ws-persistent", 64, CAUSAL, False),
         ("m128n64w8s2-tma-pp", 256, WINDOW, False),
         ("m128n128w8s3-tma-ws-pieces-ticket-l16", 96, FULL, False),
         ("m128n64w8s2-tma-ws-pieces-ticket-l16", 192, FULL, False),
@@ -93,13 +95,12 @@ def faults(short: str, dim: int, one, version: str = "3.6") -> list[str]:
         spilled = loop["sass"].get("LDL", 0) + loop["sass"].get("STL", 0)
         known = 6 * (version == "pinned" and dim > 128 and config.queries == "split")
         wrong += [f"{spilled} spills in the loop"] * (spilled > known)
-        # An exponential a score, 64 rows of them to 128 threads, and two factors; each beside the last tile's product,
-        # or if that is serial beside no product of the warpgroup.
+        # An exponential a score, 64 rows of them to 128 threads, and two factors; each beside the last tile's product.
         powers = config.block_n // 2 - config.block_n // 16 * (config.exp == "mix") + 2
         wrong += [
             f"{loop[part].get('MUFU', 0)} MUFU {part}, not {powers}"
             for part in ("sass", "beside")
-            if loop[part].get("MUFU", 0) != (0 if part == "beside" and config.products == "serial" else powers)
+            if loop[part].get("MUFU", 0) != powers
         ]
         beside = loop["beside"].get("FMUL", 0)
         wrong += [f"{beside} FMUL beside, where the output takes its factor"] * (

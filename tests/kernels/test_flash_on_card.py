@@ -93,12 +93,7 @@ def of_hopper(*values):
 def test_the_hopper_path_is_right_for_every_mask(name, dim):
     forms = {
         64: ("m192n64w12s3-tma-pp-persistent", "m256n64w16s2-tma-ws-mix-ticket", "m192n128w12s2-tma-pp-few"),
-        128: (
-            "m128n128w8s2-tma-pp",
-            "m128n128w8s2-tma-ws-ticket",
-            "m128n128w8s2-tma-pp-few",
-            "m192n128w12s2-tma-ws-serial-ticket",
-        ),
+        128: ("m128n128w8s2-tma-pp", "m128n128w8s2-tma-ws-ticket", "m128n128w8s2-tma-pp-few"),
         256: ("m128n64w8s2-tma-ws", "m128n64w8s2-tma-pp-ticket", "m128n64w8s2-tma-pp-few"),
     }
     # Longer than the ring of tiles many times over, and more tiles than a card has SMs.
@@ -115,11 +110,7 @@ def test_the_hopper_path_is_right_for_every_mask(name, dim):
 @pytest.mark.parametrize("dim", [72, 80, 96, 160, 192])
 @pytest.mark.parametrize("name", [*CASES, "long"])
 def test_dims_in_pieces_are_right_for_every_mask(name, dim):
-    narrow = (
-        "m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16",
-        "m192n128w12s2-tma-ws-pieces-stored-ticket-l16",
-        "m192n128w12s2-tma-ws-pieces-serial-ticket-l16",
-    )
+    narrow = ("m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16", "m192n128w12s2-tma-ws-pieces-stored-ticket-l16")
     wide = ("m128n64w8s2-tma-ws-pieces-ticket-l16", "m128n64w8s2-tma-pp-lazy-pieces-stored")
     values = CASES.get(name, {"batch": 1, "seqlen": 4100, "nheads": 16, "causal": True})
     case = case_of(headdim=dim, dtype="fp16" if dim in (72, 160) else "bf16", **values)
@@ -171,8 +162,6 @@ def test_every_configuration_is_right_or_does_not_fit_the_card(name, order, part
         *((dim, 4096, None) for dim in (64, 128, 256)),
         *((96, seqlen, "m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16") for seqlen in (512, 4096)),
         *((96, seqlen, "m192n128w12s2-tma-ws-pieces-stored-ticket-l16") for seqlen in (512, 4096)),
-        *((96, seqlen, "m192n128w12s2-tma-ws-pieces-serial-ticket-l16") for seqlen in (512, 4096)),
-        (128, 4096, "m192n128w12s2-tma-ws-serial-ticket-l16"),
         (192, 4096, "m128n64w8s2-tma-ws-pieces-ticket-l16"),
     ],
 )

@@ -34,7 +34,6 @@ from attnbench.kernels.hstu.paged.api import (
     hstu_paged_parts,
     hstu_paged_silu_append,
 )
-from attnbench.kernels.hstu.projection import api as projection
 
 from .launches import Card, on_no_card
 from .test_kept import ints, launches_of, rows, step
@@ -67,11 +66,6 @@ def paged_given(count: int, **changes: Any) -> Given:
 def append_given(count: int) -> Given:
     given = paged_given(count)
     return {name: given[name] for name in ("k", "v", "pool", "step")}
-
-
-def project_given(count: int, **changes: Any) -> Given:
-    given = {"x": rows(count, 96), "weight": rows(1024, 96), "bias": rows(1, 1024)[0], "heads": 4}
-    return given | {name: paged_given(count)[name] for name in ("pool", "step")} | changes
 
 
 def packed_given(count: int, **changes: Any) -> Given:
@@ -149,9 +143,6 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], Given]]] = {
     "paged-parts": (hstu_paged_parts, lambda count: paged_given(count, config=hopper_pages, splits=3)),
     "append": (hstu_paged_append, append_given),
     "silu-append": (hstu_paged_silu_append, lambda count: append_given(count) | {"q": rows(count, 4, 64)}),
-    "project": (projection.project, lambda count: project_given(count, config="m64n64k32w4s3")),
-    "project-tma": (projection.project, lambda count: project_given(count, config="m128n64k64w4s4-tma", silu=False)),
-    "project-default": (projection.project, lambda count: project_given(count, pool=None, step=None)),
     "bsa": (hstu_bsa_attention, bsa_given),
     "bsa-shared": (hstu_bsa_attention, lambda count: bsa_given(count, selection="shared", pairs=True)),
     "bsa-passes": (hstu_bsa_attention, lambda count: bsa_given(count, config=BsaConfig(schedule="passes"))),
@@ -206,16 +197,7 @@ fewer than the card's, and these."""
 
 
 def forget() -> None:
-    for store in (
-        flash.CALLS,
-        quant.CALLS,
-        bsa.CALLS,
-        dense.CALLS,
-        paged._attentions,
-        paged._appends,
-        layer._calls,
-        projection._calls,
-    ):
+    for store in (flash.CALLS, quant.CALLS, bsa.CALLS, dense.CALLS, paged._attentions, paged._appends, layer._calls):
         store._calls.clear()
 
 

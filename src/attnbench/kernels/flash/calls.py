@@ -14,7 +14,7 @@ from torch import Tensor
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
 from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward
 from attnbench.kernels.flash.config.decode import decode_config, is_decode
-from attnbench.kernels.flash.config.defaults import forward_config
+from attnbench.kernels.flash.config.defaults import Grid, forward_config
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import Shape, ahead_fault, decode_fault, hopper_fault, nearest
 from attnbench.kernels.flash.forward import launch_forward
@@ -30,7 +30,7 @@ from attnbench.kernels.flash.problem import (
     results_of,
     takes_tma,
 )
-from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.gradients import Differentiable, once
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import as_float, check_flags, lies_in_rows
@@ -59,6 +59,7 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Forwar
         max(q.shape[-1], v.shape[-1]),
         problem.max_seqlen_k,
         right=problem.right is not None,
+        grid=Grid(problem.batch * q.shape[-2], problem.max_seqlen_q, processors(q)),
         hopper=block_d == block_v >= 32 and _hopper_takes(q, k, v),
     )
 

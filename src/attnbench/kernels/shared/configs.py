@@ -29,6 +29,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -196,19 +197,19 @@ class LaunchConfig:
         return config
 
     @classmethod
-    def said(cls, text: str) -> dict[str, Any]:
+    def read_part(cls, text: str) -> dict[str, Any]:
         """Only the fields that a short form names: a change of some other configuration.
 
         Raises:
             ValueError: it is no short form, or one that is spelled otherwise.
         """
-        said = cls.read(text)
-        for name, value in said.items():
+        found = cls.read(text)
+        for name, value in found.items():
             if fault := cls.table()[name].fault(value):
                 raise ValueError(fault)
-        if cls.spell(said) != text:
-            raise ValueError(f"is not how it is spelled; {cls.spell(said)}")
-        return said
+        if cls.spell(found) != text:
+            raise ValueError(f"is not how it is spelled; {cls.spell(found)}")
+        return found
 
     @classmethod
     def read(cls, text: str) -> dict[str, Any]:
@@ -275,8 +276,9 @@ class NoDefaultError(LookupError):
 class Defaults:
     """Tuned defaults of a kernel family: a TOML table whose first row that fits is taken.
 
-    A row says for what it holds (`RULES`; a key left out holds for any value) and a ``config`` in its short form.
-    Other keys, such as the card and the date of a measurement, are for the reader.
+    A row says for what it holds (`RULES` and ``rounds``; a key left out holds for any value) and a ``config`` in its
+    short form.  ``rounds`` is the most rounds of the card's SMs that the programs of this configuration take.  Other
+    keys, such as the card and the date of a measurement, are for the reader.
     """
 
     RULES: Mapping[str, Callable[[Any, Any], bool]] = types.MappingProxyType(
@@ -303,7 +305,13 @@ class Defaults:
         return tuple(tomllib.loads(self.path.read_text(encoding="utf-8"))[table])
 
     def first(
-        self, table: str, kind: type[_Config], *, also: Callable[[_Config], bool] = lambda config: True, **asked: Any
+        self,
+        table: str,
+        kind: type[_Config],
+        *,
+        also: Callable[[_Config], bool] = lambda config: True,
+        rounds: Callable[[_Config], float] = lambda config: math.inf,
+        **asked: Any,
     ) -> _Config:
         """The configuration of the first row that fits.
 
@@ -311,6 +319,7 @@ class Defaults:
             table: name of the table.
             kind: of the configuration.
             also: what else a configuration must be.
+            rounds: of the card's SMs that the programs of a configuration take; rows with ``rounds`` are left out without.
             asked: values by the keys of `RULES`; cards is one major compute capability.
 
         Raises:
@@ -319,7 +328,7 @@ class Defaults:
         for row in self.rows(table):
             if all(self.RULES[name](row[name], value) for name, value in asked.items() if name in row):
                 config = kind.parse(row["config"])
-                if also(config):
+                if also(config) and ("rounds" not in row or rounds(config) <= row["rounds"]):
                     return config
         raise NoDefaultError(f"{self.path.name} has no row of {table} for {asked}")
 
@@ -333,7 +342,7 @@ def nearest(text: str, there: Collection[str]) -> str:
 
 def _beginning(text: str, name: str) -> int:
     """Letters that both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, name, strict=False)))
+    return sum(1 for _ in takewhile(bool, map(eq, text, name)))
 
 
 def _likeness(text: str, name: str) -> float:

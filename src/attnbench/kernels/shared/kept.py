@@ -181,7 +181,8 @@ class Plan:
         if self.counted:
             rows = {}
             for at in self.counted:
-                rows[at] = tensors[at[0]].shape[at[1]]  # type: ignore[union-attr]  # tensors with counted rows are given
+                number, axis = at
+                rows[at] = tensors[number].shape[axis]  # type: ignore[union-attr]  # tensors with counted rows are given
             if extents.rows != rows:
                 if not self.guard.at(rows):
                     return None
@@ -242,9 +243,10 @@ class _Asked(dict[tuple[int, int], int]):
         self.tensors = tensors
 
     def __missing__(self, at: tuple[int, int]) -> int:
-        x = self.tensors[at[0]]
+        number, axis = at
+        x = self.tensors[number]
         assert x is not None
-        found = self[at] = x.shape[at[1]]
+        found = self[at] = x.shape[axis]
         return found
 
 

@@ -24,6 +24,15 @@ class Notes(threading.local):
 notes = Notes()
 
 
+class Inside(NamedTuple):
+    """Where a tensor begins that lies inside an own one."""
+
+    number: int
+    "of the own one"
+    offset: int
+    "bytes from its begin"
+
+
 class Recorder:
     """Notes what a function allocates, clears and launches, on tensors by number: its arguments', then its own."""
 
@@ -32,8 +41,7 @@ class Recorder:
         self.tensors: list[Tensor | None] = []
         self.shapes: list[list[str | int]] = []
         "of own tensors: the extents, those that follow arguments as sources"
-        self.inside: list[tuple[int, int]] = []
-        "of tensors that begin inside an own one: its number, and how many bytes behind its begin"
+        self.inside: list[Inside] = []
         self.kinds: list[tuple[Source, bool]] = []
         "comparisons of counts that kernels are compiled for, and how they came out"
         self.numbers: dict[int, int] = {}
@@ -56,7 +64,7 @@ class Recorder:
     def around(self, step: Repeat | int) -> set[int]:
         """Numbers of the tensors that a step is of, and of those that it is inside of."""
         numbers = {step} if isinstance(step, int) else step.numbers
-        return {number if number >= 0 else self.inside[-2 - number][0] for number in numbers}
+        return {number if number >= 0 else self.inside[-2 - number].number for number in numbers}
 
     def number(self, x: Tensor) -> int:
         """Number of a tensor, or of the one whose beginning it is another view of; under -1 of one inside an own one.
@@ -72,11 +80,11 @@ class Recorder:
         if len(found) == 1:
             return found[0]
         around = [
-            (number, address - other.data_ptr())
+            Inside(number, address - other.data_ptr())
             for number, other in there
             if number >= self.given and 0 < address - other.data_ptr() < other.nbytes
         ]
-        if found or len(around) != 1 or not all(isinstance(n, int) for n in self.shapes[around[0][0] - self.given]):
+        if found or len(around) != 1 or not all(isinstance(n, int) for n in self.shapes[around[0].number - self.given]):
             raise LookupError("a tensor is none of the arguments, and was not made by `empty`")
         if around[0] not in self.inside:
             self.inside.append(around[0])

@@ -5,20 +5,44 @@ Can be imported without torch and Triton.
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
 from attnbench.kernels.shared.configs import Defaults
 
-__all__ = ["TABLE", "forward_config"]
+__all__ = ["TABLE", "Grid", "forward_config"]
 
 TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
 
 
-@cache
+class Grid(NamedTuple):
+    """What tiles of queries a call has, and on how many SMs."""
+
+    heads: int
+    "query heads of all sequences"
+    seqlen_q: int
+    "most queries of a sequence"
+    processors: int = 132
+    "SMs of the card; those of an H100 or H200 in SXM form"
+
+    def rounds(self, config: ForwardConfig) -> int:
+        """How often every SM has a tile of such a configuration, the last time rounded up."""
+        return -(-self.heads * -(-self.seqlen_q // config.block_m) // self.processors)
+
+
+@lru_cache(maxsize=1024)  # a grid for each shape: a million shapes are not kept
 def forward_config(
-    capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int, *, right: bool, hopper: bool = False
+    capability: tuple[int, int],
+    item_bytes: int,
+    dim: int,
+    seqlen: int,
+    *,
+    right: bool,
+    grid: Grid | None = None,
+    hopper: bool = False,
 ) -> ForwardConfig:
     """Tuned default of the forward.
 
@@ -28,6 +52,7 @@ def forward_config(
         dim: the larger of head and value dim.
         seqlen: most keys of a sequence.
         right: whether the mask has a right bound, as causal does.
+        grid: of the call; None: more tiles than any card has SMs.
         hopper: whether hopper.forward supports the tensors; otherwise its orders are not used.
     """
     return TABLE.first(
@@ -38,5 +63,6 @@ def forward_config(
         dim=dim,
         seqlen=seqlen,
         right=right,
+        rounds=grid.rounds if grid else lambda config: math.inf,
         also=lambda config: hopper or config.order not in HOPPER,
     )

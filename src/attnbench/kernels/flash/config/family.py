@@ -60,6 +60,7 @@ class _Forward(Part[Shape]):
             max(shape.dim, shape.dim_v),
             shape.seqlen_k,
             right=shape.right,
+            grid=shape.grid,
             hopper=hopper,
         )
         # Rows that are not a multiple of 16 bytes are loaded by pointers.

@@ -58,9 +58,6 @@ class ForwardConfig(LaunchConfig):
     and 32 for 96 dims (ws and pp)"""
     weights: Annotated[str, Spelled("-{}", ("held", "stored"))] = "held"
     "held: value products read weights from registers; stored: from shared memory (ws and pp)"
-    products: Annotated[str, Spelled("-{}", ("overlapped", "serial"))] = "overlapped"
-    """overlapped: a warpgroup's next score product runs while its value product does; serial: after it, which takes fewer
-    registers (ws)"""
     grid: Annotated[str, Spelled("-{}", ("tiles", "few", "ticket", "persistent"))] = "tiles"
     """tiles: a program per tile; persistent: a program per SM, with tiles at a fixed stride.  ws and pp also have few: a
     program takes four tiles of a section, long and short ones; ticket: a program per SM, which takes the next tile from

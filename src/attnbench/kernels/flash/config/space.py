@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from attnbench.kernels.flash.config.decode import is_decode
+from attnbench.kernels.flash.config.defaults import Grid
 from attnbench.kernels.flash.config.forward import DECODE, HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
 from attnbench.kernels.shared.configs import nearest as closest
 
@@ -30,11 +31,18 @@ class Shape:
     capability: tuple[int, int] = (9, 0)
     repeats: int = 1
     "query heads of a KV head"
+    heads: int | None = None
+    "query heads of all sequences; None: more than any card has SMs"
 
     @property
     def decodes(self) -> bool:
         """Whether the order `decode` is its default."""
         return is_decode(self.seqlen_q, self.seqlen_k, self.repeats)
+
+    @property
+    def grid(self) -> Grid | None:
+        """By which defaults are chosen."""
+        return None if self.heads is None else Grid(self.heads, self.seqlen_q)
 
     @property
     def described(self) -> bool:
@@ -68,7 +76,7 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     rows = config.stages * config.block_n * (block_d + block_v)
     if config.order in HOPPER:
-        apart = config.queries == "shared" and out_columns(config, shape) < tile_columns(config, shape)[0]
+        apart = config.queries == "shared" and out_columns(config, shape) < first_columns(config, shape)
         return _keys_and_queries(config, shape, query_tiles(config, shape)) + apart * _half_output(config, shape)
     if config.order == DECODE:
         # Products of single warps read a tile into registers before the next but `stages` comes, and the weights again.
@@ -88,9 +96,15 @@ def tile_columns(config: ForwardConfig, shape: Shape) -> tuple[int, ...]:
     return shape.pieces if config.dims == "pieces" else (shape.block(shape.dim),)
 
 
+def first_columns(config: ForwardConfig, shape: Shape) -> int:
+    """Columns of a tile of keys of the Hopper path, of its first piece where it has two."""
+    first, *_ = tile_columns(config, shape)
+    return first
+
+
 def query_columns(config: ForwardConfig, shape: Shape) -> int:
     """Columns of a tile of queries of the Hopper path: half where the other half is another tile's, for registers."""
-    return tile_columns(config, shape)[0] // (2 if config.queries == "split" else 1)
+    return first_columns(config, shape) // (2 if config.queries == "split" else 1)
 
 
 def key_stages(config: ForwardConfig) -> int:
@@ -109,7 +123,7 @@ def out_columns(config: ForwardConfig, shape: Shape) -> int:
     Or where it has one beside theirs: where a program of several jobs has no room for the next queries, but for half an
     output.
     """
-    block_v = tile_columns(config, shape)[0]
+    block_v = first_columns(config, shape)
     if config.dims == "pieces":
         return block_v
     alone = config.grid != "tiles" and query_tiles(config, shape) == 1
@@ -141,8 +155,7 @@ def registers(config: ForwardConfig, shape: Shape) -> int:
     if config.dims == "pieces":
         block_d = block_v = sum(shape.pieces)
     words = shape.item_bytes / 4
-    both = config.weights == "held" and config.products == "overlapped"
-    scores = 1 + words * (2 if config.order == "ahead" else both)
+    scores = 1 + words * (2 if config.order == "ahead" else config.weights == "held")
     held = config.block_m * block_v + config.block_m * config.block_n * scores
     if config.queries == "split":
         held += config.block_m * block_d // 2 * words
@@ -163,9 +176,9 @@ def _limit(config: ForwardConfig) -> int:
 def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
     if config.order not in HOPPER:
-        said = {config.queries, config.rings, config.rescale, config.dims, config.weights, config.products}
-        if {"split", "deep", "lazy", "pieces", "stored", "serial"} & said:
-            return "has split, deep, lazy, pieces, stored or serial, which only the orders ws and pp have; without"
+        said = {config.queries, config.rings, config.rescale, config.dims, config.weights}
+        if {"split", "deep", "lazy", "pieces", "stored"} & said:
+            return "has split, deep, lazy, pieces or stored, which only the orders ws and pp have; without"
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
@@ -192,12 +205,6 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         ),
         (config.dims == "pieces" and config.queries == "split", "has pieces or split queries; one of both"),
         (config.weights == "stored" and config.block_n < 32, "stores weights of 32 keys at least; n32"),
-        (
-            config.products == "serial"
-            and (config.order, config.queries, config.rescale, config.weights) != ("ws", "shared", "eager", "held"),
-            "has serial products, which take no turns and no other form of queries, factors or weights; ws without "
-            "split, lazy and stored",
-        ),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
@@ -367,12 +374,6 @@ def candidates() -> Iterator[ForwardConfig]:
                 yield replace(lazy, section_mib=16)
             yield from (replace(config, queries="split", section_mib=mib) for mib in (config.section_mib, 16))
             yield replace(config, rescale="lazy", exp="mix")
-        # Fewer registers are of use to a third warpgroup alone.
-        if order == "ws" and warps == 12 and grid in ("tiles", "ticket"):
-            for rings in WORDS["rings"]:
-                serial = replace(config, rings=rings, products="serial")
-                yield serial
-                yield replace(serial, section_mib=16)
 
 
 def pieces_candidates() -> Iterator[ForwardConfig]:
@@ -395,11 +396,6 @@ def pieces_candidates() -> Iterator[ForwardConfig]:
             yield config
             if grid == "ticket":
                 yield replace(config, section_mib=16)
-            if order == "ws" and warps == 12 and (rescale, weights) == ("eager", "held"):
-                serial = replace(config, products="serial")
-                yield serial
-                if grid == "ticket":
-                    yield replace(serial, section_mib=16)
 
 
 def decode_candidates(rows: int) -> Iterator[ForwardConfig]:

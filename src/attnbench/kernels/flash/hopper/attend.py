@@ -136,46 +136,6 @@ def through_keys(
 
 @gluon.jit
 @no_type_check
-def through_keys_serially(
-    q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end, WARPGROUP: gl.constexpr
-):
-    """The same, but a tile's scores are computed after the last tile's product with values, not beside it."""
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc[0].type.layout, 2)
-    rests = consumer.rests
-    q_ring = consumer.rings.q[WARPGROUP]
-    k_ring = consumer.rings.k
-    v_ring = consumer.rings.v
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
-    none = gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES)
-    k_ring.wait(count)
-    for index in range(end - begin):
-        tile = end - 1 - index
-        scores = scores_of(row, q, pieces_of(k_ring, rests.k, count), none)  # no half of the queries is held
-        if q_ring.STAGES > 1:  # noqa: SIM102 (compiled in or not; the next is asked at run time)
-            if index == 0:
-                q_ring.release_stored(done)
-        scores = warpgroup_mma_wait(0, [scores])
-        k_ring.release(count)
-        masked = tile >= split
-        if consumer.mask.HAS_LEFT:
-            masked |= tile < whole
-        if masked:
-            scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), tile, row)
-        weights, factor, row_max, sums = fold(scores, row_max, sums, consumer.scale, consumer.MIX)
-        weights = gl.convert_layout(weights.to(q[0].dtype), WEIGHTS)
-        acc = scaled(acc, factor)
-        v_ring.wait(count)
-        acc = add_values(weights, pieces_of(v_ring, rests.v, count), acc, STORED=False)
-        if tile > begin:
-            k_ring.wait(count + 1)
-        acc = wait_for_output(acc)
-        v_ring.release(count)
-        count += 1
-    return Softmax(acc=acc, row_max=row_max, sums=sums), count
-
-
-@gluon.jit
-@no_type_check
 def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     """Attend to a work item's keys and store the output; how many tiles of keys there have been then."""
     BLOCK_V: gl.constexpr = consumer.BLOCK_V
@@ -203,39 +163,22 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
         held = row  # nothing that is read
         if SPLIT:
             held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
-        if consumer.SERIAL:
-            softmax, count = through_keys_serially(
-                q=q,
-                acc=acc,
-                row_max=row_max,
-                sums=sums,
-                consumer=consumer,
-                count=count,
-                done=done,
-                row=row,
-                begin=begin,
-                whole=work.whole,
-                split=work.split,
-                end=end,
-                WARPGROUP=WARPGROUP,
-            )
-        else:
-            softmax, count = through_keys(
-                held=held,
-                q=q,
-                acc=acc,
-                row_max=row_max,
-                sums=sums,
-                consumer=consumer,
-                count=count,
-                done=done,
-                row=row,
-                begin=begin,
-                whole=work.whole,
-                split=work.split,
-                end=end,
-                WARPGROUP=WARPGROUP,
-            )
+        softmax, count = through_keys(
+            held=held,
+            q=q,
+            acc=acc,
+            row_max=row_max,
+            sums=sums,
+            consumer=consumer,
+            count=count,
+            done=done,
+            row=row,
+            begin=begin,
+            whole=work.whole,
+            split=work.split,
+            end=end,
+            WARPGROUP=WARPGROUP,
+        )
         acc, row_max, sums = softmax.acc, softmax.row_max, softmax.sums
     else:
         if SPLIT:

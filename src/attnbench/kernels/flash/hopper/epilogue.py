@@ -56,8 +56,6 @@ class Consumer:
     "one exponential in eight by a polynomial"
     LAZY: gl.constexpr
     "the output takes a softmax's factor beside the next scores"
-    SERIAL: gl.constexpr
-    "no scores while a warpgroup's product with values runs"
     GRID: gl.constexpr
 
 

@@ -20,10 +20,8 @@ and over 128 dims shared memory has room for the other half of two tiles.
 The accumulated output takes the factor of a softmax when that is known, and then the tensor cores have nothing of the
 warpgroup; LAZY, it does so beside the next scores.
 
-Dims between two powers of two may be two tiles (`hopper.pieces`).  Two forms leave a thread the registers that a third
-warpgroup costs: weights that are STORED lie in shared memory for the product with values; and in the SERIAL form a
-warpgroup's own products and softmax follow one another, so that it holds scores or weights, never both, and only the other
-warpgroups' products run beside its softmax.
+Dims between two powers of two may be two tiles (`hopper.pieces`).  Weights that are STORED lie in shared memory for the
+product with values: they leave a thread the registers that a third warpgroup costs.
 """
 
 from __future__ import annotations
@@ -118,7 +116,6 @@ class ForwardMeta(NamedTuple):
     MIX: bool
     LAZY: bool
     STORED: bool
-    SERIAL: bool
     REGISTERS: int
 
 
@@ -232,7 +229,6 @@ def flash_hopper_forward(
         TURNS=META.TURNS,
         MIX=META.MIX,
         LAZY=META.LAZY,
-        SERIAL=META.SERIAL,
         GRID=META.GRID,
     )
     if GROUPS == 2:
@@ -334,7 +330,6 @@ def launch_hopper_forward(
             MIX=config.exp == "mix",
             LAZY=config.rescale == "lazy",
             STORED=config.weights == "stored",
-            SERIAL=config.products == "serial",
             REGISTERS=WARPGROUPS[config.warps],
         ),
         num_warps=4,

@@ -77,12 +77,13 @@ def sparse_problem_of(
         raise wrong("q.shape", tuple(q.shape), "has too many dims", f"1 to {LARGEST_DIM} dims")
     if v.shape[-1] != q.shape[-1]:
         raise wrong("v.shape[-1]", v.shape[-1], "does not fit", f"{q.shape[-1]}, q's dims")
+    queries, keys = block
     return SparseProblem(
         batch=dense.batch,
         heads=q.shape[-2],
         seqlen_q=dense.max_seqlen_q,
         seqlen_k=dense.max_seqlen_k,
-        block=(block[0], block[1]),
+        block=(queries, keys),
         causal=bool(causal),
         scale=dense.scale,
     )
@@ -110,6 +111,6 @@ def check_map(block_map: Tensor, problem: SparseProblem, device: torch.device) -
         raise wrong("block_map.device", block_map.device, "does not fit", f"{device}, q's")
 
 
-def wrong(name: str, value: object, said: str, accepted: str) -> ValueError:
+def wrong(name: str, value: object, what: str, accepted: str) -> ValueError:
     """The one line of a refusal."""
-    return ValueError(f"{WHO}: {name}={value} {said}; {accepted}")
+    return ValueError(f"{WHO}: {name}={value} {what}; {accepted}")

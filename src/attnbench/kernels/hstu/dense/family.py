@@ -244,7 +244,7 @@ def _read(text: str) -> dict[str, Any]:
         raise ValueError("is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…")
     kernel, kind = KERNELS[lead]
     try:
-        return _launch(lead, kernel, kind.said(text.removeprefix(lead)))
+        return _launch(lead, kernel, kind.read_part(text.removeprefix(lead)))
     except ValueError as why:
         # What a name is spelled like is said with its beginning.
         wrong, _, accepted = str(why).partition("; ")

@@ -179,7 +179,6 @@ def flash_sparse_hopper_forward(
         TURNS=False,
         MIX=False,
         LAZY=META.LAZY,
-        SERIAL=False,
         GRID="ticket",
     )
     if GROUPS == 1:
