@@ -1,4 +1,4 @@
-"""Sessions of kernels that write into tensors made beforehand: own copies of the inputs, calls in their order."""
+"""Sessions of our kernels: own copies of the inputs, calls in their order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Buffers(ABC):
-    """What `Launch` is made of where nothing is allocated in a call.
+    """What `Launch` is made of where calls are made without autograd.
 
     The copies in `own` are the session's: reloading it leaves the inputs, which all sessions of a group
     share, as they are.  A backward uses the last forward, and there are no outputs before one.

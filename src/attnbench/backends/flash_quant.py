@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
-    """Buffers are there before; nothing but four bytes is allocated in a call."""
+    """A call allocates its results and the quantised tensors."""
 
     name = "flash-quant"
     title = "Attention in 8 bits, ours (Triton)"
@@ -66,7 +66,7 @@ class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Own copies of the inputs, the quantised tensors and results."""
+        """Own copies of the inputs."""
         from attnbench.backends.flash_quant_call import QuantSession
 
         yield QuantSession(case, inputs, self.own).launch()

@@ -1,9 +1,10 @@
-"""A session of ``flash-quant``: buffers that are there before, and the launches of our kernels on them."""
+"""A session of ``flash-quant``: the public call, on own copies of the inputs, and its phases."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch, Preparing
 from attnbench.backends.buffers import Buffers
@@ -12,6 +13,7 @@ from attnbench.errors import Unavailable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.kernels.flash.quant.prepare import Quantised
     from attnbench.workloads.attention.case import AttentionCase
     from attnbench.workloads.attention.inputs import AttentionInputs
 
@@ -41,27 +43,27 @@ class QuantFunction(Preparing):
 
 
 class QuantSession(Buffers):
-    """Own copies of the inputs, quantised tensors and results of one session.
+    """Own copies of the inputs of one session; a call allocates what it needs, as a user's does.
 
-    The op prepares in one launch; its phases `smooth` and `quantise` are that launch cut in two, which reads K and V
-    from memory twice.
+    The op prepares in one launch.  Its phases `smooth` and `quantise` are that launch cut in two, which reads K and V
+    from memory twice; they have buffers of their own, which the first of them allocates.
     """
 
     def __init__(self, case: AttentionCase, inputs: AttentionInputs, short: str) -> None:
-        import torch
-
         from attnbench.kernels.flash.quant import api
 
         super().__init__(inputs)
-        q, k, v = self.own["q"], self.own["k"], self.own["v"]
-        packed = {name: self.own[name] for name in ("cu_seqlens_q", "cu_seqlens_k") if case.packed}
-        packed |= {name: getattr(inputs, name) for name in ("max_seqlen_q", "max_seqlen_k") if case.packed}
-        self.problem = api.quant_problem_of(q, k, v, causal=case.causal, scale=case.scale, **packed)
-        api.check_offsets(self.problem, q, k)
-        self.config = api.config_for(short or None, q)
-        self.made = api.allocate(q, k, self.problem)
-        self.out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        self.lse = torch.empty(api.lse_shape(q, self.problem), dtype=torch.float32, device=q.device)
+        self.qkv = self.own["q"], self.own["k"], self.own["v"]
+        offsets = {name: self.own[name] for name in ("cu_seqlens_q", "cu_seqlens_k") if case.packed}
+        bounds = {name: getattr(inputs, name) for name in ("max_seqlen_q", "max_seqlen_k") if case.packed}
+        self.arguments: dict[str, Any] = {"causal": case.causal, "scale": case.scale, **offsets, **bounds}
+        self.problem = api.quant_problem_of(*self.qkv, **self.arguments)
+        api.check_offsets(self.problem, *self.qkv[:2])
+        self.config = api.config_for(short or None, self.qkv[0])
+        # A user's call names none: nor does the row of the default.
+        self.arguments["config"] = self.config if short else None
+        self.out: Tensor | None = None
+        self.lse: Tensor | None = None
 
     def launch(self) -> Launch:
         """What the session hands over; the whole op, and its phases apart."""
@@ -73,35 +75,50 @@ class QuantSession(Buffers):
             notes=(f"forward {self.config.short}; quantisation is part of the call",),
         )
 
-    @property
-    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, K and V."""
-        return self.own["q"], self.own["k"], self.own["v"]
+    @cached_property
+    def made(self) -> Quantised:
+        """The quantised tensors of the phases."""
+        from attnbench.kernels.flash.quant.api import allocate, launch_prepare
+
+        made = allocate(*self.qkv[:2], self.problem)
+        launch_prepare(*self.qkv, made, self.problem)
+        return made
+
+    @cached_property
+    def results_of_phase(self) -> tuple[Tensor, Tensor]:
+        """Out and lse of the phase `kernel`."""
+        import torch
+
+        from attnbench.kernels.flash.quant.api import lse_shape
+
+        q = self.qkv[0]
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        return out, torch.empty(lse_shape(q, self.problem), dtype=torch.float32, device=q.device)
 
     def smooth(self) -> None:
         """Statistics of K and V."""
         from attnbench.kernels.flash.quant.api import launch_smooth
 
-        launch_smooth(*self.operands, self.made, self.problem)
+        launch_smooth(*self.qkv, self.made, self.problem)
 
     def quantise(self) -> None:
         """Q, K and V in 8 bits."""
         from attnbench.kernels.flash.quant.api import launch_quantise
 
-        launch_quantise(*self.operands, self.made, self.problem)
+        launch_quantise(*self.qkv, self.made, self.problem)
 
     def attend(self) -> None:
         """Attention over what was quantised."""
         from attnbench.kernels.flash.quant.api import launch_quant
 
-        launch_quant(self.made, self.out, self.lse, self.problem, self.config)
+        launch_quant(self.made, *self.results_of_phase, self.problem, self.config)
 
     def run_forward(self) -> None:
-        """Prepare and attend."""
-        from attnbench.kernels.flash.quant.api import launch_prepare
+        """Call the op; the last results go first, so that peak memory is the call's own."""
+        from attnbench.kernels.flash.quant.api import flash_quant_attention
 
-        launch_prepare(*self.operands, self.made, self.problem)
-        self.attend()
+        self.out = self.lse = None
+        self.out, self.lse = flash_quant_attention(*self.qkv, **self.arguments)
 
     def run_backward(self) -> None:
         """There is none.
@@ -112,7 +129,8 @@ class QuantSession(Buffers):
         raise Unavailable("flash-quant: mode=bwd has no backward; fwd")
 
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward writes."""
+        """What the forward returned."""
+        assert self.out is not None  # asked for after a forward
         return {"out": self.out}
 
     def gradients(self) -> Mapping[str, Tensor]:

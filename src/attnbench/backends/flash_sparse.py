@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
-    """Tensors [B, S, H, D]; results are there before, and nothing but four bytes is allocated in a call."""
+    """Tensors [B, S, H, D]; a call allocates its results, and with a predictor the map and its lists."""
 
     name = "flash-sparse"
     title = "Block-sparse attention, ours (Triton)"
@@ -81,25 +81,19 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Lists of the map and results; with a given map a call launches the kernel alone."""
-        import torch
-
+        """Lists of the map; with a given map a call launches the kernel alone."""
         from attnbench.kernels.flash.sparse import api
-        from attnbench.kernels.flash.sparse.lists import lists_of
 
-        given = inputs.q, inputs.k, inputs.v
-        problem = api.sparse_problem_of(*given, block=case.block_shape, causal=case.causal, scale=case.scale)
-        config = api.config_for(self.own or None, *given, problem)
-        share, unit = config.share(problem.block_q), config.unit(problem.block_q)
-        out = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
-        lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=inputs.q.device)
+        given, own = (inputs.q, inputs.k, inputs.v), self.own or None
+        terms: dict[str, Any] = {"block": case.block_shape, "causal": case.causal}
+        problem = api.sparse_problem_of(*given, **terms, scale=case.scale)
+        config = api.config_for(own, *given, problem)
         made: dict[str, api.BlockLists] = {}
 
         def convert(blocks: Tensor) -> None:
-            made["lists"] = lists_of(blocks, inputs.q, inputs.k, problem, share=share, unit=unit)
+            made["lists"] = api.make_lists(blocks, inputs.q, inputs.k, **terms, config=config)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            api.launch_sparse(q, k, v, out, lse, made["lists"], problem, config)
-            return out
+            return api.flash_sparse_attention(q, k, v, made["lists"], **terms, scale=case.scale, config=own)[0]
 
         yield self.launch(case, inputs, attend, convert=convert, notes=(f"forward {config.short}",))

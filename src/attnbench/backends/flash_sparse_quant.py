@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Budget, Launch
 from attnbench.backends.our_triton import OurTriton
@@ -17,7 +17,7 @@ from attnbench.backends.sparse import SparseBackend, SparseLimits
 from attnbench.workloads.sparse.case import SparseCase
 
 if TYPE_CHECKING:
-    from torch import device
+    from torch import Tensor, device
 
     from attnbench.backends.differentiable import Attention
     from attnbench.kernels.flash.sparse_quant.config import Shape
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FlashSparseQuant(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
-    """Tensors [B, S, H, D]; buffers are there before, and nothing is allocated in a call."""
+    """Tensors [B, S, H, D]; a call allocates its results and the quantised tensors."""
 
     name = "flash-sparse-quant"
     title = "Block-sparse attention in 8 bits, ours (Triton)"
@@ -62,11 +62,18 @@ class FlashSparseQuant(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Lists of the map, quantised tensors and results."""
+        """Lists of the map; the phases of the preparation and the kernel have buffers of their own."""
         from attnbench.backends.flash_sparse_quant_call import SparseQuantCall
+        from attnbench.kernels.flash.sparse_quant import api
 
-        call = SparseQuantCall(case, (inputs.q, inputs.k, inputs.v), self.own)
-        notes = (f"forward {call.config.short}; quantisation is part of the call",)
-        launch = self.launch(case, inputs, call, convert=call.convert, notes=notes)
-        parts = {"smooth": call.smooth, "quantise": call.quantise, "kernel": call.kernel}
-        yield replace(launch, phases={**launch.phases, **parts})
+        parts = SparseQuantCall(case, (inputs.q, inputs.k, inputs.v), self.own)
+        terms: dict[str, Any] = {"block": case.block_shape, "causal": case.causal, "scale": case.scale}
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            assert parts.lists is not None  # made at set-up
+            return api.flash_sparse_quant_attention(q, k, v, parts.lists, **terms, config=self.own or None)[0]
+
+        notes = (f"forward {parts.config.short}; quantisation is part of the call",)
+        launch = self.launch(case, inputs, attend, convert=parts.convert, notes=notes)
+        phases = {"smooth": parts.smooth, "quantise": parts.quantise, "kernel": parts.kernel}
+        yield replace(launch, phases={**launch.phases, **phases})

@@ -1,8 +1,9 @@
-"""What ``flash-sparse-quant`` launches: lists of a map, the preparation, and the kernel over both."""
+"""The parts of ``flash-sparse-quant``: lists of a map, the preparation, and the kernel over both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Preparing
@@ -12,6 +13,7 @@ from attnbench.workloads.sparse.patterns import block_map, spans, visible_pairs
 if TYPE_CHECKING:
     from torch import Tensor, device
 
+    from attnbench.kernels.flash.quant.prepare import Quantised
     from attnbench.kernels.flash.sparse.lists import BlockLists
     from attnbench.workloads.sparse.case import SparseCase
 
@@ -40,83 +42,83 @@ def largest_error(case: SparseCase, *, given: bool) -> float:
 
 
 class SparseQuantCall:
-    """The op of one case on tensors [B, S, H, D], with buffers that are there before: ``out = call(q, k, v)``."""
+    """The op of one case on tensors [B, S, H, D], in parts: lists, preparation, kernel."""
 
     def __init__(self, case: SparseCase, operands: tuple[Tensor, Tensor, Tensor], short: str) -> None:
-        import torch
-
         from attnbench.kernels.flash.sparse_quant import api
 
-        self.operands, (q, k, _) = operands, operands
+        self.operands = operands
         self.problem, self.dense = api.problems_of(
             *operands, block=case.block_shape, causal=case.causal, scale=case.scale
         )
-        self.config = api.config_for(short or None, q, self.problem)
-        self.made = api.allocate(q, k, self.dense)
-        self.out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        self.lse = torch.empty(case.batch, case.nheads, case.seqlen, dtype=torch.float32, device=q.device)
+        self.config = api.config_for(short or None, operands[0], self.problem)
         self.lists: BlockLists | None = None
 
-    def convert(self, blocks: Tensor) -> None:
-        """Lists of a map."""
+    def convert(self, given: Tensor | BlockLists) -> None:
+        """Lists of a map, or those that are given."""
         from attnbench.kernels.flash.sparse_quant.api import listed
 
-        self.lists = listed(blocks, *self.operands[:2], self.problem)
+        self.lists = listed(given, *self.operands[:2], self.problem)
 
-    def prepare(self) -> None:
-        """Statistics, and Q, K and V in 8 bits: phases `smooth` and `quantise` in one launch, which is faster."""
-        from attnbench.kernels.flash.sparse_quant.api import launch_prepare
+    @cached_property
+    def prepared(self) -> Quantised:
+        """Q, K and V in 8 bits: phases `smooth` and `quantise` in one launch, which is faster."""
+        from attnbench.kernels.flash.sparse_quant.api import allocate, launch_prepare
 
-        launch_prepare(*self.operands, self.made, self.dense)
+        made = allocate(*self.operands[:2], self.dense)
+        launch_prepare(*self.operands, made, self.dense)
+        return made
+
+    @cached_property
+    def results(self) -> tuple[Tensor, Tensor]:
+        """Out and lse."""
+        import torch
+
+        from attnbench.kernels.flash.sparse_quant.api import lse_shape
+
+        q = self.operands[0]
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        return out, torch.empty(lse_shape(q, self.dense), dtype=torch.float32, device=q.device)
 
     def smooth(self) -> None:
         """Statistics of K and V."""
         from attnbench.kernels.flash.sparse_quant.api import launch_smooth
 
-        launch_smooth(*self.operands, self.made, self.dense)
+        launch_smooth(*self.operands, self.prepared, self.dense)
 
     def quantise(self) -> None:
         """Q, K and V in 8 bits."""
         from attnbench.kernels.flash.sparse_quant.api import launch_quantise
 
-        launch_quantise(*self.operands, self.made, self.dense)
+        launch_quantise(*self.operands, self.prepared, self.dense)
 
     def kernel(self) -> None:
         """Attention over what was quantised and listed."""
         from attnbench.kernels.flash.sparse_quant.api import launch_sparse_quant
 
         assert self.lists is not None, "convert was not called"
-        launch_sparse_quant(self.made, self.out, self.lse, self.lists, self.problem, self.config)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Prepare and attend."""
-        self.operands = q, k, v
-        self.prepare()
-        self.kernel()
-        return self.out
+        launch_sparse_quant(self.prepared, *self.results, self.lists, self.problem, self.config)
 
 
 def _prepared(
     case: SparseCase, short: str, operands: tuple[Tensor, Tensor, Tensor], given: Tensor | BlockLists
 ) -> SparseQuantCall:
-    """A call on a model's tensors that has its lists and is quantised; its output is a tensor of its own."""
+    """A call on a model's tensors that has its lists and is quantised."""
     import torch
-
-    from attnbench.kernels.flash.sparse_quant.api import listed
 
     with torch.cuda.device_of(operands[0]):  # Triton launches on the current device
         call = SparseQuantCall(case, operands, short)
-        call.lists = listed(given, *operands[:2], call.problem)
-        call.prepare()
+        call.convert(given)
+        assert call.prepared
     return call
 
 
 def _attended(call: SparseQuantCall) -> Tensor:
     import torch
 
-    with torch.cuda.device_of(call.out):
+    with torch.cuda.device_of(call.operands[0]):
         call.kernel()
-    return call.out
+    return call.results[0]
 
 
 class OverGivenMap(Preparing):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
-    """Buffers are there before; a call allocates nothing but a tile counter, or partial results of few queries."""
+    """A call allocates its results, and a tile counter, or partial results of few queries."""
 
     name = "flash-triton"
     title = "FlashAttention, ours (Triton)"
@@ -63,6 +63,7 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
             right=case.causal or (case.window or (-1, -1))[1] >= 0,
             capability=capability,
             repeats=case.group_size,
+            heads=case.batch * case.nheads,
         )
 
     def attend(self, case: AttentionCase, device: device) -> Attention:

@@ -1,4 +1,7 @@
-"""A session of ``flash-triton``: buffers that are there before, and the calls of our kernels on them."""
+"""A session of ``flash-triton``: the public calls of our kernels, on own copies of the inputs.
+
+So a row's time on the host is what a user's call takes.  A backward is called without autograd around it.
+"""
 
 from __future__ import annotations
 
@@ -16,65 +19,67 @@ if TYPE_CHECKING:
     from attnbench.workloads.attention.inputs import AttentionInputs
 
 
+PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+"Arguments of packed sequences alone."
+
+
 def function_of(case: AttentionCase, short: str) -> Attention:
     """The forward as a function of tensors [B, S, H, D] that lie in rows; its results are new tensors."""
-    import torch
+    from attnbench.kernels.flash.api import flash_attention
 
-    from attnbench.kernels.flash import api as kernels
-    from attnbench.kernels.flash.config.family import FAMILY
-
-    said = FAMILY.split(short) if short else {}
-    known: dict[tuple[object, ...], tuple[Any, Any]] = {}
+    arguments = _arguments(case, short)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        shapes = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
-        if shapes not in known:
-            problem = kernels.problem_of(q, k, v, causal=case.causal, window=case.window, scale=case.scale)
-            known[shapes] = (
-                problem,
-                (kernels.parse(said["forward"]) if "forward" in said else kernels.default_forward(q, k, v, problem)),
-            )
-        problem, config = known[shapes]
-        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-        lse = torch.empty(kernels.lse_shape(q, problem), dtype=torch.float32, device=q.device)
-        with torch.cuda.device_of(q):  # Triton launches on the current device
-            kernels.launch_forward(q, k, v, out, lse, problem, config)
-        return out
+        return flash_attention(q, k, v, **arguments)[0]
 
     return attend
 
 
+def _arguments(case: AttentionCase, short: str) -> dict[str, Any]:
+    """Arguments of `flash_attention` that follow from the case and the row's name."""
+    from attnbench.kernels.flash.config.family import FAMILY
+
+    configs = FAMILY.split(short) if short else {}
+    return {"causal": case.causal, "window": case.window, "scale": case.scale, **configs}
+
+
 class FlashSession(Buffers):
-    """Own copies of the inputs, results and workspace of one session."""
+    """Own copies of the inputs of one session; a call allocates its results, as a user's does."""
 
     def __init__(self, case: AttentionCase, inputs: AttentionInputs, short: str) -> None:
-        import torch
-
         from attnbench.kernels.flash import api as kernels
-        from attnbench.kernels.flash.config.family import FAMILY
+        from attnbench.kernels.flash.calls import call_of
 
         super().__init__(inputs)
         self.case = case
-        q, k, v = self.own["q"], self.own["k"], self.own["v"]
-        packed = {name: self.own[name] for name in ("cu_seqlens_q", "cu_seqlens_k") if case.packed}
-        packed |= {name: getattr(inputs, name) for name in ("max_seqlen_q", "max_seqlen_k") if case.packed}
-        self.problem = kernels.problem_of(q, k, v, causal=case.causal, window=case.window, scale=case.scale, **packed)
-        kernels.check_values(self.problem, q, k)
-        said = FAMILY.split(short) if short else {}
-        self.config = (
-            kernels.parse(said["forward"]) if "forward" in said else kernels.default_forward(q, k, v, self.problem)
+        self.qkv = self.own["q"], self.own["k"], self.own["v"]
+        self.offsets = self.own.get("cu_seqlens_q"), self.own.get("cu_seqlens_k")
+        bounds = (inputs.max_seqlen_q, inputs.max_seqlen_k) if case.packed else (None, None)
+        self.arguments = _arguments(case, short) | dict(zip(PACKED, (*self.offsets, *bounds), strict=True))
+        problem = kernels.problem_of(
+            *self.qkv, **{name: value for name, value in self.arguments.items() if name not in ("forward", "backward")}
         )
+        forward, backward = self.arguments.get("forward"), self.arguments.get("backward")
+        self.config = kernels.parse(forward) if forward else kernels.default_forward(*self.qkv, problem)
         self.backward_config = (
-            kernels.parse_backward(said["backward"])
-            if "backward" in said
-            else (kernels.default_backward(q, k, v, self.problem))
+            kernels.parse_backward(backward) if backward else kernels.default_backward(*self.qkv, problem)
         )
-        self.out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-        self.lse = torch.empty(kernels.lse_shape(q, self.problem), dtype=torch.float32, device=q.device)
-        self.grads: dict[str, Tensor] = {}
-        if case.has_backward:
-            self.grads = {f"d{name}": torch.empty_like(self.own[name]) for name in ("q", "k", "v")}
-            self.workspace = kernels.workspace_of(q, self.problem, self.backward_config)
+        self.call = call_of(
+            *self.qkv,
+            *self.offsets,
+            max_seqlen_q=bounds[0],
+            max_seqlen_k=bounds[1],
+            causal=case.causal,
+            window=case.window,
+            scale=case.scale,
+            deterministic=False,
+            forward=forward,
+            backward=backward,
+            validate=True,
+        )
+        self.out: Tensor | None = None
+        self.lse: Tensor | None = None
+        self.grads: dict[str, Tensor | None] = {}
 
     def launch(self) -> Launch:
         """What the session hands over."""
@@ -90,36 +95,25 @@ class FlashSession(Buffers):
         )
 
     def run_forward(self) -> None:
-        """Launch the forward."""
-        from attnbench.kernels.flash.forward import launch_forward
+        """Call the forward; the last results go first, so that peak memory is the call's own."""
+        from attnbench.kernels.flash.api import flash_attention
 
-        own = self.own
-        launch_forward(own["q"], own["k"], own["v"], self.out, self.lse, self.problem, self.config)
+        self.out = self.lse = None
+        self.out, self.lse = flash_attention(*self.qkv, **self.arguments)
 
     def run_backward(self) -> None:
-        """Launch the backward."""
-        from attnbench.kernels.flash.backward import launch_backward
-
-        own, (dq, dk, dv) = self.own, self.grads.values()
-        launch_backward(
-            own["q"],
-            own["k"],
-            own["v"],
-            self.out,
-            own["dout"],
-            self.lse,
-            dq,
-            dk,
-            dv,
-            self.problem,
-            self.backward_config,
-            self.workspace,
-        )
+        """Call the backward on what the last forward left."""
+        assert self.out is not None  # called after a forward
+        assert self.lse is not None
+        self.grads = {}
+        found = self.call.gradients(self.own["dout"], *self.qkv, self.out, self.lse, *self.offsets)
+        self.grads = dict(zip(("dq", "dk", "dv"), found, strict=True))
 
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward writes."""
+        """What the forward returned."""
+        assert self.out is not None  # asked for after a forward
         return {"out": self.out}
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """What the backward writes."""
-        return self.grads
+        """What the backward returned."""
+        return {name: x for name, x in self.grads.items() if x is not None}

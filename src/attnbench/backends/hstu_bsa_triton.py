@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HstuBsaTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
-    """Five kernels forward, three backward, all with buffers that are there before."""
+    """Five kernels forward, three backward; a call allocates its results and workspace."""
 
     name = "hstu-bsa-triton"
     title = "HSTU block-sparse, ours (Triton)"
@@ -50,7 +50,7 @@ class HstuBsaTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
-        """Own copies of the inputs, results and workspace; nothing is allocated in a call."""
+        """Own copies of the inputs."""
         from attnbench.backends.hstu_bsa_triton_call import BsaSession
 
         yield BsaSession(case, inputs, {} if self.config is None else self.config.values, self.name).launch()

@@ -1,8 +1,12 @@
-"""A session of ``hstu-bsa-triton``: buffers that are there before, and the calls of our kernels on them."""
+"""A session of ``hstu-bsa-triton``: the public calls of our kernels, on own copies of the inputs.
+
+So a row's time on the host is what a user's call takes.  A backward is called without autograd around it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Launch
@@ -12,29 +16,28 @@ from attnbench.errors import Unsupported
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnbench.kernels.hstu.bsa.call import BsaCall
     from attnbench.kernels.hstu.bsa.plan import BsaConfig
     from attnbench.workloads.hstu.case import HstuCase
     from attnbench.workloads.hstu.inputs import HstuInputs
 
 
-def _said(config: BsaConfig) -> str:
+def _note(config: BsaConfig) -> str:
     """Which kernels run, as a launch notes it."""
     attend = "for Hopper" if config.attend else f"schedule {config.schedule}"
     return f"select {'for Hopper' if config.select else 'portable'}, attend {attend}"
 
 
 class BsaSession(Buffers):
-    """Own copies of the inputs, results and workspace of one session; nothing is allocated in a call."""
+    """Own copies of the inputs of one session; a call allocates what it needs, as a user's does."""
 
     def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any], who: str) -> None:
-        import torch
-
         from attnbench.kernels.hstu.bsa import api as kernels
 
         super().__init__(inputs)
         self.case = case
         own, cached = self.own, case.delta_q is not None
-        tensors = kernels.BsaTensors(
+        self.given = kernels.BsaTensors(
             q=own["q"],
             k=own["k"],
             v=own["v"],
@@ -43,47 +46,31 @@ class BsaSession(Buffers):
             offsets_q=own["seq_offsets_q"] if cached else None,
             num_targets=own.get("num_targets"),
         )
-        numbers: dict[str, Any] = {
-            "max_seqlen": inputs.max_seqlen,
-            "max_seqlen_q": inputs.max_seqlen_q,
-            "alpha": case.alpha,
-            "scaling_seqlen": case.scaling_seqlen,
-            "block_size": case.block_size,
-            "local_window": case.local_window,
-            "selection": case.selection,
-        }
-        # Sequences may all be shorter than the case allows; the slots behind their blocks stay empty.
-        kernels.check(
-            tensors,
-            **numbers | {"max_seqlen": max(case.seqlen, inputs.max_seqlen)},
+        # Sequences may all be shorter than the case allows: the slots behind their blocks stay empty.
+        room = min(case.seqlen, case.block_counts * case.block_size)
+        self.numbers = kernels.Numbers(
+            max_seqlen=max(inputs.max_seqlen, room),
+            block_size=case.block_size,
             block_counts=case.block_counts,
-            validate=True,
+            local_window=case.local_window,
+            selection=case.selection,
+            pairs=case.pairs,
+            max_seqlen_q=inputs.max_seqlen_q,
+            alpha=case.alpha,
+            scaling_seqlen=case.scaling_seqlen,
         )
-        problem = kernels.problem_of(tensors, **numbers, block_counts=case.block_counts, pairs=case.pairs)
+        self.problem = kernels.checked(self.given, self.numbers)
         config = kernels.changed_config(
-            kernels.default_config(problem, tensors.capability, rows=tensors.rows), problem, changes
+            kernels.default_config(self.problem, self.given.capability, rows=self.given.rows), self.problem, changes
         )
-        if fault := kernels.config_fault(problem, config, capability=tensors.capability):
+        if fault := kernels.config_fault(self.problem, config, capability=self.given.capability):
             raise Unsupported(f"{who}: {fault}; another configuration")
-        device, rows = tensors.q.device, (problem.queries, problem.list_heads, problem.block_counts)
-        out = torch.empty(problem.queries, problem.heads, problem.linear_dim, dtype=problem.dtype, device=device)
-        self.call = tensors.call(
-            problem,
-            config,
-            out,
-            torch.empty(rows, dtype=torch.int32, device=device),
-            kernels.forward_workspace(problem, config, device),
-        )
-        self.call_back = None
-        if case.has_backward:
-            shapes = kernels.backward_shapes(problem, config)
-            self.call_back = kernels.BsaGradients(
-                call=self.call,
-                dout=own["dout"],
-                workspace=kernels.allocate(shapes, device),
-                **{f"d{name}": torch.empty_like(own[name]) for name in ("q", "k", "v")},
-                dgates=torch.empty_like(own["gates"]) if "gates" in own else None,
-            )
+        # A user's call names none: nor does the row of the default.
+        self.config = config if changes else None
+        self.call = kernels.call_of(self.given, self.numbers, self.config, validate=True)
+        self.found: tuple[Tensor, ...] = ()
+        "out, blocks and, in a mode with a backward, what it reads of the forward"
+        self.grads: dict[str, Tensor | None] = {}
 
     def launch(self) -> Launch:
         """What the session hands over."""
@@ -91,40 +78,64 @@ class BsaSession(Buffers):
 
         return Launch(
             forward=self.forward,
-            backward=self.backward if self.call_back else None,
+            backward=self.backward if self.case.has_backward else None,
             outputs=self.outputs,
             reload=self.load,
             phases=self.phases(),
             executed_flops=sparse_work(self.case).flops,
-            notes=(_said(self.call.config), "deterministic"),
+            notes=(_note(self.call.config), "deterministic"),
         )
 
     def run_forward(self) -> None:
-        """Launch the forward."""
-        from attnbench.kernels.hstu.bsa.forward import forward
+        """Call the forward; the last results go first, so that peak memory is the call's own."""
+        from attnbench.kernels.hstu.bsa.api import hstu_bsa_attention
 
-        forward(self.call)
+        self.found = ()
+        if self.case.has_backward:
+            self.found = tuple(x for x in self.call.forward(*self.given) if x is not None)
+            return
+        tensors, numbers = self.given._asdict(), self.numbers._asdict()
+        self.found = hstu_bsa_attention(**tensors, **numbers, config=self.config)
 
     def run_backward(self) -> None:
-        """Launch the backward."""
-        from attnbench.kernels.hstu.bsa.backward import backward
-
-        assert self.call_back is not None  # only a case with a backward has the call
-        backward(self.call_back)
+        """Call the backward on what the last forward left."""
+        self.grads = {}
+        _, blocks, *saved = self.found
+        found = self.call.gradients(self.own["dout"], blocks, *self.given, *saved)
+        self.grads = dict(zip(("dq", "dk", "dv", "dgates"), found, strict=True))
 
     def phases(self) -> dict[str, Callable[[], None]]:
         """Parts of the forward, on what its last call left; `attend` adds to the output once more."""
-        from functools import partial
-
         from attnbench.kernels.hstu.bsa import forward as parts
 
-        return {name: partial(getattr(parts, name), self.call) for name in ("pool", "select", "lists", "attend")}
+        def run(name: str) -> None:
+            getattr(parts, name)(self.parts)
+
+        return {name: partial(run, name) for name in ("pool", "select", "lists", "attend")}
+
+    @cached_property
+    def parts(self) -> BsaCall:
+        """A forward with buffers of its own, for the phases; it was called once."""
+        import torch
+
+        from attnbench.kernels.hstu.bsa import api as kernels
+
+        p, config, device = self.problem, self.call.config, self.given.q.device
+        call = self.given.call(
+            p,
+            config,
+            torch.empty(p.queries, p.heads, p.linear_dim, dtype=p.dtype, device=device),
+            torch.empty(p.queries, p.list_heads, p.block_counts, dtype=torch.int32, device=device),
+            kernels.forward_workspace(p, config, device),
+        )
+        kernels.forward(call)
+        return call
 
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward writes."""
-        return {"out": self.call.out, "blocks": self.call.blocks}
+        """What the forward returned."""
+        out, blocks, *_ = self.found
+        return {"out": out, "blocks": blocks}
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """What the backward writes."""
-        found = {name: getattr(self.call_back, name) for name in ("dq", "dk", "dv", "dgates")}
-        return {name: x for name, x in found.items() if x is not None}
+        """What the backward returned."""
+        return {name: x for name, x in self.grads.items() if x is not None}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
-    """Buffers are there before; a call allocates nothing but a ticket's four bytes."""
+    """A call allocates its results, and a tile counter."""
 
     name = "hstu-triton"
     title = "HSTU, ours (Triton)"

@@ -1,4 +1,7 @@
-"""A session of ``hstu-triton``: buffers that are there before, and the calls of our kernels on them."""
+"""A session of ``hstu-triton``: the public calls of our kernels, on own copies of the inputs.
+
+So a row's time on the host is what a user's call takes.  A backward is called without autograd around it.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +19,40 @@ if TYPE_CHECKING:
 
 
 class HstuSession(Buffers):
-    """Own copies of the inputs, results and workspace of one session."""
+    """Own copies of the inputs of one session; a call allocates its results, as a user's does."""
 
     def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any]) -> None:
-        import torch
-
         from attnbench.kernels.hstu.dense import api as kernels
+        from attnbench.kernels.hstu.dense.calls import call_of
 
         super().__init__(inputs)
         self.case = case
         own = self.own
-        self.problem = kernels.Problem(
-            offsets=own["seq_offsets"],
-            offsets_q=own["seq_offsets_q"] if case.delta_q is not None else None,
-            num_targets=own.get("num_targets"),
-            max_seqlen=inputs.max_seqlen,
-            max_seqlen_q=inputs.max_seqlen_q,
-            alpha=case.alpha,
-            scaling_seqlen=case.scaling_seqlen,
-            causal=case.causal,
-            contextual_len=case.contextual_len,
-            max_attn_len=case.max_attn_len,
-        )
-        qkv = own["q"], own["k"], own["v"]
-        kernels.check_tensors(*qkv, self.problem)
-        kernels.check_values(*qkv, self.problem)
+        self.qkv = own["q"], own["k"], own["v"]
+        self.table: dict[str, Any] = {
+            "offsets": own["seq_offsets"],
+            "offsets_q": own["seq_offsets_q"] if case.delta_q is not None else None,
+            "num_targets": own.get("num_targets"),
+        }
         self.forward_config, self.backward_config = kernels.configs_of(
-            *qkv, inputs.max_seqlen, changes, alpha=case.alpha
+            *self.qkv, inputs.max_seqlen, changes, alpha=case.alpha
         )
-        self.out = torch.empty(*own["q"].shape[:2], own["v"].shape[2], dtype=own["q"].dtype, device=own["q"].device)
-        self.grads: dict[str, Tensor] = {}
-        self.workspace: Tensor | None = None
-        if case.has_backward:
-            self.grads = {f"d{name}": torch.empty_like(own[name]) for name in ("q", "k", "v")}
-            shape = kernels.workspace_shape(own["q"], self.backward_config)
-            self.workspace = None if shape is None else torch.empty(shape, dtype=torch.float32, device=self.out.device)
+        self.arguments = self.table | {
+            "max_seqlen": inputs.max_seqlen,
+            "max_seqlen_q": inputs.max_seqlen_q,
+            "alpha": case.alpha,
+            "scaling_seqlen": case.scaling_seqlen,
+            "causal": case.causal,
+            "contextual_len": case.contextual_len,
+            "max_attn_len": case.max_attn_len,
+            "deterministic": bool(changes.get("deterministic", False)),
+            # A user's call names none: nor does the row of the defaults.
+            "forward": self.forward_config if changes else None,
+            "backward": self.backward_config if changes else None,
+        }
+        self.call = call_of(*self.qkv, **self.arguments, validate=True)
+        self.out: Tensor | None = None
+        self.grads: dict[str, Tensor | None] = {}
 
     def launch(self) -> Launch:
         """What the session hands over."""
@@ -82,26 +84,23 @@ class HstuSession(Buffers):
         return work(case).flops + 2 * (case.attn_dim + case.linear_dim) * case.nheads * visible_pairs(case)
 
     def run_forward(self) -> None:
-        """Launch the forward."""
-        from attnbench.kernels.hstu.dense.forward import launch_forward
+        """Call the forward; the last result goes first, so that peak memory is the call's own."""
+        from attnbench.kernels.hstu.dense.api import hstu_attention
 
-        own = self.own
-        launch_forward(own["q"], own["k"], own["v"], self.out, self.problem, self.forward_config)
+        self.out = None
+        self.out = hstu_attention(*self.qkv, **self.arguments)
 
     def run_backward(self) -> None:
-        """Launch the backward."""
-        from attnbench.kernels.hstu.dense.backward import launch_backward
-
-        own = self.own
-        dq, dk, dv = self.grads.values()
-        launch_backward(
-            own["q"], own["k"], own["v"], own["dout"], dq, dk, dv, self.problem, self.backward_config, self.workspace
-        )
+        """Call the backward."""
+        self.grads = {}
+        found = self.call.gradients(self.own["dout"], *self.qkv, *self.table.values())
+        self.grads = dict(zip(("dq", "dk", "dv"), found, strict=True))
 
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward writes."""
+        """What the forward returned."""
+        assert self.out is not None  # asked for after a forward
         return {"out": self.out}
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """What the backward writes."""
-        return self.grads
+        """What the backward returned."""
+        return {name: x for name, x in self.grads.items() if x is not None}

@@ -134,8 +134,8 @@ class _Unpickler(pickle.Unpickler):
         return made.requires_grad_(needs_grad)
 
 
-def _wrong(name: str, value: object, said: str, accepted: str) -> ValueError:
-    return ValueError(f"{WHO}: {name}={value} {said}; {accepted}")
+def _wrong(name: str, value: object, what: str, accepted: str) -> ValueError:
+    return ValueError(f"{WHO}: {name}={value} {what}; {accepted}")
 
 
 def _packed(what: Any) -> bytes:
@@ -178,7 +178,7 @@ def _answers(request: bytes) -> Iterator[dict[str, Any]]:
 # ── in the other process ───────────────────────────────────────────────────────────────────────────
 
 
-def _tell(**word: Any) -> None:
+def _send(**word: Any) -> None:
     """Say one thing to who started this process."""
     sys.stdout.write(f"{json.dumps(word)}\n")
     sys.stdout.flush()
@@ -200,10 +200,10 @@ def _serve() -> None:
             for call in calls:
                 _call_with_gradients(call)
     except ValueError as why:
-        _tell(refused=str(why))
+        _send(refused=str(why))
         return
-    _tell(kernels=len(jobs))
-    compile_all(jobs.values(), processes=processes, on_end=lambda job, done: _tell(done=done))
+    _send(kernels=len(jobs))
+    compile_all(jobs.values(), processes=processes, on_end=lambda job, done: _send(done=done))
 
 
 if __name__ == "__main__":

@@ -73,9 +73,9 @@ def check_offsets(problem: Problem, q: Tensor, k: Tensor) -> None:
         raise _ours(why) from None
 
 
-def wrong(name: str, value: object, said: str, accepted: str) -> ValueError:
+def wrong(name: str, value: object, what: str, accepted: str) -> ValueError:
     """The error for an argument, in one line."""
-    return ValueError(f"{WHO}: {name}={value} {said}; {accepted}")
+    return ValueError(f"{WHO}: {name}={value} {what}; {accepted}")
 
 
 def _ours(why: ValueError) -> ValueError:

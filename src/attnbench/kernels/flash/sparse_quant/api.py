@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from attnbench.kernels.flash.problem import lse_shape
 from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_prepare, launch_quantise, launch_smooth
 from attnbench.kernels.flash.sparse.lists import BlockLists, of_lists
 from attnbench.kernels.flash.sparse_quant.calls import call, config_for, listed
@@ -35,6 +36,7 @@ __all__ = [
     "launch_smooth",
     "launch_sparse_quant",
     "listed",
+    "lse_shape",
     "problems_of",
 ]
 

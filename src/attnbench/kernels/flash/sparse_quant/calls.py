@@ -16,7 +16,7 @@ from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.flash.sparse_quant.config import FORWARD, Shape, SparseQuantConfig, default_config
 from attnbench.kernels.flash.sparse_quant.forward import launch_sparse_quant
 from attnbench.kernels.flash.sparse_quant.portable.forward import flash_sparse_quant_forward
-from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of, said_here, wrong
+from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of, refused_here, wrong
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.kept import Kept, Launches, Results, exact, facts_of
 from attnbench.kernels.shared.limits import as_float, check_flags
@@ -46,7 +46,7 @@ def listed(
     """
     if isinstance(given, BlockLists):
         return given
-    with said_here():
+    with refused_here():
         lists = lists_of(given, q, k, problem)
     if validate:
         values = given.contiguous().view(torch.uint8)

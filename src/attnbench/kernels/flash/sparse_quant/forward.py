@@ -10,7 +10,7 @@ from attnbench.kernels.flash.sparse.lists import BlockLists, check_lists
 from attnbench.kernels.flash.sparse.problem import SparseProblem
 from attnbench.kernels.flash.sparse_quant.config import SparseQuantConfig
 from attnbench.kernels.flash.sparse_quant.portable.forward import ForwardMeta, flash_sparse_quant_forward
-from attnbench.kernels.flash.sparse_quant.problem import said_here
+from attnbench.kernels.flash.sparse_quant.problem import refused_here
 from attnbench.kernels.shared.kept import launch
 
 
@@ -30,7 +30,7 @@ def launch_sparse_quant(
     Raises:
         ValueError: the lists are another problem's, or shared by rows; the one line says which.
     """
-    with said_here():
+    with refused_here():
         check_lists(lists, problem, share=1, unit=problem.block_q, device=out.device)
     if lists.items.shape[0] == 0 or out.numel() == 0:
         return

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnbench.kernels.flash.sparse.operators import LISTS, NUMBERS, TENSORS, Results, empty_results, lists_of, parted
 from attnbench.kernels.flash.sparse.problem import check_map
 from attnbench.kernels.flash.sparse_quant.calls import call, check_device, config_for
-from attnbench.kernels.flash.sparse_quant.problem import problems_of, said_here
+from attnbench.kernels.flash.sparse_quant.problem import problems_of, refused_here
 from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
 
 
@@ -33,7 +33,7 @@ def fake_forward(
         ValueError: as `flash_sparse_quant_attention` says, but for what hangs on addresses.
     """
     problem, _ = problems_of(q, k, v, block=block, causal=causal, scale=scale)
-    with said_here():
+    with refused_here():
         check_map(block_map, problem, q.device)
     return _results(q, k, v, block, causal, scale, config)
 

@@ -15,7 +15,7 @@ WHO = "flash_sparse_quant_attention"
 
 
 @contextmanager
-def said_here() -> Iterator[None]:
+def refused_here() -> Iterator[None]:
     """What is refused within, in one line of another function, is refused by this one."""
     try:
         yield
@@ -39,11 +39,11 @@ def problems_of(
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
-    with said_here():
+    with refused_here():
         sparse = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
         return sparse, quant_problem_of(q, k, v, causal=causal, scale=scale)
 
 
-def wrong(name: str, value: object, said: str, accepted: str) -> ValueError:
+def wrong(name: str, value: object, what: str, accepted: str) -> ValueError:
     """The one line of a refusal."""
-    return ValueError(f"{WHO}: {name}={value} {said}; {accepted}")
+    return ValueError(f"{WHO}: {name}={value} {what}; {accepted}")

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.backward import BsaGradients, backward
 from attnbench.kernels.hstu.bsa.call import BsaCall, allocate, forward_workspace
-from attnbench.kernels.hstu.bsa.calls import HstuBsaAttention, Numbers, call_of
+from attnbench.kernels.hstu.bsa.calls import HstuBsaAttention, Numbers, call_of, checked
 from attnbench.kernels.hstu.bsa.forward import forward
-from attnbench.kernels.hstu.bsa.inputs import WHO, BsaTensors, check, problem_of
+from attnbench.kernels.hstu.bsa.inputs import WHO, BsaTensors, problem_of
 from attnbench.kernels.hstu.bsa.operators import FORWARD
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, backward_shapes, changed_config, config_fault, default_config
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
@@ -42,11 +42,13 @@ __all__ = [
     "BsaGradients",
     "BsaProblem",
     "BsaTensors",
+    "Numbers",
     "allocate",
     "backward",
     "backward_shapes",
+    "call_of",
     "changed_config",
-    "check",
+    "checked",
     "config_fault",
     "default_config",
     "forward",
