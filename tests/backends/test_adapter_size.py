@@ -11,14 +11,10 @@ from attnbench.backends.registry import all_backends
 MOST = 60
 
 LONGER = {
-    "flex": "the mask as a function, dense and packed",
     "hstu_bsa_eager": "the block-sparse function itself, in PyTorch",
     "hstu_fbgemm": "versions of the library whose arguments differ",
-    "hstu_meta_triton": "kernels of a checkout: found, looked at and imported",
-    "serving_gathered": "runs a backend of another workload, copies in and out",
-    "sparge": "two backends, with the thresholds of a prediction and the library's own maps",
     "sparse_flashinfer": "two wrappers with a format of lists each",
-    "video": "runs a backend of another workload inside a model",
+    "video": "runs any backend of two other workloads inside a model",
 }
 """Files that are longer, and what they hold that a parameter of the base classes cannot say."""
 

@@ -3,6 +3,7 @@ import torch
 
 from attnbench.backends import flex
 from attnbench.backends.base import Machine
+from attnbench.backends.mask import Mask
 from attnbench.backends.registry import all_backends
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.inputs import make_inputs
@@ -82,9 +83,13 @@ def test_masks_and_layouts_without_compiling(monkeypatch, shape, more):
     run(AttentionCase(**shape, **more), seeds=(1, 2))
 
 
+def rule_of(case):
+    return Mask.of(case).rule(case, None)
+
+
 def test_no_mask_is_no_block_mask():
-    assert flex.mask_rule(AttentionCase(**SHAPE), None) is None
-    assert flex.mask_rule(AttentionCase(**{**SHAPE, "seqlen": 1}, causal=True, seqlen_k=9), None) is None
+    assert rule_of(AttentionCase(**SHAPE)) is None
+    assert rule_of(AttentionCase(**{**SHAPE, "seqlen": 1}, causal=True, seqlen_k=9)) is None
 
 
 def test_buffers_are_kept_while_the_first_call_compiles(monkeypatch):

@@ -67,7 +67,7 @@ def test_ours_is_right_and_survives_the_examination(selector, values):
         assert (launch.executed_flops is None) == ("[" not in selector)
 
 
-def test_ours_wants_a_forward_first_and_allocates_nothing_in_a_call():
+def test_ours_wants_a_forward_first_and_makes_the_calls_a_user_makes(monkeypatch):
     pytest.importorskip("triton")
     case = case_of()
     with interpreted(), all_backends()["hstu-triton"].session(case, make(case)) as launch:
@@ -75,9 +75,18 @@ def test_ours_wants_a_forward_first_and_allocates_nothing_in_a_call():
             with pytest.raises(WorkerError, match="before forward"):
                 early()
         launch.call("fwd-bwd")()
-        places = {name: tensor.data_ptr() for name, tensor in launch.outputs().items()}
+        first = launch.outputs()
         launch.call("fwd-bwd")()
-        assert {name: tensor.data_ptr() for name, tensor in launch.outputs().items()} == places
+        again = launch.outputs()
+        assert set(first) == set(again) == {"out", "dq", "dk", "dv"}
+        assert all(again[name].data_ptr() != x.data_ptr() for name, x in first.items()), "results are a call's own"
+        torch.testing.assert_close(again["out"], first["out"], rtol=0, atol=0)
+        calls = []
+        monkeypatch.setattr(
+            "attnbench.kernels.hstu.dense.api.hstu_attention", lambda *qkv, **said: calls.append(said) or qkv[0]
+        )
+        launch.forward()
+        assert [said["causal"] for said in calls] == [case.causal]
 
 
 def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
@@ -194,7 +203,7 @@ def test_every_configuration_of_ours_is_another_launch(mode, monkeypatch):
 
 @pytest.mark.parametrize("name", ["hstu-triton", "hstu-fbgemm", "hstu-meta-triton"])
 def test_on_a_cpu_they_say_what_they_need(name):
-    with pytest.raises(Unsupported, match=rf"{name}: device=cpu is not supported; one of cuda"):
+    with pytest.raises(Unsupported, match=rf"{name}: device=cpu is not supported; cuda$"):
         all_backends()[name].check(case_of(), Machine("cpu"))
 
 
@@ -441,7 +450,7 @@ def test_fbgemm_says_why_it_does_not_import(monkeypatch):
 def test_fbgemm_refuses_what_it_does_not_compute(values, words):
     with pytest.raises(Unsupported, match=f"hstu-fbgemm: {words}"):
         all_backends()["hstu-fbgemm"].check(case_of(**values), HOPPER)
-    with pytest.raises(Unsupported, match=r"compute capability=10.0 is not supported; 8.x or 9.x"):
+    with pytest.raises(Unsupported, match=r"compute capability=10.0 is not supported; below 10.0"):
         all_backends()["hstu-fbgemm"].check(case_of(), Machine("cuda", (10, 0)))
 
 

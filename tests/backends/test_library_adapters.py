@@ -554,7 +554,7 @@ def test_sage_has_a_budget_of_its_own():
 @pytest.mark.parametrize(
     ("name", "case", "machine", "words"),
     [
-        ("flash-attn-2", case_of(), Machine("cpu"), "flash-attn-2: device=cpu is not supported; one of cuda"),
+        ("flash-attn-2", case_of(), Machine("cpu"), "flash-attn-2: device=cpu is not supported; cuda"),
         ("flash-attn-2", case_of(dtype="fp32"), HOPPER, "flash-attn-2: dtype=fp32 is not supported; one of fp16, bf16"),
         ("flash-attn-2", case_of(headdim=264), HOPPER, "flash-attn-2: headdim=264 is too large; at most 256"),
         (

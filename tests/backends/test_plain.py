@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
+
 import pytest
 
 from attnbench.backends.base import Machine
@@ -120,6 +124,36 @@ def test_what_is_no_kernel_is_refused_with_the_signature(tmp_path, text, words):
     with pytest.raises(UsageError, match=words) as refused:
         backend(tmp_path, text)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["my kernel.py", "all.py", "a,b.py", "re\x1b[31md.py"])
+def test_a_file_that_names_no_backend_is_to_be_renamed(tmp_path, name):
+    with pytest.raises(
+        UsageError, match=r"\.py names no backend: attention is called after its file; .*; rename"
+    ) as no:
+        backend(tmp_path, PLAIN, name)
+    assert "\x1b" not in str(no.value)
+    assert "Plain" not in str(no.value)
+
+
+def test_a_module_beside_the_file_is_answered_with_the_variable_that_finds_it(tmp_path):
+    (tmp_path / "beside.py").write_text("SCALE = 1\n")
+    with pytest.raises(
+        UsageError, match=rf"line 1: .*'beside'; .*; beside beside it is found by PYTHONPATH={tmp_path}$"
+    ):
+        backend(tmp_path, f"from beside import SCALE\n{PLAIN}")
+    with pytest.raises(UsageError, match=r"No module named 'nowhere'; a Python file with a Backend$"):
+        backend(tmp_path, f"import nowhere\n{PLAIN}")
+
+
+def test_a_process_of_the_kernel_s_own_can_import_its_functions(tmp_path):
+    one = backend(tmp_path, f"def double(x):\n    return 2 * x\n{PLAIN}", "pool.of.two.py")
+    double = sys.modules[one.function.__module__].double
+    call = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(21))"
+    said = subprocess.run(
+        [sys.executable, "-c", call], input=pickle.dumps(double), capture_output=True, check=True, cwd=tmp_path
+    )
+    assert said.stdout.split() == [b"42"]
 
 
 @pytest.mark.parametrize(("returned", "words"), [("v, None", "tuple"), ("v.detach().numpy()", "ndarray")])

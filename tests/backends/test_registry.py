@@ -2,6 +2,7 @@ import importlib.metadata
 import subprocess
 import sys
 import types
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from attnbench.backends import registry
 from attnbench.backends.base import Backend, Config, module_exists
 from attnbench.backends.registry import all_backends, parse_selector, resolve, select, split_selectors
+from attnbench.backends.sparge_call import DEFAULTS
 from attnbench.errors import Unavailable, UsageError
+from attnbench.workloads.base import load_workload
 
 MINE = """
 from contextlib import contextmanager
@@ -191,17 +194,18 @@ def test_short_forms(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("sdpa-flsh", "name=sdpa-flsh is not known; one of .*; did you mean sdpa-flash\\?"),
-        ("x*", r"name=x\*y matches no backend; one of .*eager"),
-        ("eager[", r"name=eager\[ is not a selector"),
-        ("eager[]", r"name=eager\[\] is not a selector"),
-        ("sdpa-*[x]", r"name=sdpa-\*\[x\] takes no configuration"),
+        ("sdpa-flsh", "=sdpa-flsh is not known; one of .*; did you mean sdpa-flash\\?"),
+        ("x*", r"=x\*y matches no backend; one of .*eager"),
+        ("eager[", r"=eager\[ is not a selector"),
+        ("eager[]", r"=eager\[\] is not a selector"),
+        ("sdpa-*[x]", r"=sdpa-\*\[x\] takes no configuration"),
     ],
 )
 def test_bad_selectors(asked, words):
     asked = asked + "y" if asked == "x*" else asked
-    for request in ({"names": [asked]}, {"names": ["eager"], "skip": [asked]}):
-        with pytest.raises(UsageError, match=words):
+    for field, request in (("name", {"names": [asked]}), ("skip", {"names": ["eager"], "skip": [asked]})):
+        said = field if "selector" not in words else "name"
+        with pytest.raises(UsageError, match=f"backends: {said}{words}"):
             select(**request)
 
 
@@ -236,3 +240,27 @@ def test_looking_for_a_module_runs_no_package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert module_exists("loud_package.inner.leaf")
     assert not module_exists("loud_package.inner.other")
+
+
+def read(backend, path):
+    try:
+        return attrgetter(path)(backend)
+    except AttributeError:
+        return None
+
+
+@pytest.mark.parametrize("name", [name for name, backend in all_backends().items() if backend.default])
+def test_the_configuration_of_a_session_without_one_is_listed_and_computes_the_same(name):
+    backend = all_backends()[name]
+    case = load_workload(backend.workload).case({})
+    default = backend.default_of(case)
+    assert default in list(backend.configs(case))
+    named = type(backend)(default)
+    assert named.variant_of(case) == backend.variant_of(case)
+    for used in ("inner.name", "kernel", "wrapper"):
+        assert read(named, used) == read(backend, used)
+
+
+def test_sparge_names_the_thresholds_that_it_uses_without_a_configuration():
+    case = load_workload("sparse").case({})
+    assert dict(all_backends()["sparge"].default_of(case).values) == DEFAULTS

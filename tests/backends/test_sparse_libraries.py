@@ -361,7 +361,8 @@ def spas(monkeypatch):
     def given(q, k, v, *, mask_id, scale, tensor_layout):
         return computed(SEEN["case"], q, k, v, mask_id, (64, 128))
 
-    monkeypatch.setattr("attnbench.backends.sparge.machine_of", lambda inputs: HOPPER)
+    for module in ("sparge_call", "sparge_fp8"):
+        monkeypatch.setattr(f"attnbench.backends.{module}.machine_of", lambda inputs: HOPPER)
     install(
         monkeypatch,
         "spas_sage_attn.core",

@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-from attnbench.errors import Unavailable, UsageError, refusal, unknown
+from attnbench.errors import Unavailable, Unsupported, UsageError, refusal, unknown
 from attnbench.workloads.base import CaseT, InputsT
 
 if TYPE_CHECKING:
@@ -39,6 +39,21 @@ class Machine:
 
 Check = tuple[bool, str, object, str, str]
 "Whether a case is accepted, and else: field, value, what is wrong, what is accepted."
+
+
+def require(who: str, *checks: Check) -> None:
+    """Refuse a case that a check does not accept.
+
+    Args:
+        who: the backend's name.
+        checks: in the order in which they are reported.
+
+    Raises:
+        Unsupported: naming the field of the first that fails, its value and what is accepted.
+    """
+    for fits, field_name, value, wrong, accepted in checks:
+        if not fits:
+            raise Unsupported(refusal(who, field_name, value, wrong, accepted))
 
 
 def card_checks(machine: Machine, least: tuple[int, int] | None, end: tuple[int, int] | None) -> list[Check]:
@@ -203,6 +218,8 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     "workloads whose backends run inside this one: the name of one of them, X, means NAME[X] here"
     wraps: ClassVar[str | None] = None
     "a workload whose backends are rows beside this one's: X, asked for by name, means NAME[X] here"
+    default: ClassVar[str | None] = None
+    "short form of the configuration of a session that is given none, where it is the same for every case"
     others: Mapping[str, Backend] = MappingProxyType({})
     "of a backend that carries others: all there are by name, a user's file's among them; set by who lists them"
     tested: ClassVar[str | None] = None
@@ -225,11 +242,13 @@ class Backend(ABC, Generic[CaseT, InputsT]):
         return self.variant
 
     def check(self, case: CaseT, machine: Machine) -> None:
-        """Refuse a case this implementation cannot take.
+        """Refuse a case this implementation cannot take; here, of any case, a device that is not one of `devices`.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
+        there = " and ".join(self.devices)
+        require(self.name, (machine.device in self.devices, "device", machine.device, "is not supported", there))
 
     def check_together(self, case: CaseT, workloads: Set[str]) -> None:
         """Of a backend that carries others: refuse a case that asks for what none of its rows does.
@@ -252,7 +271,7 @@ class Backend(ABC, Generic[CaseT, InputsT]):
 
     def default_of(self, case: CaseT) -> Config | None:
         """The configuration of a session that is given none; None where the backend does not say."""
-        return None
+        return None if self.default is None else self.config_of(self.default, case)
 
     def config_of(self, short: str, case: CaseT) -> Config:
         """The configuration a short form names for this case; one of `configs`, unless a backend reads more of them.

@@ -2,11 +2,92 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from attnbench.errors import UsageError, refusal
+from attnbench.backends.base import module_exists
+from attnbench.errors import Unavailable, UsageError, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """A library used from a folder that an environment variable names, or from the Python path where none is named."""
+
+    who: str
+    "the backend's name, for messages"
+    variable: str
+    module: str
+    repository: str
+    "its name, for messages"
+
+    @property
+    def package(self) -> str:
+        """The package of the module."""
+        return self.module.partition(".")[0]
+
+    def folder(self) -> Path | None:
+        """The folder that is named; None where none is.
+
+        Raises:
+            Unavailable: it is not there, or does not hold the module.
+        """
+        named = os.environ.get(self.variable)
+        if not named:
+            return None
+        folder, wanted = Path(named).expanduser(), f"a checkout of {self.repository}"
+        if not folder.is_dir():
+            raise Unavailable(f"{self.who}: {self.variable}={named} is no folder; {wanted}")
+        if not _file(folder, self.module).is_file():
+            raise Unavailable(f"{self.who}: {self.variable}={named} holds no {_file(Path(), self.module)}; {wanted}")
+        return folder
+
+    def probe(self, install: str) -> None:
+        """Look at the folder, what its files import, and the Python path, without importing anything.
+
+        Args:
+            install: what to do where there is no folder.
+
+        Raises:
+            Unavailable: saying which of them is missing.
+        """
+        folder = self.folder()
+        if folder is None:
+            if not module_exists(self.module):
+                where = f"is not on the Python path and {self.variable} is not set"
+                raise Unavailable(f"{self.who}: module={self.package} {where}; {install}")
+            return
+        missing = sorted(name for name in _imports(folder, self.module, set()) if not module_exists(name))
+        if missing:
+            raise Unavailable(
+                f"{self.who}: {self.variable}={folder} needs {', '.join(missing)}, which this Python does "
+                f"not have; pip install {' '.join(missing)}"
+            )
+
+    def load(self, *modules: str) -> list[ModuleType]:
+        """Import modules of the package; the folder is on the Python path only during the import.
+
+        Raises:
+            Unavailable: one does not import.
+        """
+        folder, path = self.folder(), list(sys.path)
+        if folder is not None:
+            sys.path.insert(0, str(folder.resolve()))
+        try:
+            return [importlib.import_module(name) for name in modules]
+        except Exception as error:  # an edge: another package may fail in any way
+            where = f"{self.variable}={folder}" if folder else "the Python path"
+            raise Unavailable(
+                f"{self.who}: {self.module} does not import from {where}: {type(error).__name__}: "
+                f"{' '.join(str(error).split())}; a checkout that fits this torch and Triton"
+            ) from error
+        finally:
+            sys.path[:] = path
 
 
 def name_checkouts(folders: Iterable[str], who: str) -> None:
@@ -37,3 +118,28 @@ def name_checkouts(folders: Iterable[str], who: str) -> None:
 
 def _file(folder: Path, module: str) -> Path:
     return folder.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def _imports(folder: Path, module: str, known: set[str]) -> set[str]:
+    """Other packages that a module of a checkout imports, itself or through its own package; its files are only read.
+
+    What stands in a ``try`` may be missing.
+    """
+    known.add(module)
+    package, found = module.partition(".")[0], set[str]()
+    body = list(ast.parse(_file(folder, module).read_text(encoding="utf-8")).body)
+    while body:
+        node, names = body.pop(), list[str]()
+        if isinstance(node, ast.If):
+            body += [*node.body, *node.orelse]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            first = name.partition(".")[0]
+            if first != package:
+                found |= {first} - set(sys.stdlib_module_names)
+            elif name not in known and _file(folder, name).is_file():
+                found |= _imports(folder, name, known)
+    return found

@@ -11,9 +11,9 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import Backend, Check, InPlace, Launch, Machine, module_exists
+from attnbench.backends.base import Backend, Check, InPlace, Launch, Machine, module_exists, require
 from attnbench.backends.our_triton import require_triton
-from attnbench.errors import AttnbenchError, Unavailable, Unsupported, refusal
+from attnbench.errors import AttnbenchError, Unavailable, refusal
 from attnbench.workloads.attention_cp.case import FUNCTIONS, CpCase
 
 if TYPE_CHECKING:
@@ -93,9 +93,8 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
         if self.one_head_group:
             accepted = f"nheads={case.nheads}"
             checks.append((case.nheads_kv == case.nheads, "nheads_kv", case.nheads_kv, "is not supported", accepted))
-        for fine, field, value, wrong, accepted in checks:
-            if not fine:
-                raise Unsupported(refusal(self.name, field, value, wrong, accepted))
+        require(self.name, *checks)
+        super().check(case, machine)
         there = dist.is_available() and (
             dist.is_nccl_available() if machine.device == "cuda" else dist.is_gloo_available()
         )
@@ -106,7 +105,7 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
     @contextmanager
     def session(self, case: CpCase, inputs: AttentionInputs | HstuInputs) -> Iterator[Launch]:
         """Processes of its own, joined, each with its rows."""
-        from attnbench.parallel.team import Session, devices_from, give_back, take_team
+        from attnbench.parallel.team import Session, devices_from, return_team, take_team
 
         team = take_team(self.name, devices_from(inputs.q.device, self.ranks(case), self.name))
         try:
@@ -116,7 +115,7 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
             team.end()
             raise
         if self.keeps_ranks:
-            give_back(team)
+            return_team(team)
         else:
             team.end()
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import Backend, Check, Machine, card_checks
+from attnbench.backends.base import Backend, Check, Machine, card_checks, require
 from attnbench.backends.mask import Mask
-from attnbench.errors import Unsupported, refusal
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES, AttentionCase
 
 if TYPE_CHECKING:
@@ -57,9 +56,7 @@ class Limits:
             Unsupported: naming the first field that does not fit.
         """
         card = card_checks(machine, self.capability, self.capability_below)
-        for fits, field, value, wrong, accepted in (*self._numbers(case), *self._masks(case), *card):
-            if not fits:
-                raise Unsupported(refusal(who, field, value, wrong, accepted))
+        require(who, *self._numbers(case), *self._masks(case), *card)
 
     def _numbers(self, case: AttentionCase) -> list[Check]:
         rows: list[Check] = [
@@ -134,10 +131,7 @@ class DenseBackend(Backend[AttentionCase, "AttentionInputs"]):
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
-        if machine.device not in self.devices:
-            raise Unsupported(
-                refusal(self.name, "device", machine.device, "is not supported", f"one of {', '.join(self.devices)}")
-            )
+        super().check(case, machine)
         self.limits.check(self.name, case, machine)
 
 

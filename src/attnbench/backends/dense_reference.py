@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Budget, Config, Launch, Machine
 from attnbench.backends.registry import all_backends
-from attnbench.errors import Unsupported, refusal
 from attnbench.workloads.sparse.case import SparseCase
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
     devices = ("cpu", "cuda")
     compiles = True
     wraps = "attention"
+    default = DEFAULT
 
     @property
     def inner(self) -> Backend[Any, Any]:
@@ -61,12 +61,7 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
-        inner = self.inner
-        if machine.device not in inner.devices:
-            raise Unsupported(
-                refusal(inner.name, "device", machine.device, "is not supported", " and ".join(inner.devices))
-            )
-        inner.check(case.dense, machine)
+        self.inner.check(case.dense, machine)
 
     def budget(self, case: SparseCase) -> Budget:
         """That of the backend."""

@@ -28,6 +28,7 @@ INSTALL = (
     "of fastvideo_kernel.libs/libcuda-*"
 )
 COMPILED = "fastvideo_kernel._C.fastvideo_kernel_ops"
+DEFAULT = "tk"
 
 
 class FastVideoVsa(SparseBackend):
@@ -40,6 +41,7 @@ class FastVideoVsa(SparseBackend):
     module = "fastvideo_kernel.block_sparse_attn"
     distribution = "fastvideo-kernel"
     compiles = True
+    default = DEFAULT
     limits = SparseLimits(dtypes=("bf16",), headdims=(64, 128), blocks=("64x64",), capability=(8, 0))
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
@@ -49,7 +51,7 @@ class FastVideoVsa(SparseBackend):
     @property
     def kernel(self) -> str:
         """The one that is called."""
-        return self.own or "tk"
+        return self.own or DEFAULT
 
     def check(self, case: SparseCase, machine: Machine) -> None:
         """Refuse what the kernel cannot take.

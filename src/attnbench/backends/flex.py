@@ -7,7 +7,7 @@ where a fallback is an error.  Variable length is one packed sequence whose mask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,7 @@ class Flex(DenseBackend):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         operands = Operands(case, inputs, heads_first=True)
-        rule = mask_rule(case, inputs)
+        rule = Mask.of(case).rule(case, inputs)
         rows, keys = operands.q.shape[2], operands.k.shape[2]
         device = operands.q.device
         block_mask = (
@@ -95,37 +95,3 @@ def all_seen(device: device) -> BlockMask:
     return BlockMask.from_kv_blocks(
         counts, torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=device), BLOCK_SIZE=NO_BLOCKS, seq_lengths=(1, 1)
     )
-
-
-def mask_rule(case: AttentionCase, inputs: AttentionInputs) -> Callable[..., Tensor] | None:
-    """The mask as FlexAttention's ``mask_mod(b, h, q, k)``; None where every key is seen."""
-    import torch
-
-    mask = Mask.of(case)
-    left, right = mask.left, mask.right
-    if not case.packed:
-        shift = case.seqlen_k - case.seqlen
-
-        def dense(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
-            return _in_band(row + shift - key, left, right)
-
-        return None if mask.unbounded else dense
-    assert inputs.cu_seqlens_q is not None  # a packed case has both offsets
-    assert inputs.cu_seqlens_k is not None
-    queries, keys = (torch.tensor(lengths, device=inputs.q.device) for lengths in zip(*case.sequences, strict=True))
-    documents = torch.arange(case.batch, device=inputs.q.device)
-    of_row, of_key = documents.repeat_interleave(queries), documents.repeat_interleave(keys)
-    # A row and a key of one document stand at these distances from its bottom-right corner.
-    row_at = inputs.cu_seqlens_q[1:][of_row] - torch.arange(len(of_row), device=inputs.q.device)
-    key_at = inputs.cu_seqlens_k[1:][of_key] - torch.arange(len(of_key), device=inputs.q.device)
-
-    def packed(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return (of_row[row] == of_key[key]) & _in_band(key_at[key] - row_at[row], left, right)
-
-    return packed
-
-
-def _in_band(distance: Tensor, left: int, right: int) -> Tensor:
-    """Whether a key that many places left of its query's position is seen."""
-    seen = distance >= -right if right != -1 else distance == distance
-    return seen if left == -1 else seen & (distance <= left)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Backend, Launch, Machine
+from attnbench.backends.base import Backend, Launch, Machine, require
 from attnbench.backends.differentiable import launch
-from attnbench.errors import Unsupported, refusal
+from attnbench.errors import Unsupported
 from attnbench.workloads.hstu.case import HstuCase
 
 if TYPE_CHECKING:
@@ -32,10 +32,7 @@ class HstuBackend(Backend[HstuCase, "HstuInputs"]):
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
-        if machine.device not in self.devices:
-            raise Unsupported(
-                refusal(self.name, "device", machine.device, "is not supported", f"one of {', '.join(self.devices)}")
-            )
+        super().check(case, machine)
         if self.variant == "hstu-bsa" and case.sparse_refusal is not None:
             raise Unsupported(case.sparse_refusal)
 
@@ -45,11 +42,21 @@ class HstuBackend(Backend[HstuCase, "HstuInputs"]):
         Raises:
             Unsupported: naming the first that is.
         """
-        for name, largest in most.items():
-            if getattr(case, name) > largest:
-                raise Unsupported(
-                    refusal(self.name, name, getattr(case, name), "is not supported", f"at most {largest}")
-                )
+        self.take(case, *((name, getattr(case, name) <= most[name], f"at most {most[name]}") for name in most))
+
+    def take(self, case: HstuCase, *fields: tuple[str, bool, str]) -> None:
+        """Refuse fields of a case that are not supported.
+
+        Args:
+            case: the problem.
+            fields: each a name, whether its value is supported, and which values are.
+
+        Raises:
+            Unsupported: naming the first that is not.
+        """
+        for name, fits, accepted in fields:
+            written = str(getattr(case, name)).lower()  # as a suite spells it: true, none
+            require(self.name, (fits, name, written, "is not supported", accepted))
 
 
 class Operands:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Launch, Machine
+from attnbench.backends.base import Launch, Machine, card_checks, require
 from attnbench.backends.hstu import HstuBackend, Operands
 from attnbench.errors import Unavailable, Unsupported, refusal
 
@@ -41,18 +41,15 @@ class HstuFbgemm(HstuBackend):
         """
         super().check(case, machine)
         plain = case.max_attn_len is None and case.causal
-        for name, fits, accepted in (
+        self.take(
+            case,
             ("dtype", case.dtype != "fp32", "bf16, fp16"),
             ("attn_dim", case.attn_dim in DIMS, f"one of {', '.join(map(str, DIMS))}"),
             ("linear_dim", case.linear_dim == case.attn_dim, f"attn_dim={case.attn_dim}"),
             ("contextual_len", plain or case.contextual_len == 0, "0 with a window or without causal"),
             ("num_targets", plain or case.num_targets == "0", "0 with a window or without causal"),
-        ):
-            if not fits:
-                raise Unsupported(refusal(self.name, name, getattr(case, name), "is not supported", accepted))
-        if machine.capability is not None and machine.capability[0] not in (8, 9):
-            shown = ".".join(map(str, machine.capability))
-            raise Unsupported(refusal(self.name, "compute capability", shown, "is not supported", "8.x or 9.x"))
+        )
+        require(self.name, *card_checks(machine, (8, 0), (10, 0)))
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:

@@ -8,6 +8,7 @@ causal mask to the top left can take it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device
 
     from attnbench.workloads.attention.case import AttentionCase
+    from attnbench.workloads.attention.inputs import AttentionInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,36 @@ class Mask:
         if self.right == -1:
             return 0
         return max(min(queries, max(0, queries - keys - self.right)) for queries, keys in self.sequences)
+
+    def rule(self, case: AttentionCase, inputs: AttentionInputs) -> Callable[..., Tensor] | None:
+        """The mask as FlexAttention's ``mask_mod(b, h, q, k)``, packed sequences apart; None where every key is seen."""
+        import torch
+
+        if not case.packed:
+            shift = case.seqlen_k - case.seqlen
+
+            def dense(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+                return self._holds(row + shift - key)
+
+            return None if self.unbounded else dense
+        assert inputs.cu_seqlens_q is not None  # a packed case has both offsets
+        assert inputs.cu_seqlens_k is not None
+        queries, keys = (torch.tensor(lengths, device=inputs.q.device) for lengths in zip(*case.sequences, strict=True))
+        documents = torch.arange(case.batch, device=inputs.q.device)
+        of_row, of_key = documents.repeat_interleave(queries), documents.repeat_interleave(keys)
+        # A row and a key of one document stand at these distances from its bottom-right corner.
+        row_at = inputs.cu_seqlens_q[1:][of_row] - torch.arange(len(of_row), device=inputs.q.device)
+        key_at = inputs.cu_seqlens_k[1:][of_key] - torch.arange(len(of_key), device=inputs.q.device)
+
+        def packed(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+            return (of_row[row] == of_key[key]) & self._holds(key_at[key] - row_at[row])
+
+        return packed
+
+    def _holds(self, distance: Tensor) -> Tensor:
+        """Whether a key that many places left of its query's position is seen."""
+        seen = distance >= -self.right if self.right != -1 else distance == distance
+        return seen if self.left == -1 else seen & (distance <= self.left)
 
     def visible(self, device: device | str) -> Tensor | None:
         """Bool [Sq, Sk] of a dense case, True where a key is seen; None where all are."""

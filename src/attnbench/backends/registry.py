@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import inspect
 import pkgutil
 import re
-import sys
+import shlex
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attnbench.backends.base import Backend, Launch
+from attnbench.backends.files import module_of
 from attnbench.backends.plain import FUNCTION, LAYOUTS, SIGNATURE, plain_backend
 from attnbench.errors import Unavailable, UsageError, refusal, unknown
 from attnbench.text import shown, spelled
@@ -44,7 +44,7 @@ SEED_NAMES = {
 }
 """Names of seed 003, accepted wherever the backend is; its FlashAttention 2 is the copy inside torch."""
 NAME = re.compile(r"[^\s,|*?\[\]/\\]+")
-NAMED = "a name without blanks, commas, slashes, brackets, wildcards, and letters that cannot be shown"
+NAMED = "a name other than all, without blanks, commas, slashes, brackets, wildcards, and letters that cannot be shown"
 
 
 class BrokenBackend(Backend[Case, Inputs]):
@@ -123,6 +123,7 @@ def select(
     skip: Iterable[str] = (),
     workload: str | None = None,
     backends: Mapping[str, Backend] | None = None,
+    field: str = "name",
 ) -> list[str]:
     """Expand selectors into backend names, in the order asked for, each once.
 
@@ -131,6 +132,7 @@ def select(
         skip: selectors of what to leave out; a bare name leaves out its configurations too.
         workload: only backends of this workload; one of another, asked for by name, is refused.
         backends: to choose from, by name; None is `all_backends`.
+        field: what a refusal calls the selectors.
 
     Returns:
         ``name`` or ``name[short-form]``, ready for `resolve`; ``name[m128*]`` is left for `with_configs`, which
@@ -140,8 +142,8 @@ def select(
         UsageError: a selector is malformed, or means no backend (the nearest name is offered).
     """
     known = all_backends() if backends is None else backends
-    dropped = list(_expand(skip, known, None))
-    return [one for one in dict.fromkeys(_expand(names, known, workload)) if not is_skipped(one, dropped)]
+    dropped = list(_expand(skip, known, None, "skip"))
+    return [one for one in dict.fromkeys(_expand(names, known, workload, field)) if not is_skipped(one, dropped)]
 
 
 def is_skipped(selector: str, skip: Iterable[str]) -> bool:
@@ -267,7 +269,9 @@ def _carried_by(pattern: str, backends: Mapping[str, Backend], workload: str | N
     ]
 
 
-def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload: str | None) -> Iterator[str]:
+def _expand(
+    selectors: Iterable[str], backends: Mapping[str, Backend], workload: str | None, field: str
+) -> Iterator[str]:
     ours = [name for name, backend in backends.items() if workload in (None, backend.workload)]
     carried_ones = [
         name for name, backend in backends.items() if any(backend.workload in backends[one].carries for one in ours)
@@ -293,15 +297,15 @@ def _expand(selectors: Iterable[str], backends: Mapping[str, Backend], workload:
             several = short is not None and not has_wildcard(short)
             if not matching or several:
                 wrong = "takes no configuration" if several else "matches no backend"
-                raise UsageError(refusal("backends", "name", selector, wrong, f"one of {', '.join(accepted)}"))
+                raise UsageError(refusal("backends", field, selector, wrong, f"one of {', '.join(accepted)}"))
             yield from (one if short is None else f"{one}[{short}]" for one in matching)
         elif name not in backends:
-            raise unknown("backends", "name", name, accepted)
+            raise unknown("backends", field, name, accepted)
         elif name not in ours and not isinstance(backends[name], BrokenBackend):
             raise UsageError(
                 refusal(
                     "backends",
-                    "name",
+                    field,
                     name,
                     f"computes {backends[name].workload}",
                     f"a backend of {workload}: {', '.join(accepted)}",
@@ -367,13 +371,17 @@ def _from_file(file: str) -> list[type[Backend]]:
     if not path.is_file():
         raise UsageError(refusal("backends", "file", file, "is not there", "a Python file with a Backend"))
     try:
-        module = _load(path)
+        module = module_of(path)
     except (Exception, SystemExit) as error:  # an edge: the file is the user's and may fail in any way
         wrong = f"does not import: line {_line_of(error, path)}: {one_line(error)}"
-        raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
+        accepted = "a Python file with a Backend"
+        raise UsageError(refusal("backends", "file", file, wrong, accepted, _beside(error, path))) from error
     classes = _classes(module)
     function = getattr(module, FUNCTION, None)
     if not classes and callable(function) and not isinstance(function, type):
+        if not is_name(path.stem):
+            wrong = f"names no backend: {FUNCTION} is called after its file"
+            raise UsageError(refusal("backends", "file", spelled(file), wrong, NAMED, "rename the file"))
         return [plain_backend(function, getattr(module, "layout", LAYOUTS[0]), path)]
     if not classes:
         raise UsageError(
@@ -388,27 +396,18 @@ def _from_file(file: str) -> list[type[Backend]]:
     return classes
 
 
-@cache
-def _load(path: Path) -> ModuleType:
-    name = f"attnbench_file_{path.stem}_{abs(hash(path)):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path.name} does not end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and triton look their module up by name
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
 def _line_of(error: BaseException, path: Path) -> int | str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or "?"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines and lines[-1] else "?"
+
+
+def _beside(error: BaseException, path: Path) -> str:
+    """What finds a module that stands beside the file: its folder is not searched, as two files may mean two of a name."""
+    name = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
+    there = name and ((path.parent / f"{name}.py").is_file() or (path.parent / name).is_dir())
+    return f"{name} beside it is found by PYTHONPATH={shlex.quote(str(path.parent))}" if there else ""
 
 
 def one_line(error: BaseException) -> str:

@@ -52,6 +52,7 @@ class ServingBackend(Backend["ServingCase", "ServingInputs"]):
 
         if self.graph and machine.device != "cuda":
             raise Unsupported(refusal(self.name, "device", machine.device, "has no CUDA graphs", "cuda"))
+        super().check(case, machine)
         if self.cached and case.config.recency:
             raise Unsupported(refusal(self.name, "model", case.model, RECENCY_REASON, f"{self.name}[{NO_CACHE}]"))
 

@@ -6,19 +6,17 @@ the backend: both are part of the step's time.  Without a name the attention is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Backend, Budget, Config, Launch, Machine
+from attnbench.backends.base import Backend, Budget, Config, Machine, require
 from attnbench.backends.registry import all_backends
 from attnbench.backends.serving import GRAPH, NO_CACHE, ServingBackend
-from attnbench.errors import AttnbenchError, Unsupported, refusal
+from attnbench.backends.serving_attention import gathered_attention, hstu_case
 from attnbench.workloads.hstu_serving.case import POOL
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnbench.models.hstu_ranking.attention import AttentionMaker
     from attnbench.workloads.hstu_serving.case import ServingCase
 
@@ -32,6 +30,7 @@ class ServingGathered(ServingBackend):
     title = "Ranking step, HSTU backend over gathered copies"
     devices = ("cpu", "cuda")
     compiles = True
+    default = DEFAULT
 
     @property
     def inner(self) -> Backend:
@@ -68,18 +67,9 @@ class ServingGathered(ServingBackend):
             Unsupported: naming the field, its value and what is accepted.
         """
         super().check(case, machine)
-        if case.cache == POOL:
-            raise Unsupported(
-                refusal(
-                    self.name, "cache", case.cache, "has users of different lengths in a step", "one shape in a step"
-                )
-            )
-        inner = self.inner
-        if machine.device not in inner.devices:
-            raise Unsupported(
-                refusal(inner.name, "device", machine.device, "is not supported", " and ".join(inner.devices))
-            )
-        inner.check(self._problem(case), machine)
+        lengths = "has users of different lengths in a step"
+        require(self.name, (case.cache != POOL, "cache", case.cache, lengths, "one shape in a step"))
+        self.inner.check(self._problem(case), machine)
 
     def budget(self, case: ServingCase) -> Budget:
         """That of the backend for a layer's attention."""
@@ -90,81 +80,6 @@ class ServingGathered(ServingBackend):
         found = case.found_of(last) if self.cached else 0
         return hstu_case(case, found, case.history_of(last) - found, case.num_candidates)
 
-    @contextmanager
-    def attention(self, case: ServingCase) -> Iterator[AttentionMaker]:
+    def attention(self, case: ServingCase) -> AbstractContextManager[AttentionMaker]:
         """Sessions of the backend, opened as shapes come."""
-        from attnbench.models.hstu_ranking.attention import Gathered, Sequences
-
-        with ExitStack() as closing:
-            sessions = _Sessions(case, self.inner, closing, graph=self.graph)
-
-            class Attention(Gathered):
-                """Gathers for another backend."""
-
-                def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                    keys, values = self.gathered(pool, k, v)
-                    return sessions.attend(self.sequences, q, keys, values)
-
-            def make(sequences: Sequences) -> Attention:
-                return Attention(sequences)
-
-            yield make
-
-
-def hstu_case(case: ServingCase, cached: int, new: int, targets: int) -> Any:
-    """The attention of one layer as a case of the workload `hstu`: rows see `cached` keys before them."""
-    from attnbench.workloads.hstu.case import HstuCase
-
-    config = case.config
-    return HstuCase(
-        batch=case.batch,
-        seqlen=cached + new + targets,
-        nheads=config.heads,
-        attn_dim=config.dim,
-        scaling_seqlen=config.scaling_seqlen,
-        num_targets=str(targets),
-        delta_q=new + targets if cached else None,
-        dtype=case.dtype,
-        gates=False,
-    )
-
-
-class _Sessions:
-    """Open sessions of a backend, one for each shape."""
-
-    def __init__(self, case: ServingCase, inner: Backend, closing: ExitStack, *, graph: bool) -> None:
-        self.case, self.inner, self.closing, self.graph = case, inner, closing, graph
-        self.open: dict[tuple[int, int, int], tuple[Launch, Any]] = {}
-
-    def attend(self, given: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of a layer.
-
-        Raises:
-            AttnbenchError: sequences of a step differ in what is cached or new.
-        """
-        from dataclasses import replace
-
-        shapes = set(zip(given.cached, given.new, given.targets, strict=True))
-        if len(shapes) != 1:
-            raise AttnbenchError(refusal(self.inner.name, "sequences", sorted(shapes), "differ", "one shape in a step"))
-        (shape,) = shapes
-        if shape not in self.open:
-            self.open[shape] = self._session(shape, len(given.cached), q)
-        launch, template = self.open[shape]
-        launch.reload(replace(template, q=q.contiguous(), k=k.contiguous(), v=v.contiguous()))
-        launch.forward()
-        return launch.outputs()["out"]
-
-    def _session(self, shape: tuple[int, int, int], batch: int, q: Tensor) -> tuple[Launch, Any]:
-        from dataclasses import replace
-
-        from attnbench.workloads.hstu.inputs import make_inputs
-
-        problem = replace(hstu_case(self.case, *shape), batch=batch)
-        template = make_inputs(problem, seed=0, kind="zeros", device=q.device)
-        launch = self.closing.enter_context(self.inner.session(problem, template))
-        if self.graph and not launch.capturable:
-            raise Unsupported(
-                refusal(self.inner.name, "config", GRAPH, "cannot be captured", "the same row without it")
-            )
-        return launch, template
+        return gathered_attention(case, self.inner, graph=self.graph)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import Backend, Check, Config, Launch, Machine, Preparing, card_checks
+from attnbench.backends.base import Backend, Check, Config, Launch, Machine, Preparing, card_checks, require
 from attnbench.backends.differentiable import Attention, Operands
 from attnbench.backends.predict import FORM, NAMES, Predictor
-from attnbench.errors import Unsupported, WorkerError, refusal
+from attnbench.errors import WorkerError
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.sparse.case import BLOCKS, SparseCase
 from attnbench.workloads.sparse.patterns import block_map, visible_pairs
@@ -67,9 +67,7 @@ class SparseLimits:
             Unsupported: naming the first field that does not fit.
         """
         card = card_checks(machine, self.capability, self.capability_below)
-        for fits, field, value, wrong, accepted in (*self._shape(case), *card, *self._map(case)):
-            if not fits:
-                raise Unsupported(refusal(who, field, value, wrong, accepted))
+        require(who, *self._shape(case), *card, *self._map(case))
 
     def _shape(self, case: SparseCase) -> list[Check]:
         dims, square = ", ".join(map(str, self.headdims)), case.seqlen == case.seqlen_k
@@ -202,13 +200,8 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
-        if machine.device not in self.devices:
-            raise Unsupported(
-                refusal(self.name, "device", machine.device, "is not supported", f"one of {', '.join(self.devices)}")
-            )
         super().check(case, machine)
         self.limits.check(self.name, case, machine)
-        super().check(case, machine)
 
     def variant_of(self, case: SparseCase) -> str:
         """`given`, unless the map is predicted or rounded up: then the map used is an output."""

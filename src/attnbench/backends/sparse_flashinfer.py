@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import Config, Launch, Machine
+from attnbench.backends.base import Config, Launch, Machine, require
 from attnbench.backends.flashinfer import WORKSPACE_BYTES
 from attnbench.backends.sparse import SparseBackend, SparseLimits
-from attnbench.errors import Unsupported, refusal
 from attnbench.workloads.sparse.patterns import block_map
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.case import SparseCase
     from attnbench.workloads.sparse.inputs import SparseInputs
 
+DEFAULT = "variable"
 MOST_ROWS = 32768
 "Block rows of all heads together: entries of the library's buffer of lengths."
 
@@ -39,6 +39,7 @@ class SparseFlashInfer(SparseBackend):
     distribution = "flashinfer-python"
     compiles = True
     follows = False
+    default = DEFAULT
     limits = SparseLimits(headdims=(64, 128, 256), capability=(8, 0))
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
@@ -48,7 +49,7 @@ class SparseFlashInfer(SparseBackend):
     @property
     def wrapper(self) -> str:
         """Which of the two."""
-        return self.config.short.partition("+")[0] if self.config else "variable"
+        return self.config.short.partition("+")[0] if self.config else DEFAULT
 
     @property
     def kernel(self) -> str:
@@ -62,41 +63,24 @@ class SparseFlashInfer(SparseBackend):
             Unsupported: naming the field, its value and what is accepted.
         """
         super().check(case, machine)
-        if self.kernel == "fa3" and machine.capability and machine.capability[0] != 9:
-            raise Unsupported(refusal(self.name, "config", "fa3", "runs on compute capability 9.0", "fa2"))
-        rows = case.batch * case.nheads * case.blocks[0]
+        hopper = not machine.capability or machine.capability[0] == 9
+        pinned = self.kernel != "fa3" or hopper, "config", "fa3", "runs on compute capability 9.0", "fa2"
+        require(self.name, pinned)
         if self.wrapper == "variable":
-            if rows > MOST_ROWS:
-                raise Unsupported(
-                    refusal(
-                        self.name,
-                        "block",
-                        case.block,
-                        f"makes {rows} rows of blocks over all heads",
-                        f"at most {MOST_ROWS}",
-                    )
-                )
+            rows = case.batch * case.nheads * case.blocks[0]
+            wrong = f"makes {rows} rows of blocks over all heads"
+            require(self.name, (rows <= MOST_ROWS, "block", case.block, wrong, f"at most {MOST_ROWS}"))
             return
-        if case.batch > 1:
-            raise Unsupported(refusal(self.name, "batch", case.batch, "is not supported", "1"))
-        if any(length % size for length, size in zip((case.seqlen, case.seqlen_k), case.block_shape, strict=True)):
-            raise Unsupported(
-                refusal(
-                    self.name, "seqlen", case.seqlen, "is cut by the blocks of the map", f"multiples of {case.block}"
-                )
-            )
-        maps = block_map(case)
-        if (maps != maps[:, :1]).any():
-            raise Unsupported(
-                refusal(
-                    self.name,
-                    "pattern",
-                    case.pattern,
-                    "gives each head a map of its own",
-                    "one map for all heads",
-                    f"{self.name}[variable] takes it",
-                )
-            )
+        lengths, maps = (case.seqlen, case.seqlen_k), block_map(case)
+        whole = not any(length % size for length, size in zip(lengths, case.block_shape, strict=True))
+        alike = bool((maps == maps[:, :1]).all())
+        accepted = f"one map for all heads; {self.name}[variable] takes it"
+        require(
+            self.name,
+            (case.batch == 1, "batch", case.batch, "is not supported", "1"),
+            (whole, "seqlen", case.seqlen, "is cut by the blocks of the map", f"multiples of {case.block}"),
+            (alike, "pattern", case.pattern, "gives each head a map of its own", accepted),
+        )
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:

@@ -40,6 +40,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     devices = ("cpu", "cuda")
     compiles = True
     carries = ("attention", "sparse")
+    default = DEFAULT
 
     @property
     def inner(self) -> Backend:
@@ -85,10 +86,6 @@ class Video(Backend["VideoCase", "VideoInputs"]):
             raise Unavailable(f"{self.name}: module=diffusers is not installed; {self.install}")
         self.inner.probe()
 
-    def version(self) -> str | None:
-        """Of diffusers."""
-        return super().version()
-
     def check(self, case: VideoCase, machine: Machine) -> None:
         """Refuse what the backend does not take, and what memory has no room for.
 
@@ -96,31 +93,14 @@ class Video(Backend["VideoCase", "VideoInputs"]):
             Unsupported: naming the field, its value and what is accepted.
         """
         inner, needed = self.inner, memory_bytes(case)
-        if machine.device not in inner.devices:
-            raise Unsupported(
-                refusal(inner.name, "device", machine.device, "is not supported", " and ".join(inner.devices))
-            )
-        problem = problem_of(inner, case)
-        inner.check(problem, machine)
-        if machine.memory_bytes is not None and needed > machine.memory_bytes:
-            fits = next(
-                (
-                    frames
-                    for frames in range(case.frames - 4, 0, -4)
-                    if memory_bytes(replace(case, frames=frames)) <= machine.memory_bytes
-                ),
-                None,
-            )
-            raise Unsupported(
-                refusal(
-                    self.name,
-                    "frames",
-                    case.frames,
-                    f"at {case.height}x{case.width} takes about "
-                    f"{needed / GIB:.0f} GiB of memory, {machine.memory_bytes / GIB:.0f} GiB are there",
-                    f"at most {fits}" if fits else "a smaller height and width",
-                )
-            )
+        inner.check(problem_of(inner, case), machine)
+        if machine.memory_bytes is None or needed <= machine.memory_bytes:
+            return
+        fewer = (replace(case, frames=frames) for frames in range(case.frames - 4, 0, -4))
+        fits = next((f"at most {one.frames}" for one in fewer if memory_bytes(one) <= machine.memory_bytes), None)
+        room = f"{needed / GIB:.0f} GiB of memory, {machine.memory_bytes / GIB:.0f} GiB are there"
+        wrong = f"at {case.height}x{case.width} takes about {room}"
+        raise Unsupported(refusal(self.name, "frames", case.frames, wrong, fits or "a smaller height and width"))
 
     def check_together(self, case: VideoCase, workloads: Set[str]) -> None:
         """Refuse a map, or dense first steps, where all steps of all rows are dense.

@@ -33,7 +33,7 @@ class VideoSession:
         self.compiler = _Compiler() if compiled else None
         self.denoiser, _ = inputs.denoiser(attention, compiled=compiled)
         self.found: tuple[Tensor, Tensor] | None = None
-        self.said: tuple[str, ...] = ()
+        self.found_notes: tuple[str, ...] = ()
         self.taken: tuple[Tensor, Tensor, Tensor] | None = None
         "q, k and v of the middle layer, for the attention by itself"
 
@@ -97,7 +97,7 @@ class VideoSession:
             phases=phases,
             marked=self.marked,
             whole=self.whole,
-            found_out=lambda: self.said,
+            found_out=lambda: self.found_notes,
             at_length=self.generate,
             notes=tuple(notes),
             counters={
@@ -176,7 +176,7 @@ class VideoSession:
             found = generate_all(self.case, self.inputs, self.denoiser, self.attention, who=self.name)
         if self.case.generations:
             _check_calls(self.name, found.calls, self.case.config.layers * self.case.steps)
-        self.said = found.notes
+        self.found_notes = found.notes
         graphs = {} if self.compiler is None else self.compiler.counted()
         return {**found.counters(), **graphs}
 
