@@ -191,9 +191,9 @@ def test_the_baseline_is_always_measured(backends, changes, names, baseline):
     ("changes", "error", "message"),
     [
         ({"backends": ("spda",)}, UsageError, r"backends: name=spda is not known; one of .*; did you mean sdpa\?"),
-        ({"skip": ("spda",)}, UsageError, r"backends: name=spda is not known"),
-        ({"baseline": "spda"}, UsageError, r"backends: name=spda is not known"),
-        ({"baseline": "spda|sdpa"}, UsageError, r"backends: name=spda is not known"),
+        ({"skip": ("spda",)}, UsageError, r"backends: skip=spda is not known"),
+        ({"baseline": "spda"}, UsageError, r"backends: baseline=spda is not known"),
+        ({"baseline": "spda|sdpa"}, UsageError, r"backends: baseline=spda is not known"),
         ({"baseline": "sdpa-*"}, UsageError, r"suite s: baseline=sdpa-\* means 4 backends; one backend"),
         ({"skip": ("all",)}, NothingToRun, r"suite s: backends=eager,sdpa leaves nothing to run on cpu"),
     ],
@@ -204,7 +204,7 @@ def test_a_wrong_selection_of_backends(backends, changes, error, message):
 
 
 def test_a_typo_in_a_suites_baseline_is_found(backends):
-    with pytest.raises(UsageError, match="name=spda is not known"):
+    with pytest.raises(UsageError, match="baseline=spda is not known"):
         planned(suite(baseline="spda"))
 
 

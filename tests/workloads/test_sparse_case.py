@@ -1,6 +1,7 @@
 """Cases of block-sparse attention: names, refusals, patterns."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -131,6 +132,17 @@ def test_sta_boxes_have_one_size_and_stay_inside_the_video():
     for tile in range(27):  # the whole of its own third of the frames
         seen = np.stack(np.unravel_index(np.flatnonzero(whole.any(axis=(1, 3))[tile]), (3, 3, 3)))
         assert set(seen[0]) == {tile // 9}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_plan_knows_about_what_a_case_computes_from_one_head(pattern, causal, monkeypatch):
+    case, made = of_pattern(pattern, causal=causal, density=1.0 if pattern == "full" else 0.4), []
+    exact = WORKLOAD.work(case).flops
+    counting = sys.modules["attnbench.workloads.sparse.work"]
+    monkeypatch.setattr(counting, "block_map", lambda case: made.append(block_map(case)) or made[-1])
+    assert WORKLOAD.planned_flops(case) == pytest.approx(exact, rel=0.25)
+    assert [blocks.shape[:2] for blocks in made] == [(1, 1)]
 
 
 def test_a_map_from_a_file_is_the_map_and_its_name_has_no_path(tmp_path, monkeypatch):

@@ -107,7 +107,7 @@ def choose(
         meant = select([first_usable(selector, known, kind)], workload=suite.workload, backends=known)
         runs = [one for one in meant if not wild or kind in _kernel(one, known).devices]
         asked[selector] = tuple(one if _may_expand(one, known, kind) else parse_selector(one)[0] for one in runs)
-    left_out = select(skip, backends=known) if skip else []
+    left_out = select(skip, backends=known, field="skip") if skip else []
     dropped = tuple(dict.fromkeys(name for one in left_out for name in (one, carried(one, known, suite.workload))))
     if all(is_skipped(one, dropped) for meant in asked.values() for one in meant):
         wrong = f"leaves nothing to run on {kind}"
@@ -172,14 +172,15 @@ def _check_config(backend: Backend, short: str, cases: Mapping[str, Any]) -> Non
 
 def _one(suite: Suite, selector: str, known: Mapping[str, Backend], kind: str) -> str:
     """The one backend a baseline means."""
-    meant = select([first_usable(selector, known, kind)], workload=suite.workload, backends=known)
+    usable = first_usable(selector, known, kind, field="baseline")
+    meant = select([usable], workload=suite.workload, backends=known, field="baseline")
     if len(meant) != 1 or has_wildcard(meant[0]):
         wrong = "means several configurations" if len(meant) == 1 else f"means {len(meant)} backends"
         raise UsageError(refusal(suite.who, "baseline", selector, wrong, "one backend"))
     return meant[0]
 
 
-def first_usable(selector: str, known: Mapping[str, Backend], kind: str) -> str:
+def first_usable(selector: str, known: Mapping[str, Backend], kind: str, *, field: str = "name") -> str:
     """Of alternatives ``a|b`` the first that runs on this kind of device and is installed, else the first.
 
     Raises:
@@ -191,7 +192,7 @@ def first_usable(selector: str, known: Mapping[str, Backend], kind: str) -> str:
     for one in alternatives:
         name = parse_selector(one)[0]
         if name not in known:
-            raise unknown("backends", "name", name, known)
+            raise unknown("backends", field, name, known)
         if kind in known[name].devices and _installed(known[name]):
             return one
     return alternatives[0]

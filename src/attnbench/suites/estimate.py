@@ -135,7 +135,8 @@ def _group(
     """Seconds of a group; who is in `compiled` was called by this process before."""
     workload = load_workload(group.workload)
     slowed = _slowed(kind)
-    fused_s = slowed * workload.work(workload.case(group.case)).flops / (SHARE[False] * _flops_per_s(kind))
+    flops = workload.planned_flops(workload.case(group.case))
+    fused_s = slowed * flops / (SHARE[False] * _flops_per_s(kind))
     calls = [slowed * CALL_S[kind] + fused_s * SHARE[False] / SHARE[backend.name in PLAIN] for backend in runnable]
     compiling = sum(
         slowed * COMPILE_S[kind] * (AGAIN if backend.name in compiled else 1.0) / _side_by_side(backend, kind, jobs)

@@ -59,4 +59,4 @@ def _work(group: PlannedGroup) -> int:
     How many backends there are depends on what is installed, and must not change the cut.
     """
     workload = load_workload(group.workload)
-    return 1 + workload.work(workload.case(group.case)).flops
+    return 1 + workload.planned_flops(workload.case(group.case))

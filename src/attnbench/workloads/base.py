@@ -210,6 +210,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     def work(self, case: CaseT) -> Work:
         """Exact useful FLOPs and least bytes of one launch in the case's mode."""
 
+    def planned_flops(self, case: CaseT) -> int:
+        """FLOPs of one launch as far as a plan needs them: about right, and known at once."""
+        return self.work(case).flops
+
     def work_of(self, variant: str, case: CaseT) -> Work:
         """That of one of the functions computed, where it is another than the case's."""
         return self.work(case)

@@ -70,6 +70,13 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
         """Exact useful FLOPs of the map, those of the dense problem, and least bytes; `work.py`."""
         return work(case)
 
+    def planned_flops(self, case: SparseCase) -> int:
+        """Of one head, times their number: to count the blocks of all heads of a large map takes a second."""
+        if case.pattern not in PATTERNS:
+            return self.work(case).flops
+        one = replace(case, batch=1, nheads=1, nheads_kv=1)
+        return case.batch * case.nheads * self.work(one).flops
+
     def work_of(self, variant: str, case: SparseCase) -> Work:
         """Of the variant `dense`, all blocks: its useful work is the dense problem's."""
         self._known(variant)

@@ -23,6 +23,7 @@ needs none.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -104,20 +105,27 @@ def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
         spread = np.maximum(np.minimum(count - 1, possible.sum(1) - count), 0)
         draw = _hash(case.map_seed ^ 0x5EED, shape[:3]) % (2 * spread + 1).astype(np.uint64)
         count = np.clip(count - spread + draw.astype(np.int64), least, np.maximum(possible.sum(1), 1))
-    random = case.pattern.startswith("random")
-    # No two of a row are equal: the last bits are the column.
-    order = (
-        _hash(case.map_seed, shape) >> np.uint64(20) << np.uint64(20) | np.arange(shape[3], dtype=np.uint64)
-        if random
-        else _ranks(_distance(case))
-    )
+    if not case.pattern.startswith("random"):
+        return np.broadcast_to(_first(_ranks(_distance(case)), count[0, 0], possible, forced), shape)
+    found: Array = np.empty(shape, bool)
+    columns: Array = np.arange(shape[3], dtype=np.uint64)
+    # A head at a time: 128 heads of 512 x 512 blocks would be gigabytes of numbers that no cache holds.
+    for number, head in enumerate(np.ndindex(shape[:2])):
+        drawn = _hash(case.map_seed, shape[2:], first=number * shape[2] * shape[3])
+        # No two of a row are equal: the last bits are the column.
+        order = drawn >> np.uint64(20) << np.uint64(20) | columns
+        found[head] = _first(order, count[head], possible, forced)
+    return found
+
+
+def _first(order: Array, count: Array, possible: Array, forced: Array) -> Array:
+    """The first `count` blocks of each row in an order, those that are forced before all others; [rows, columns]."""
+    import numpy as np
+
     order = np.where(forced, 0, np.where(possible, order + np.uint64(1), np.iinfo(np.uint64).max))
-    last = np.take_along_axis(
-        np.sort(np.broadcast_to(order, (*order.shape[:-2], *shape[2:])), axis=-1),
-        (count if random else count[0, 0])[..., None] - 1,
-        axis=-1,
-    )
-    return np.broadcast_to((order <= last) & possible, shape)
+    last = np.take_along_axis(np.sort(order, axis=-1), count[:, None] - 1, axis=-1)
+    kept: Array = (order <= last) & possible
+    return kept
 
 
 def on_diagonal(case: SparseCase) -> Array:
@@ -188,12 +196,12 @@ def _boxes(case: SparseCase) -> Array:
     return seen & (visible_pairs(case) > 0)
 
 
-def _hash(seed: int, shape: tuple[int, ...]) -> Array:
-    """SplitMix64 (Steele, Lea and Flood 2014) of seed and flat index, uint64: the same forever."""
+def _hash(seed: int, shape: tuple[int, ...], first: int = 0) -> Array:
+    """SplitMix64 (Steele, Lea and Flood 2014) of seed and flat index, counted from `first`; uint64, the same forever."""
     import numpy as np
 
     with np.errstate(over="ignore"):
-        x = np.arange(np.prod(shape), dtype=np.uint64).reshape(shape)
+        x: Array = np.arange(first, first + math.prod(shape), dtype=np.uint64).reshape(shape)
         x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + _mixed(np.array([seed], np.uint64))
         return _mixed(x)
 
