@@ -140,6 +140,30 @@ def test_the_raw_sheet_has_dates_formats_widths_and_filters():
     assert widths[sheet.cell(1, names["run.started"]).column_letter] > 20
 
 
+def test_every_number_and_date_fits_in_its_column():
+    """What does not fit is shown as ####."""
+    cases = [make_case(seqlen=64 + 64 * place) for place in range(60)] + [make_case(seqlen=1 << 24)]
+    run = derive(make_run([record for case in cases for record in make_group(case, {"a": 300.0, "b": 100.0})]))
+    book = openpyxl.load_workbook(io.BytesIO(xlsx.render(run)))
+    spelled = {"#,##0": ",.0f", "#,##0.00": ",.2f", "0.0E+00": ".1e", "General": ".6g"}
+    numbers = 0
+    for sheet in book:
+        for cell in (cell for row in sheet.iter_rows() for cell in row):
+            if cell.is_date:
+                needed = len("2026-11-20 12:34:56")
+            elif isinstance(cell.value, int | float):
+                places = len(cell.number_format.partition(".")[2])
+                how = spelled.get(cell.number_format, f".{places}f")
+                needed = len(
+                    str(cell.value) if isinstance(cell.value, int) and how == ".6g" else format(cell.value, how)
+                )
+            else:
+                continue
+            numbers += 1
+            assert needed < sheet.column_dimensions[cell.column_letter].width, (sheet.title, cell.coordinate)
+    assert numbers > 1000
+
+
 def test_a_start_that_is_no_date_stays_text():
     run = dataclasses.replace(several_cases(), started="yesterday")
     assert openpyxl.load_workbook(io.BytesIO(xlsx.render(run)))["results"]["C2"].value == "yesterday"

@@ -83,7 +83,9 @@ def test_five_seconds_by_loadgen_are_served_shown_and_kept(tmp_path: Path, capsy
     assert "this is no MLPerf result" in " ".join(out.split())
     assert "latency from the scheduled time" in out
     assert page.read_text().count("<table>") == 3
-    assert "<svg" in page.read_text()
+    drawn = page.read_text().partition("<svg")[2].partition("</svg>")[0]
+    assert "currentColor" in drawn  # it follows the page, which is light or dark
+    assert "#ffffff" not in drawn
     assert sorted(one.name for one in plots.iterdir()) == [f"latency_over_rate_tiny.{one}" for one in ("png", "svg")]
 
     assert main(["show", run.id, "--out", str(tmp_path / "out")]) == 0

@@ -143,6 +143,19 @@ def test_plain_pytorch_is_what_a_fused_kernel_is_held_against():
     assert "plain PyTorch" not in beside(300.0, 500.0, 100.0)  # it is the fastest itself
 
 
+def test_nothing_is_read_out_of_a_time_whose_interval_is_wider_than_it():
+    records = make_group(make_case(), {"base": 300.0, "eager": 90.0, "fused": 700.0})
+    assert "plain PyTorch (eager): good" in said(records)
+    assert "plain matmul" in said(records)
+    uneven = [
+        timed(record, samples_ms=tuple(ms * (1 + 9 * (at % 2)) for at, ms in enumerate(record.time.samples_ms)))
+        for record in records
+    ]
+    words = said(uneven)  # the ratios within rounds are as narrow as before
+    assert "PyTorch" not in words
+    assert "plain matmul" not in words
+
+
 def test_gaps_launches_and_too_few_samples():
     first, second = group()
     idle = timed(second, busy_ms=0.8 * second.time.median_ms)

@@ -143,7 +143,7 @@ def test_all_that_changes_with_the_length_is_named_while_it_fits():
         for place, length in enumerate((64, 128, 256, 512, 1024), 1)
     ]
     (found,) = panels(tables(*cases), "seqlen")
-    assert found.goes_with == "with batch, nheads, nheads_kv and 1 more axes"
+    assert found.goes_with == "with batch, nheads, nheads_kv and 1 more axis"
 
 
 FLOPS, BYTES = 989.5, 4.8
@@ -172,6 +172,8 @@ def test_what_does_not_follow_is_not_said():
     assert promised([on_h200(200)]) == Roof()
     assert promised([on_h200(2048, copy=None, matmul=None)]) == Roof()
     assert promised_at(on_h200(200)) == pytest.approx(960)
+    rates = [Rate(tflops=rate, percent_of_peak=100 * rate / 989.5) for rate in (1.1, 3.3, 515.7, 749.63, 700.001)]
+    assert {promised_at(dataclasses.replace(on_h200(200), rate=rate)) for rate in rates} == {989.5}
     assert promised_at(dataclasses.replace(on_h200(200), rate=Rate(tflops=100.0))) is None
 
 

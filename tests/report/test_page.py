@@ -21,7 +21,7 @@ from attnbench.report.html.assemble import FOLDER, VEGA_LITE, _library, assemble
 from attnbench.report.html.packing import pack
 from attnbench.store.derive import derive
 from attnbench.text import spelled
-from made_up_run import make_case, make_group, make_lost, make_record, make_run
+from made_up_run import H200, make_case, make_group, make_lost, make_record, make_run
 
 HOSTILE = [
     "<script>window.hacked = 1</script>",
@@ -69,6 +69,12 @@ class Reader(HTMLParser):
     @property
     def words(self) -> set[str]:
         return {text.strip("\u2007\u2008\n ") for text in self.texts}
+
+
+def test_several_gpus_of_one_model_are_one_line_of_the_head():
+    run = make_run(environments=(H200, dataclasses.replace(H200, gpu_uuid="GPU-2")))
+    lead = assemble([derive(run)]).partition('<p class="lead">')[2].partition("</p>")[0]
+    assert lead.count("NVIDIA H200") == 1
 
 
 def read(*runs) -> Reader:

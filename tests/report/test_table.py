@@ -93,6 +93,7 @@ def test_markup_in_names_is_text():
 
 def test_decimal_points_stand_in_one_column():
     assert decimal_aligned(["12.568", "3.14", "168", "", "0.5x"]) == ["12.568", "3.14 ", "168    ", "", "0.5x "]
+    assert decimal_aligned(["3.0 to 13", "11 to 49", "±2.5"]) == ["3.0 to 13", "11 to 49  ", "±2.5      "]
     assert marked(["9.5", "10", ""], ["*", "", ""]) == ["9.5*", "10   ", ""]
     assert marked(["9.5", "10"], ["", ""]) == ["9.5", "10  "]
 

@@ -10,6 +10,7 @@ import pytest
 from attnbench.report.charts import figures
 from attnbench.report.compared import compare, letter
 from attnbench.report.html.assemble import assemble
+from attnbench.report.html.comparison import comparison
 from attnbench.report.plots import picture, write_plots
 from attnbench.store.derive import derive
 from made_up_run import make_case, make_group, make_record, make_run
@@ -103,6 +104,20 @@ def test_the_page_has_the_changed_rows_first_and_the_same_folded():
     assert 'href="#r0c0"' in changed
     assert "run 3f9a01bc of 2026-11-20 12:34:56 UTC (dashed lines)" in changed
     assert '<a href="#compared-B">A and B</a>' in text
+
+
+@pytest.mark.parametrize(
+    ("b_ms", "low", "high", "shown"), [(182.8, -9.0, 20.0, "183x"), (1.0123, 0.010, 0.014, "1.0123x")]
+)
+def test_a_ratio_has_the_digits_that_the_change_supports(b_ms, low, high, shown):
+    (found,) = compare(two())
+    middle = (low + high) / 2
+    changes = [
+        dataclasses.replace(one, a_ms=1.0, b_ms=b_ms, change=middle, low=low, high=high) for one in found.found.changes
+    ]
+    made = comparison(dataclasses.replace(found, found=dataclasses.replace(found.found, changes=changes)), {}, [])
+    cells = [{column.key: text for column, text in line} for _, line in (made.changed or made.same).lines]
+    assert {line["ratio"] for line in cells} == {shown}
 
 
 def test_of_three_runs_each_later_one_is_compared_with_the_first():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 
 import pytest
@@ -109,6 +110,35 @@ def loaded_run():
             for name, samples in times.items()
         ]
     return derive(make_run(records))
+
+
+def test_no_line_passes_over_a_length_without_a_point():
+    source, records = random.Random(3), []
+    for seqlen in (512, 1024, 2048, 4096, 8192):
+        case = make_case(seqlen=seqlen, seqlen_k=seqlen)
+        for name in ("whole", "parted"):
+            uneven = seqlen == 4096 or (seqlen, name) == (1024, "parted")
+            samples = [10 ** source.uniform(0, 3) if uneven else 2.0 for _ in range(20)]
+            records.append(dataclasses.replace(make_record(case, name, tflops=100.0), time=make_time(samples)))
+    every = figures([derive(make_run(records))])
+    (winner,) = [figure for figure in every if figure.kind == "winner"]
+    cells = {cell["x"]: cell["n"] for cell in winner.spec["datasets"]["cells"]}
+    assert cells["4096"] == "no time"
+    assert set(cells) - {"4096"} == {"512", "2048", "8192"}  # at 1024 there is one row alone
+    assert '["512", "2048", "4096", "8192"]' in json.dumps(winner.spec)
+    drawn = [figure for figure in every if figure.kind == "length"]
+    assert len(drawn) == 2
+    for figure in drawn:
+        pieces = {(row["b"], row["x"]): row.get("p", 0) for row in figure.spec["datasets"]["rows"]}
+        assert pieces == {
+            ("whole", 512): 0, ("whole", 1024): 0, ("whole", 2048): 0, ("whole", 8192): 1,
+            ("parted", 512): 0, ("parted", 2048): 1, ("parted", 8192): 2,
+        }  # fmt: skip
+        (line,) = [
+            one for one in figure.spec["layer"] if isinstance(one["mark"], dict) and one["mark"]["type"] == "line"
+        ]
+        assert [one["field"] for one in line["encoding"]["detail"]] == ["b", "p"]
+        assert 4096 in line["encoding"]["x"]["axis"]["values"]  # the length is there, without a point
 
 
 def test_who_has_no_point_is_not_passed_over_in_the_map_of_winners():

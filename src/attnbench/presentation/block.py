@@ -86,8 +86,8 @@ class Page:
     lost: Sequence[Lost]
 
 
-def said(columns: Sequence[Column], lines: Sequence[Line]) -> list[Column]:
-    """The columns of which at least one line has something to say."""
+def filled(columns: Sequence[Column], lines: Sequence[Line]) -> list[Column]:
+    """The columns in which at least one line has a text."""
     return [column for column in columns if any(line.cells.get(column.key) for line in lines)]
 
 

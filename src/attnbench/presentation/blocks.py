@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Lost, Page, Reason, backend_name, said
+from attnbench.presentation.block import Block, Column, Lost, Page, Reason, backend_name, filled
 from attnbench.presentation.columns import View, baselines, columns_for, line_of
 from attnbench.presentation.conditions import conditions_of
 from attnbench.presentation.details import details
@@ -143,7 +143,7 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
             gpu = gpu_name(run, line.record) or ""
             cells = {"case": without_words(part.title, shared), "gpu": gpu, **drawn.cells}
             lines.append(dataclasses.replace(drawn, cells=cells))
-    first = said([Column("case", "case", 0, number=False), Column("gpu", "GPU", 0, number=False)], lines)
+    first = filled([Column("case", "case", 0, number=False), Column("gpu", "GPU", 0, number=False)], lines)
     conditions = conditions_of(run, measured)
     notes = remarks(run, measured, replicated=any(line.processes for line in lines))
     title = f"{run.suite}, all {'-'.join(shared)}" if shared else run.suite

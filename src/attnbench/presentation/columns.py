@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.presentation import figures, sparse
-from attnbench.presentation.block import Column, Line, backend_name, said
+from attnbench.presentation.block import Column, Line, backend_name, filled
 from attnbench.record import Record, Time
 from attnbench.store.replicates import Processes
 
@@ -106,9 +106,9 @@ def columns_for(unit: figures.Unit, lines: Sequence[Line], view: View | None = N
     every = [replace(column, title=titles.get(column.key, column.title.replace(UNIT, unit.name))) for column in COLUMNS]
     asked = view.columns if view else ()
     if not asked:
-        return said(every, lines)
+        return filled(every, lines)
     shown = (
-        said(every, lines)
+        filled(every, lines)
         if asked == (ALL,)
         else [column for key in dict.fromkeys(("backend", *asked)) for column in every if column.key == key]
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Line, backend_name, said
+from attnbench.presentation.block import Block, Column, Line, backend_name, filled
 from attnbench.presentation.conditions import conditions_of
 from attnbench.presentation.reconcile import reconciled
 from attnbench.presentation.serving import growth, serving, steps_of
@@ -43,7 +43,7 @@ def _timers(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
     columns = [Column("backend", f"by timer, {unit.name}", 0, number=False)]
     for rank, name in enumerate(names):
         columns += [Column(name, name, rank), Column(f"{name} margin", "95 %", rank + len(names))]
-    return [Block(title, None, said(columns, lines), lines)]
+    return [Block(title, None, filled(columns, lines), lines)]
 
 
 def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
@@ -64,7 +64,7 @@ def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
     conditions = replace(
         conditions_of(run, [timed[0][0]]), timer=", ".join(dict.fromkeys(time.timer for *_, time in timed))
     )
-    return [Block(title, conditions, said(columns, lines), lines, part="phases")]
+    return [Block(title, conditions, filled(columns, lines), lines, part="phases")]
 
 
 def _figure(name: str, time: Time, unit: figures.Unit) -> dict[str, str]:

@@ -69,7 +69,7 @@ def read_table(run: Run, records: Sequence[Record]) -> list[str]:
         run: whose environments hold.
         records: all with a time, of one case and under the same conditions; replicates combined.
     """
-    return [sentence for rule in rules() if (sentence := _said(rule, rule.say, *_facts(run, records)))]
+    return [sentence for rule in rules() if (sentence := _sentence(rule, rule.say, *_facts(run, records)))]
 
 
 def read_sweep(run: Run, records: Sequence[Record]) -> list[str]:
@@ -80,13 +80,13 @@ def read_sweep(run: Run, records: Sequence[Record]) -> list[str]:
     facts = [_facts(run, members) for members in cases.values()]
     sentences = []
     for rule in rules():
-        said = [sentence for one in facts if (sentence := _said(rule, rule.brief, *one))]
+        said = [sentence for one in facts if (sentence := _sentence(rule, rule.brief, *one))]
         if said:
             sentences.append(f"{len(said)} of {len(cases)} cases: {said[0]}")
     return sentences
 
 
-def _said(rule: Rule, words: str, table: Facts, rows: Sequence[Facts]) -> str | None:
+def _sentence(rule: Rule, words: str, table: Facts, rows: Sequence[Facts]) -> str | None:
     """The sentence of a rule, or None where it does not hold."""
     candidates = {"table": [table], "fastest": rows[:1], "each": rows}[rule.of]
     true = [facts for facts in candidates if rule.holds(table | facts)]
@@ -111,7 +111,7 @@ def _over_plain(ordered: Sequence[Record], baseline: str | None) -> Facts:
     """How many times as fast the fastest is as plain PyTorch, by the ends of both speed-ups' intervals."""
     fastest, *others = ordered
     plain = next((record for record in others if record.backend in PLAIN), None)
-    if plain is None or fastest.backend in PLAIN:
+    if plain is None or fastest.backend in PLAIN or _is_wild(fastest) or _is_wild(plain):
         return {}
     (low, high), (plain_low, plain_high) = _interval(fastest, baseline), _interval(plain, baseline)
     if not (low and high and plain_low and plain_high):
@@ -123,6 +123,11 @@ def _over_plain(ordered: Sequence[Record], baseline: str | None) -> Facts:
         "over_plain_high": high / plain_low,
         "over_plain": math.floor(100 * over) / 100,
     }
+
+
+def _is_wild(record: Record) -> bool:
+    """Whether nothing is to be said of its time: the interval is wider than the value."""
+    return record.time is not None and figures.wild_time(record.time)
 
 
 def _interval(record: Record, baseline: str | None) -> tuple[float | None, float | None]:
@@ -176,10 +181,12 @@ def _row_facts(record: Record, baseline: Record | None) -> Facts:
         facts |= {"verdict": speedup.verdict, "speedup_low": low, "speedup_high": high}
         facts["gain"] = None if low is None else math.floor(100 * low) / 100
         facts |= _memory_facts(record, baseline)
-    facts |= _roofline_facts(record)
     if time is None or not time.median_ms:
         return facts
     facts["samples"] = time.num_samples
+    if _is_wild(record):
+        return facts
+    facts |= _roofline_facts(record)
     if time.busy_ms is not None:
         busy = time.busy_ms / time.median_ms
         facts |= {"busy_share": busy, "busy_percent": 100 * busy, "idle_percent": 100 * (1.0 - busy)}

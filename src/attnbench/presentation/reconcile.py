@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Line, backend_name, said
+from attnbench.presentation.block import Block, Column, Line, backend_name, filled
 from attnbench.presentation.serving import REQUESTS
 from attnbench.record import Record, Time
 
@@ -273,7 +273,7 @@ def _explained(title: str, rows: Sequence[Reconciled], notes: Sequence[str]) -> 
         Column("generated", "measured s", 7),
     ]
     lines = [Line(row.record, _cells(row, unit)) for row in rows]
-    return Block(title, None, said(columns, lines), lines, notes=tuple(notes))
+    return Block(title, None, filled(columns, lines), lines, notes=tuple(notes))
 
 
 def _cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
@@ -317,7 +317,7 @@ def _differences(title: str, rows: Sequence[Reconciled]) -> list[Block]:
     ]
     lines = [Line(row.record, _difference_cells(row, unit)) for row in rows]
     note = "in place, copies, gaps, clock, unexplained: what measured and predicted differ by, against the first row"
-    return [Block(title, None, said(columns, lines), lines, notes=(note,))]
+    return [Block(title, None, filled(columns, lines), lines, notes=(note,))]
 
 
 def _difference_cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:

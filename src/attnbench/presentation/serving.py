@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Line, backend_name, said
+from attnbench.presentation.block import Block, Column, Line, backend_name, filled
 from attnbench.record import Record, Time
 
 END_TO_END = "wall"
@@ -54,7 +54,7 @@ def serving(title: str, records: Sequence[Record]) -> list[Block]:
         Column("gain", "without it", 6),
     ]
     lines = [Line(record, _cells(record, unit)) for record in served]
-    return [Block(title, None, said(columns, lines), lines)]
+    return [Block(title, None, filled(columns, lines), lines)]
 
 
 def steps_of(record: Record) -> dict[int, Time]:
@@ -83,7 +83,7 @@ def growth(title: str, records: Sequence[Record]) -> list[Block]:
         )
         for record, steps in grown
     ]
-    return [Block(title, None, said(columns, lines), lines)]
+    return [Block(title, None, filled(columns, lines), lines)]
 
 
 def _milestones(counts: Sequence[int]) -> list[int]:

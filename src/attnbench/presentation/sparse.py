@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Line, backend_name, said
+from attnbench.presentation.block import Block, Column, Line, backend_name, filled
 from attnbench.record import Record
 
 WORKLOAD = "sparse"
@@ -69,7 +69,7 @@ def maps(title: str, records: Sequence[Record]) -> list[Block]:
         Column("distance", "rel L1 to dense", 0),
     ]
     lines = [Line(record, _map_cells(record.counters, backend_name(record))) for record in chosen]
-    return [Block(title, None, said(columns, lines), lines)]
+    return [Block(title, None, filled(columns, lines), lines)]
 
 
 def break_even(records: Sequence[Record]) -> list[str]:

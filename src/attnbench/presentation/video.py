@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnbench.presentation import figures
-from attnbench.presentation.block import Block, Column, Line, backend_name, said
+from attnbench.presentation.block import Block, Column, Line, backend_name, filled
 from attnbench.presentation.reconcile import attention_ms
 from attnbench.record import Record
 
@@ -70,7 +70,7 @@ def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
         f"no share: {', '.join(late)}: attention took longer than the whole step; it has few samples, and another "
         "program or the host's launches may have delayed it"
     ] * bool(late)
-    return Block(title, None, said(columns, lines), lines, notes=tuple(notes))
+    return Block(title, None, filled(columns, lines), lines, notes=tuple(notes))
 
 
 def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str, str]:
@@ -139,7 +139,7 @@ def _latents(title: str, rows: Sequence[Record]) -> list[Block]:
         for record in rows
         if f"{DISTANCE}{steps[-1]}" in record.counters
     ]
-    return [Block(title, None, said(columns, lines), lines)] if lines else []
+    return [Block(title, None, filled(columns, lines), lines)] if lines else []
 
 
 def _in(unit: figures.Unit, ms: float | None) -> str:

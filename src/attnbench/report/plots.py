@@ -123,6 +123,14 @@ def picture(figure: Figure, ending: str) -> bytes:
     return next(pictures(figure, (ending,)))
 
 
+def inline(figure: Figure) -> str:
+    """One figure as an SVG element of a page, in the colours of the text around it."""
+    import vl_convert
+
+    drawn = vl_convert.vegalite_to_svg(json.dumps(standing_alone(figure, "page")), vl_version=VERSION)
+    return drawn[drawn.index("<svg") :]
+
+
 def pictures(figure: Figure, endings: Sequence[str]) -> Iterator[bytes]:
     """`picture` for each of `endings`; the chart itself is computed once."""
     import vl_convert
@@ -132,9 +140,10 @@ def pictures(figure: Figure, endings: Sequence[str]) -> Iterator[bytes]:
         yield drawn.encode() if ending == "svg" else vl_convert.svg_to_png(drawn, scale=SCALE)
 
 
-def standing_alone(figure: Figure) -> Spec:
-    """The figure's description as a picture has it: with title, look, and a width."""
-    look: dict[str, Any] = config("light", FONT) | {"background": "#ffffff", "padding": 16}
+def standing_alone(figure: Figure, mode: str = "light") -> Spec:
+    """The figure's description as a picture has it: with title, look (of `style.config`), and a width."""
+    ground = {"background": "#ffffff"} if mode == "light" else {}
+    look: dict[str, Any] = config(mode, FONT) | ground | {"padding": 16}
     rest = {name: value for name, value in figure.spec.items() if name != "autosize"}
     return {**rest, "width": WIDTH, "title": {"text": figure.title}, "config": look}
 
@@ -162,6 +171,7 @@ __all__ = [
     "check_plot_arguments",
     "check_plot_folder",
     "draw",
+    "inline",
     "picture",
     "write_plots",
 ]

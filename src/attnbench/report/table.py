@@ -22,17 +22,28 @@ if TYPE_CHECKING:
 
 VERDICTS = {"faster": "green", "slower": "red", "same": "", "unclear": "yellow"}
 GAP = 2
+WIDER = "a wider terminal or --columns all shows them"
 
 
-def render_run(run: Run, console: Console, view: View | None = None) -> None:
+def render_run(run: Run, console: Console, view: View | None = None, *, wider: str = WIDER) -> None:
     """Print all of a run: a table a case, then the matrix of cases by backends and who is fastest.
 
     Args:
         run: with its statistics derived (`store.derive`, `store.runfile.read`).
         console: colours and width are its own; piped output carries no codes.
         view: columns and order of rows; None is the usual one.
+        wider: what shows the columns that there is no room for.
     """
-    Tables(console, view).end(run)
+    Tables(console, view, wider=wider).end(run)
+
+
+def render_matrix(run: Run, console: Console) -> None:
+    """Print what a run comes to, without its tables case by case: the matrix, losses, notes and who is fastest."""
+    terminal = Terminal(console)
+    for words in dict.fromkeys(" · ".join(machine_words(environment)) for environment in run.environments):
+        terminal.line(words, style="dim")
+    terminal.gap()
+    print_summary(summary(run), terminal, notes=True)
 
 
 def render_blocks(blocks: Sequence[Block], console: Console) -> None:
@@ -50,11 +61,11 @@ class Tables:
     A loss is said the first time it is met, and once more below the matrix with all places it holds for.
     """
 
-    def __init__(self, console: Console, view: View | None = None) -> None:
-        self.terminal, self.view = Terminal(console), view or View()
+    def __init__(self, console: Console, view: View | None = None, *, wider: str = WIDER) -> None:
+        self.terminal, self.view, self.wider = Terminal(console), view or View(), wider
         self._cases: set[str] = set()
         self._machines: list[str] = []
-        self._said: set[Reason] = set()
+        self._printed: set[Reason] = set()
         self._dropped: dict[str, None] = {}
         "keys of columns that a table had no room for"
 
@@ -75,8 +86,7 @@ class Tables:
         else:  # the table of a single case is its matrix
             print_sentences(found, self.terminal)
         if self._dropped:
-            self.terminal.item("width", f"no room for {', '.join(self._dropped)}: a wider terminal or --columns all "
-                            "shows them", style="dim")  # fmt: skip
+            self.terminal.item("width", f"no room for {', '.join(self._dropped)}: {self.wider}", style="dim")
 
     def _print(self, run: Run, cases: Sequence[Sequence[Record]]) -> None:
         for environment in run.environments:
@@ -90,8 +100,8 @@ class Tables:
             if name in self._cases:
                 continue
             self._cases.add(name)
-            found = case_blocks(run, records, self._said, self.view)
-            self._said |= {item.reason_of for block in found for item in block.lost}
+            found = case_blocks(run, records, self._printed, self.view)
+            self._printed |= {item.reason_of for block in found for item in block.lost}
             for block in found:
                 self.terminal.gap()
                 # Of very many cases the notes are said once, below the matrix.

@@ -135,11 +135,11 @@ def decimal_aligned(texts: Sequence[str], point: str = " ", digit: str = " ") ->
     """Pad numbers at the right so that, right-justified, their decimal points stand in one column.
 
     Args:
-        texts: of one column; an empty one stays empty.
+        texts: of one column; an empty one stays empty, of a range (``3.0 to 13``) its first number is aligned.
         point: as wide as a decimal point.
         digit: as wide as a digit.
     """
-    tails = [len(text) - len(text.partition(".")[0]) for text in texts]
+    tails = [len(text) - len(text.partition(" to ")[0].partition(".")[0]) for text in texts]
     longest = max((tail for tail, text in zip(tails, texts, strict=True) if text), default=0)
     pads = [(digit if tail else point) + digit * (longest - tail - 1) if tail < longest else "" for tail in tails]
     return [text + pad if text else text for text, pad in zip(texts, pads, strict=True)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import io
 import itertools
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import Unavailable
@@ -26,7 +27,7 @@ LARGEST_WHOLE = 2**53
 NARROWEST, WIDEST = 8, 40
 "Characters of a column."
 LOOKED_AT = 50
-"Rows that the width of a column is found from."
+"Rows that the width of a column of texts is found from."
 DATE = "yyyy-mm-dd hh:mm:ss"
 FORMATS = (
     (r"(errors\..*|.*\.(max_abs|rel_l1|rmse|budget))$", "0.0E+00"),
@@ -58,13 +59,14 @@ def render(run: Run) -> bytes:
 
 def _summary(sheet: Any, run: Run, found: Summary) -> None:
     """The sentence, the matrices below each other, and why places are empty."""
-    names = [row.name for matrix in found.matrices for row in matrix.rows]
-    backends = itertools.zip_longest(*(matrix.backends for matrix in found.matrices), fillvalue="")
-    _widths(sheet, [_wide(["case", *names]), *map(_wide, backends)])
+    columns = itertools.zip_longest(*map(_columns, found.matrices), fillvalue=())
+    first, second, *others = [*(_wide(itertools.chain(*column)) for column in columns), NARROWEST, NARROWEST]
+    # The date of the run stands in the second: what does not fit in its column is shown as ####.
+    _widths(sheet, [first, max(second, len(DATE) + 2), *others])
     sheet.freeze_panes = "B1"
     sheet.append([_text(sheet, run.suite, bold=True), _date(sheet, run.started)])
-    for environment in run.environments:
-        sheet.append([_text(sheet, " · ".join(machine_words(environment)))])
+    for machine in dict.fromkeys(" · ".join(machine_words(environment)) for environment in run.environments):
+        sheet.append([_text(sheet, machine)])
     for sentence in filter(None, (found.sentence, *found.results)):
         sheet.append([_text(sheet, sentence, bold=True)])
     for matrix in found.matrices:
@@ -75,6 +77,12 @@ def _summary(sheet: Any, run: Run, found: Summary) -> None:
     for item in found.lost:
         words = (item.status.value, item.backend, item.reason, item.where)
         sheet.append([_text(sheet, word) for word in words if word])
+
+
+def _columns(matrix: Matrix) -> list[list[str]]:
+    """The texts of a matrix column by column, their heads first."""
+    cells = [[name, *(row.cells[name].text for row in matrix.rows if name in row.cells)] for name in matrix.backends]
+    return [*([title, *column] for title, column in matrix.leading), *cells]
 
 
 def _matrix(sheet: Any, matrix: Matrix) -> None:
@@ -105,7 +113,7 @@ def _results(sheet: Any, run: Run) -> None:
     from openpyxl.utils import get_column_letter
 
     names, lines = columns(run), rows(run)
-    _widths(sheet, [_wide([name, *(_short(row[name]) for row in lines[:LOOKED_AT])]) for name in names])
+    _widths(sheet, [_wide([name, *_longest([row[name] for row in lines], _format(name))]) for name in names])
     sheet.freeze_panes = "A2"
     if names:
         sheet.auto_filter.ref = f"A1:{get_column_letter(len(names))}{len(lines) + 1}"
@@ -131,9 +139,18 @@ def _wide(texts: Iterable[str]) -> int:
     return min(max([NARROWEST, *(len(text) + 2 for text in texts)]), WIDEST)
 
 
-def _short(value: Any) -> str:
-    """About as long as the number or text is shown."""
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else as_text(value)
+def _longest(values: Sequence[Any], shown: str | None) -> Iterator[str]:
+    """As long as the numbers of a column are shown, all of them, and the first of its texts.
+
+    A text that is cut can be read elsewhere; of a number that does not fit a spreadsheet shows nothing.
+    """
+    numbers = [one for one in values if isinstance(one, int) or (isinstance(one, float) and math.isfinite(one))]
+    spelling = {"#,##0": ",.0f", "#,##0.00": ",.2f", "0.0000": ".4f", "0.0E+00": ".1e"}.get(shown or "")
+    for number in (min(numbers), max(numbers)) if numbers else ():
+        yield (
+            format(number, spelling) if spelling else f"{number:.6g}" if isinstance(number, float) else as_text(number)
+        )
+    yield from (as_text(one) for one in values[:LOOKED_AT] if isinstance(one, str))
 
 
 def _format(name: str) -> str | None:

@@ -20,7 +20,8 @@ def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
         mark = f"_{number + 1}" if number else ""
         for panel in panels([table for table in tables if LENGTH in table.case], LENGTH):
             for metric in (TIME, TFLOPS):
-                yield from figure_over(panel, SEQLEN, metric, styles, kind="length", conditions=conditions, mark=mark)
+                yield from figure_over(panel, SEQLEN, metric, styles, kind="length", conditions=conditions, mark=mark,
+                                       lost=data.without_point)  # fmt: skip
 
 
 CHART = Chart(rank=1, draw=draw)

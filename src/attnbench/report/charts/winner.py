@@ -12,7 +12,7 @@ from attnbench.report.charts.base.data import RunData, Table
 from attnbench.report.charts.base.encodings import ON_A_PHONE, TITLE_LINE, finished, label_limit
 from attnbench.report.charts.base.figure import Chart, Figure, Spec, filled, row
 from attnbench.report.charts.base.labels import LINE, LONGEST
-from attnbench.report.charts.base.panels import FOLLOWERS, LENGTH, differing, panels
+from attnbench.report.charts.base.panels import FOLLOWERS, LENGTH, Lost, differing, lost_places, panels
 from attnbench.report.charts.base.style import PLAIN, Style, Styles
 
 ABOVE = 32
@@ -25,6 +25,7 @@ TIGHT = "bandwidth('x') < 100"
 "Cells that have no room for names."
 KEY_COLUMNS, ON_A_PHONE_COLUMNS, KEY_ROW = 4, 2, 18
 "Names beside each other below the map, and pixels of a line of them."
+NO_TIME, WITHOUT = "no time", "every backend failed, or its time is not known to within itself"
 NOBODY = "no clear winner"
 
 
@@ -35,18 +36,27 @@ def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
         contests = [table for table in tables if len(table.records) > 1]
         if len(contests) > 1:
             conditions = contests[0].conditions.words() if len(parts) > 1 else []
-            yield _figure(contests, styles, f"-{number + 1}" if number else "", conditions)
+            yield _figure(contests, styles, f"-{number + 1}" if number else "", conditions, data.without_point)
 
 
-def _figure(tables: Sequence[Table], styles: Styles, mark: str, conditions: Sequence[str]) -> Figure:
+def _figure(
+    tables: Sequence[Table], styles: Styles, mark: str, conditions: Sequence[str], lost: Sequence[Lost]
+) -> Figure:
     across = _across(tables)
-    cells, following = [], set()
+    cells: list[dict[str, Any]] = []
+    following = set()
     for panel in panels(tables, across):
         following.add(panel.goes_with)
         for table in panel.tables:
             column = table.case_id if across is None else str(table.case.get(across))
             cells.append(_cell(table, styles) | {"x": column, "y": panel.words})
-    columns = sorted({cell["x"] for cell in cells}, key=lambda text: _order(tables, across, text))
+        gaps = dict.fromkeys(map(str, lost_places(panel, across, lost))) if across is not None else {}
+        here = {cell["x"] for cell in cells if cell["y"] == panel.words}
+        cells += [row(b=NOBODY, n=NO_TIME, t=WITHOUT, l="", k="", x=place, y=panel.words)
+                  for place in gaps if place not in here]  # fmt: skip
+    values = [table.case_id if across is None else table.case.get(across) for table in tables]
+    values += [] if across is None else [case.get(across) for _, case in lost]
+    columns = sorted({cell["x"] for cell in cells}, key=lambda text: _order(values, text))
     title = "sequence length" if across == LENGTH else across or "case"
     goes_with = following.pop() if len(following) == 1 else ""
     rows = len({cell["y"] for cell in cells})
@@ -83,8 +93,7 @@ def _across(tables: Sequence[Table]) -> str | None:
     return max(values, key=lambda name: (len(values[name]), name not in FOLLOWERS), default=None)
 
 
-def _order(tables: Sequence[Table], across: str | None, text: str) -> tuple[float, int]:
-    values = [table.case_id if across is None else table.case.get(across) for table in tables]
+def _order(values: Sequence[Any], text: str) -> tuple[float, int]:
     place = next(place for place, value in enumerate(values) if str(value) == text)
     value = values[place]
     return (float(value), 0) if isinstance(value, int | float) else (0.0, place)
@@ -162,7 +171,7 @@ def _definition(
         ),
         won.mark_text(dy=8, limit=limit).encode(text="l:N", color=alt.Color("i:N").scale(None).legend(None)),
         open_.mark_text(dy=-8, limit=limit, style="label").encode(
-            text=alt.condition(TIGHT, alt.value("unclear"), "n:N")
+            text=alt.condition(f"{TIGHT} && datum.n == '{NOBODY}'", alt.value("unclear"), "n:N")
         ),
         open_.mark_text(dy=8, limit=limit, style="note").encode(text="l:N"),
     ]

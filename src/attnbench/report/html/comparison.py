@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.presentation.block import Column
+from attnbench.presentation.figures import half_interval, measured
 from attnbench.report.compared import FIRST, Compared
 from attnbench.report.diff import LEGEND, Cells, listed, remarks, shift_line, summary, table_of
 from attnbench.report.html.content import aligned
@@ -88,8 +89,9 @@ def _rows(changes: Sequence[Change], letter: str, anchors: Mapping[str, str]) ->
 
 
 def _ratio(change: Change) -> str:
-    """Of the times as they are; the change beside it is what remains of it for the code."""
-    return f"{change.b_ms / change.a_ms:.3f}x" if change.a_ms else ""
+    """Of the times as they are, with the digits that the change supports, which is what remains of it for the code."""
+    half = half_interval(change.change, change.low, change.high)
+    return f"{measured(change.b_ms / change.a_ms, half)}x" if change.a_ms else ""
 
 
 def _title(column: Column, letter: str) -> str:

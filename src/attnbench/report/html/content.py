@@ -116,7 +116,7 @@ def _section(run: Run, index: int, name: str, places: Mapping[tuple[int, str], S
         anchor=f"r{index}",
         name=name,
         run=run,
-        machines=[" · ".join(machine_words(item)) for item in run.environments],
+        machines=list(dict.fromkeys(" · ".join(machine_words(item)) for item in run.environments)),
         counts=_counts(run, len(cases)),
         summary=summary(run),
         cases=cases,

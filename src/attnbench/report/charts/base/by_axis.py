@@ -11,7 +11,7 @@ from attnbench.report.charts.base.columns import CASE, Columns, resolve
 from attnbench.report.charts.base.data import RunData, Table
 from attnbench.report.charts.base.figure import Figure, run_folders, slug
 from attnbench.report.charts.base.lines import Point, Quantity, is_number, lines, points_of
-from attnbench.report.charts.base.panels import LENGTH, Panel, differing, panels
+from attnbench.report.charts.base.panels import LENGTH, Lost, Panel, differing, lost_places, panels
 from attnbench.report.charts.base.style import Styles
 
 WHO = "attnbench report"
@@ -53,7 +53,7 @@ def _of_run(data: RunData, x: Quantity, metrics: Sequence[Quantity], styles: Sty
         for panel in _panels(tables, x):
             for metric in metrics:
                 yield from figure_over(panel, x, metric, styles, kind="plot", conditions=conditions,
-                                       mark=f"_{number + 1}" if number else "")  # fmt: skip
+                                       mark=f"_{number + 1}" if number else "", lost=data.without_point)  # fmt: skip
 
 
 def _panels(tables: Sequence[Table], x: Quantity) -> list[Panel]:
@@ -90,7 +90,7 @@ def _is_line(points: Sequence[Point]) -> bool:
 
 def figure_over(
     panel: Panel, x: Quantity, metric: Quantity, styles: Styles, *, kind: str, conditions: Sequence[str] = (),
-    mark: str = "",
+    mark: str = "", lost: Sequence[Lost] = (),
 ) -> Iterator[Figure]:  # fmt: skip
     """The figure of one panel, named as the older scripts name theirs; none for a single place on x.
 
@@ -102,18 +102,20 @@ def figure_over(
         kind: of the figure.
         conditions: how it was measured, where that differs within the run.
         mark: what its name ends in then.
+        lost: workload and case of what has no table.
     """
     points = points_of(panel.tables, x, metric, line_of(x))
     if len({point.x for point in points}) < 2:
         return
     words = ", ".join(filter(None, (panel.words, *conditions)))
+    gaps = lost_places(panel, x.column.removeprefix(CASE), lost) if x.column.startswith(CASE) else ()
     yield Figure(
         name=file_name(panel, x, metric) + mark,
         folder=_folder(panel, x),
         kind=kind,
         title=f"{metric.heading} over {x.title}" + (f": {words}" if words else ""),
         alt=_alt(points, x, metric) + (f", {words}." if words else "."),
-        spec=lines(points, x, metric, styles, panel.goes_with),
+        spec=lines(points, x, metric, styles, panel.goes_with, gaps),
     )
 
 

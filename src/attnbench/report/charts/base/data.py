@@ -55,6 +55,12 @@ class RunData:
         self.replicated = is_replicated(run)
         self.tables = list(self._tables())
 
+    @cached_property
+    def without_point(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Workload and case of all of which nothing has a place on a scale: failed, or not known to within itself."""
+        drawn = {table.case_id for table in self.tables}
+        return [(one.workload, one.case) for one in self.run.records if one.case_id not in drawn]
+
     def by_conditions(self) -> list[list[Table]]:
         """Tables that may stand in one chart: of one workload, and measured the same way."""
         found: dict[tuple[str | None, ...], list[Table]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -83,7 +84,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def lines(points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, following: str = "") -> Spec:
+def lines(
+    points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, following: str = "", lost: Sequence[Any] = ()
+) -> Spec:
     """The chart of some points.
 
     Args:
@@ -92,9 +95,11 @@ def lines(points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, fol
         y: what is drawn.
         styles: of the page.
         following: what goes with x, for its title.
+        lost: places on x that were asked for and have no point.
     """
     places = list(dict.fromkeys(point.x for point in points))
-    numeric = all(is_number(place) for place in places)
+    numeric = all(is_number(place) for place in (*places, *lost))
+    over_axis = x.column.startswith("case.")
     values = [value for point in points for value in (point.y, *(point.interval or ()))]
     log = y.may_log and min(values) > 0 and max(values) > WIDE * min(values)
     names = list(dict.fromkeys(point.line for point in points))
@@ -103,8 +108,9 @@ def lines(points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, fol
     if numeric:
         points = sorted(points, key=lambda point: point.x)
     ends = _ends(points, names, low, high, height, log, styles)
-    rows = [_row(point, numeric, styles) for point in points]
-    ticks = tuple(sorted(places)) if numeric and x.column.startswith("case.") else None
+    pieces = _pieces(points, {*places, *lost}) if numeric and over_axis else [0] * len(points)
+    rows = [_row(point, numeric, piece, styles) for point, piece in zip(points, pieces, strict=True)]
+    ticks = tuple(sorted({*places, *lost})) if numeric and over_axis else None
     spread_out = numeric and x.may_log and min(places) > 0 and max(places) > WIDE * min(places)
     over = (x.axis_title, *([f"({following})"] if following else []))
     levels = steps(low, high) if log else None
@@ -125,10 +131,19 @@ def _range(values: Sequence[float], log: bool, even: float | None) -> tuple[floa
     return min(even, *values) - room, max(even, *values) + room
 
 
-def _row(point: Point, numeric: bool, styles: Styles) -> dict[str, Any]:
+def _pieces(points: Sequence[Point], places: set[Any]) -> list[int]:
+    """Which piece of its line each point is on: a place of the axis that the line has no point at divides it."""
+    own: dict[str, set[Any]] = {}
+    for point in points:
+        own.setdefault(point.line, set()).add(point.x)
+    missing = {line: sorted(places - there) for line, there in own.items()}
+    return [bisect_left(missing[point.line], point.x) for point in points]
+
+
+def _row(point: Point, numeric: bool, piece: int, styles: Styles) -> dict[str, Any]:
     style, (low, high) = styles.of(point.backend), point.interval or (None, None)
     return row(b=point.line, x=point.x if numeric else str(point.x), m=short(point.y), l=short(low), h=short(high),
-               c=style.colour, g=style.shape, d=list(point.dash or style.dash))  # fmt: skip
+               c=style.colour, g=style.shape, d=list(point.dash or style.dash), p=piece or None)  # fmt: skip
 
 
 def steps(low: float, high: float) -> tuple[float, ...]:
@@ -177,7 +192,11 @@ def _definition(
     base = alt.Chart(alt.NamedData(name="rows")).encode(x=x, y=y)
     ends = alt.Chart(alt.NamedData(name="ends"))
     dash = alt.StrokeDash("d:N").scale(None).legend(None)
-    drawn = [base.mark_line(strokeWidth=2).encode(detail="b:N", color=colour(), strokeDash=dash)] if numeric else []
+    drawn = (
+        [base.mark_line(strokeWidth=2).encode(detail=["b:N", "p:N"], color=colour(), strokeDash=dash)]
+        if numeric
+        else []
+    )
     tooltip = [alt.Tooltip("b:N", title="backend"), alt.Tooltip("x", type="quantitative" if numeric else "nominal",
                title=over[0]), alt.Tooltip("m:Q", title=title)]  # fmt: skip
     if bars:

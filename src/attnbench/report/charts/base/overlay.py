@@ -13,7 +13,7 @@ from attnbench.report.charts.base.data import RunData, Table
 from attnbench.report.charts.base.encodings import STEP
 from attnbench.report.charts.base.figure import Figure, filled, row, short, slug
 from attnbench.report.charts.base.lines import Point, Quantity, lines, points_of
-from attnbench.report.charts.base.panels import LENGTH, Panel, panels
+from attnbench.report.charts.base.panels import LENGTH, Lost, Panel, lost_places, panels
 from attnbench.report.charts.base.ratios import ratios
 from attnbench.report.charts.base.style import Styles
 from attnbench.report.compared import FIRST, Compared
@@ -49,7 +49,7 @@ def overlays(first: RunData, later: RunData, compared: Compared, styles: Styles)
         mark = f"_{number + 1}" if number else ""
         for panel in panels([table for table in tables if _key(table) in shared], LENGTH):
             over_length = len({table.case.get(LENGTH) for table in panel.tables} - {None}) > 1
-            drawn = _over_length(panel, shared, changes, compared, styles) if over_length else (
+            drawn = _over_length(panel, shared, changes, compared, styles, first.without_point) if over_length else (
                 _of_case(table, changes[_key(table)], compared, styles) for table in panel.tables)  # fmt: skip
             yield from (dataclasses.replace(figure, folder=folder, name=figure.name + mark) for figure in drawn)
 
@@ -65,10 +65,11 @@ def _key(table: Table) -> CaseKey:
 
 def _over_length(
     panel: Panel, shared: Mapping[CaseKey, Table], changes: Mapping[CaseKey, Sequence[Change]], compared: Compared,
-    styles: Styles,
+    styles: Styles, lost: Sequence[Lost],
 ) -> Iterator[Figure]:  # fmt: skip
     """Times of both runs, and their ratio, over the length."""
     words, pair = f": {panel.words}" if panel.words else "", f"{FIRST} and {compared.letter}"
+    gaps = lost_places(panel, LENGTH, lost)
     both = {backend_name(change.a) for table in panel.tables for change in changes[_key(table)]}
     times = [*_of_run(panel.tables, FIRST, OF_FIRST, both),
              *_of_run([shared[_key(table)] for table in panel.tables], compared.letter, OF_LATER, both)]  # fmt: skip
@@ -76,7 +77,7 @@ def _over_length(
         name=file_name(panel, SEQLEN, TIME), kind="overlay",
         title=f"Time of {pair} over {SEQLEN.title}{words}",
         alt=f"Time of {len(both)} backends in the runs {pair} ({FIRST} dashed) over {SEQLEN.title}{words}.",
-        spec=lines(times, SEQLEN, TIME, styles, panel.goes_with),
+        spec=lines(times, SEQLEN, TIME, styles, panel.goes_with, gaps),
     )  # fmt: skip
     quantity = _ratio(compared.letter)
     judged = [(table.case[LENGTH], change) for table in panel.tables for change in changes[_key(table)]]
@@ -87,8 +88,8 @@ def _over_length(
             name=file_name(panel, SEQLEN, quantity), kind="ratio",
             title=f"{quantity.heading} over {SEQLEN.title}{words}",
             alt=f"{quantity.heading} over {SEQLEN.title}{words}: "
-                + _told(change for _, change in judged) + ".",
-            spec=lines(known, SEQLEN, quantity, styles, panel.goes_with),
+                + _described(change for _, change in judged) + ".",
+            spec=lines(known, SEQLEN, quantity, styles, panel.goes_with, gaps),
         )  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def _of_case(table: Table, changes: Sequence[Change], compared: Compared, styles
     quantity = _ratio(compared.letter)
     return Figure(
         name=f"ratio-{slug(table.case_id)}", kind="ratio", title=f"{quantity.heading}, {table.case_id}",
-        alt=f"{quantity.heading} on {table.case_id}: {_told(changes)}.",
+        alt=f"{quantity.heading} on {table.case_id}: {_described(changes)}.",
         spec=filled(ratios((quantity.title, "(95 % interval; below 1 is faster)"), "ratio"),
                     {"rows": rows, "even": [{"m": 1}]}, height=STEP * max(len(rows), 1)),
     )  # fmt: skip
@@ -136,5 +137,5 @@ def _words(change: Change) -> str:
     return " ".join(filter(None, (f"{ratio}x", figures.margin(1.0 + change.change, half), change.verdict)))
 
 
-def _told(changes: Iterable[Change]) -> str:
+def _described(changes: Iterable[Change]) -> str:
     return "; ".join(f"{backend_name(change.a)} at {change.a.case_id} {_words(change)}" for change in changes)

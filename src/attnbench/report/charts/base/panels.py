@@ -24,6 +24,10 @@ LONGEST = 48
 "Letters that fit below an axis of a narrow plot."
 
 
+Lost = tuple[str, Mapping[str, Any]]
+"Workload and case of what has no place on a scale."
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
     """Tables of one chart over an axis."""
@@ -46,7 +50,8 @@ class Panel:
         if len(whole) <= LONGEST:
             return whole
         names = list(self.following)
-        return "with " + ", ".join(names[:3]) + (f" and {len(names) - 3} more axes" if len(names) > 3 else "")
+        more = len(names) - 3
+        return "with " + ", ".join(names[:3]) + (f" and {more} more ax{'i' if more == 1 else 'e'}s" if more > 0 else "")
 
     @property
     def ending(self) -> str:
@@ -55,6 +60,25 @@ class Panel:
         parts = [] if causal is None else [f"_{ALWAYS_SAID}_{slug(causal)}"]
         parts += [f"_{slug(name)}{slug(value)}" for name, value in self.fixed.items() if name != ALWAYS_SAID]
         return "".join(parts)
+
+
+def lost_places(panel: Panel, axis: str, lost: Iterable[Lost]) -> list[Any]:
+    """Values of `axis` of which a panel has no table, in cases that differ from its own in nothing that is the same in all.
+
+    Args:
+        panel: over `axis`.
+        axis: field of the case.
+        lost: workload and case of each without a table.
+    """
+    first, cases = panel.tables[0], [table.case for table in panel.tables]
+    shared = {
+        name: value for name, value in first.case.items() if name != axis and all(c.get(name) == value for c in cases)
+    }
+    return [
+        case[axis]
+        for workload, case in lost
+        if workload == first.workload and axis in case and all(case.get(name) == shared[name] for name in shared)
+    ]
 
 
 def panels(tables: Sequence[Table], axis: str | None, keep: Iterable[str] = ()) -> list[Panel]:

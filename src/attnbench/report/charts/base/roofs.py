@@ -56,7 +56,7 @@ def promised_at(record: Record) -> float | None:
     rate = record.rate
     if rate is None or rate.peak_counts == "executed" or not rate.tflops or not rate.percent_of_peak:
         return None
-    return 100 * rate.tflops / rate.percent_of_peak
+    return float(f"{100 * rate.tflops / rate.percent_of_peak:.6g}")  # as the data sheet has it, 989.5, in each record
 
 
 def promised(records: Sequence[Record]) -> Roof:
