@@ -149,7 +149,22 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
         (
             lambda: attnbench.run(device="cpu", foo=1),
             UsageError,
-            "attnbench.run: setting=foo is not known; one of check, ",
+            "attnbench.run: setting=foo is not known; one of axes, backends, ",
+        ),
+        (
+            lambda: attnbench.run(device="cpu", backend="sdpa"),
+            UsageError,
+            r"setting=backend .*; did you mean backends\?$",
+        ),
+        (
+            lambda: attnbench.run(device="cpu", backends=[print]),
+            UsageError,
+            "backends=<built-in .*> is no name; names of",
+        ),
+        (
+            lambda: attnbench.run(device="cpu", seqlen=[1024, 2048]),
+            UsageError,
+            r"run: setting=seqlen is an axis of the shape; axes=\{'seqlen': \[1024, 2048\]\}$",
         ),
         (
             lambda: attnbench.run(device="cpu", rel_ci="1 %"),
@@ -280,6 +295,35 @@ def test_what_is_returned_is_short_to_print_and_whole_as_data(nap, tmp_path) -> 
     assert len(repr(timing.time)) < 1000
     assert len(repr(made.run)) < 2000
     assert len(timing.time.samples_ms) == 400
+
+
+def test_a_notebook_has_the_matrix_of_many_cases_and_the_table_of_one() -> None:
+    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    many = attnbench.load(results / "quick-h200.json")
+    html = many._repr_html_()
+    assert "fa3-fwd is fastest in 9 of 12 cases" in " ".join(html.split())
+    assert html.count("median µs") == 1
+    assert len(html) < len(str(many)) / 4
+    one = attnbench.load(results / "quick-h200.json").run
+    single = attnbench.Result(
+        dataclasses.replace(one, records=tuple(r for r in one.records if r.case_id == one.records[0].case_id))
+    )
+    assert "TFLOP/s" in single._repr_html_()
+    assert "TFLOP/s" not in html
+
+
+def test_a_name_steers_no_terminal_and_takes_one_line() -> None:
+    names = ["red \x1b[31m", "two\nlines\t\u202e"]
+    found = attnbench.compare(dict.fromkeys(names, lambda: 1), device="cpu", warmup=0, iterations=20)
+    assert list(found) == names
+    assert found[names[1]].name == names[1]
+    with pytest.raises(AssertionError) as failed:
+        found.assert_speedup(names[1], at_least=1e9)
+    shown = [str(found), repr(found), found._repr_html_(), str(failed.value), *(repr(found[name]) for name in names)]
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", "".join(shown))
+    assert r"red \u001b[31m" in str(found)
+    assert [line.split("  ")[1] for line in str(found).splitlines()[1:]] == [r"red \u001b[31m", r"two lines \u202e"]
+    assert str(failed.value).count("\n") == 0
 
 
 def test_a_failed_test_shows_few_lines(pytester: pytest.Pytester) -> None:

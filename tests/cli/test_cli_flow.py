@@ -603,7 +603,9 @@ def test_the_time_left_learns_from_the_groups_that_are_done():
     assert clock.left_s(30.0) == pytest.approx((90.0, 0.0))
     assert clock.left_s(50.0) == pytest.approx((70.0, 0.0))
     assert clock.left_s(500.0) == pytest.approx((60.0, 440.0))  # the group at work is late; the next is not
+    assert [clock.words(now) for now in (30.0, 50.0, 500.0)] == ["about 90 s left", "about 70 s left", "over 60 s left"]
     clock.finished("b1-s1", 40.0)
+    assert clock.words(400.0) == "longer than estimated"
     clock.finished("b1-s2", 80.0)
     assert (clock.left_s(80.0), clock.done, clock.groups) == ((0.0, 0.0), 3, 3)
 

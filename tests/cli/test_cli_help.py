@@ -46,7 +46,8 @@ def test_the_help_of_a_verb(attnbench, monkeypatch, no_torch, verb, columns):
 
 def test_the_help_of_all(attnbench):
     answer = attnbench("--help")
-    assert answer == attnbench([])
+    assert answer == attnbench([]) == attnbench("help") == attnbench("--help-all")
+    assert attnbench("help run hstu-bsa") == attnbench("run hstu-bsa --help")
     for verb in cli.VERBS:
         assert re.search(rf"^  {verb} ", answer.out, re.MULTILINE)
     assert max(map(len, answer.out.splitlines())) <= 80

@@ -180,14 +180,14 @@ def test_ctrl_c_keeps_the_race_and_says_how_to_finish(tune, monkeypatch):
     from attnbench.tune.run import Tuning
 
     words = f"tunable --backends ./tunable.py {SHAPE} --timer simulated --configs c1?"
-    tell = Tuning._tell
+    report = Tuning._report
 
     def stop(self, step, *more, **named):
-        tell(self, step, *more, **named)
+        report(self, step, *more, **named)
         if step == "stage 1":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Tuning, "_tell", stop)
+    monkeypatch.setattr(Tuning, "_report", stop)
     answer = tune(words)
     assert answer.code == 130
     assert answer.err == (
@@ -195,7 +195,7 @@ def test_ctrl_c_keeps_the_race_and_says_how_to_finish(tune, monkeypatch):
         "--nheads 1 --headdim 8 --causal --configs 'c1?' --backends ./tunable.py --timer simulated --device cpu "
         "--resume\n"
     )
-    monkeypatch.setattr(Tuning, "_tell", tell)
+    monkeypatch.setattr(Tuning, "_report", report)
     [path] = Path("results/tuning").glob("*.json")
     checked = json.loads(path.read_text())["tuning"]["seconds"]["check"]
     assert tune(f"{words} --resume --quiet").out == "tunable[c17]\n"

@@ -110,7 +110,8 @@ class FakeMachine:
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
-    """A machine with one H200."""
+    """A machine with one H200, whose lock nobody else has: tests beside this one have cards of the same UUID."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     machine = FakeMachine(tmp_path / "nvml.json")
     use_fake_pynvml(monkeypatch)
     monkeypatch.setenv("FAKE_NVML", str(machine.path))

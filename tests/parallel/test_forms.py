@@ -16,7 +16,7 @@ from attnbench.errors import Crashed
 from attnbench.machine import child
 from attnbench.machine.device import CPU
 from attnbench.parallel.problem import HSTU, SOFTMAX, Problem
-from attnbench.parallel.team import Session, Team, give_back, take_team
+from attnbench.parallel.team import Session, Team, return_team, take_team
 from attnbench.workloads.attention import WORKLOAD as ATTENTION
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD as SILU
@@ -161,13 +161,13 @@ def test_a_team_serves_the_next_session_of_its_owner_and_not_one_that_has_ended(
     problem = problem_of((9,), causal=True)
     session = Session(first, "one", problem)
     session.close()
-    give_back(first)
+    return_team(first)
     again = take_team("test", [CPU])
     assert again is first
     tensors = inputs_of(problem)
     assert close(computed(again, "ulysses", problem, tensors), truth(problem, tensors))
     again.end()
-    give_back(again)
+    return_team(again)
     other = take_team("test", [CPU])
     assert other is not first
     other.end()

@@ -25,7 +25,6 @@ def cards(nvml, monkeypatch, tmp_path):
     """UUIDs of the two."""
     monkeypatch.syspath_prepend(str(FAKES / "simulated_h200"))
     monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "simulated_timers.py"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     first = nvml.card()["uuid"]
     return first, nvml.add("NVIDIA H200", 2)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import PowerSeries, Run, Speedup, Status, Time
+from attnbench.text import spelled
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -49,14 +53,14 @@ class Timing:
         return statistics.median(seen) if seen else None
 
     def __str__(self) -> str:
-        return f"{self.name}: {_figures(self)}  ({_circumstances(self)})"
+        return f"{_shown(self.name)}: {_figures(self)}  ({_circumstances(self)})"
 
     def __repr__(self) -> str:
         return f"<Timing {self}>"
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        return _html_table(_circumstances(self), ["function", "median"], [[self.name, _figures(self)]])
+        return _html_table(_circumstances(self), ["function", "median"], [[_shown(self.name), _figures(self)]])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -100,13 +104,15 @@ class Comparison(Mapping[str, Timing]):
         found = self.speedup(name)
         highest = found.ratio if found.ci_high is None else found.ci_high
         if highest < at_least:
-            raise AssertionError(f"{name} is {_speedup(found)} against {self.baseline}; at least {at_least:g}x wanted")
+            against = f"against {_shown(self.baseline)}; at least {at_least:g}x wanted"
+            raise AssertionError(f"{_shown(name)} is {_speedup(found)} {against}")
 
     def __str__(self) -> str:
-        width = max(len(name) for name in self.timings)
-        lines = [f"measured in turn, speed-up against {self.baseline} ({_circumstances(self.timings[self.baseline])})"]
+        width = max(len(_shown(name)) for name in self.timings)
+        how = _circumstances(self.timings[self.baseline])
+        lines = [f"measured in turn, speed-up against {_shown(self.baseline)} ({how})"]
         for name, timing in self.timings.items():
-            line = f"  {name:{width}}  {_figures(timing):>17}"
+            line = f"  {_shown(name):{width}}  {_figures(timing):>17}"
             if name in self.speedups:
                 line += f"  {_speedup(self.speedups[name])}"
             lines.append(line)
@@ -118,12 +124,12 @@ class Comparison(Mapping[str, Timing]):
     def _repr_html_(self) -> str:
         """For a notebook."""
         rows = [
-            [name, _figures(timing), _speedup(self.speedups[name]) if name in self.speedups else "baseline"]
+            [_shown(name), _figures(timing), _speedup(self.speedups[name]) if name in self.speedups else "baseline"]
             for name, timing in self.timings.items()
         ]
         return _html_table(
             f"measured in turn ({_circumstances(self.timings[self.baseline])})",
-            ["function", "median", f"speed-up against {self.baseline}"],
+            ["function", "median", f"speed-up against {_shown(self.baseline)}"],
             rows,
         )
 
@@ -151,15 +157,17 @@ class Result:
         return write(self.run, Path(path))
 
     def __str__(self) -> str:
+        return self._printed(_tables)
+
+    def _printed(self, render: Callable[[Run, Console], None]) -> str:
         import io
 
         from rich.console import Console
 
-        from attnbench.report.table import render_run
         from attnbench.report.terminal import trimmed
 
         text = io.StringIO()
-        render_run(self.run, Console(file=trimmed(text), width=120))
+        render(self.run, Console(file=trimmed(text), width=120))
         return text.getvalue().rstrip()
 
     def __repr__(self) -> str:
@@ -172,8 +180,18 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        """For a notebook: the tables of the terminal."""
-        return f"<pre>{escape(str(self))}</pre>"
+        """For a notebook: the table of the terminal; of several cases the matrix, as `print` shows the tables of all."""
+        from attnbench.report.table import render_matrix
+
+        several = len({record.case_id for record in self.run.records}) > 1
+        text = self._printed(render_matrix if several else _tables)
+        return f"<pre>{escape(text)}</pre>" + "<p>print() shows the table of each case</p>" * several
+
+
+def _tables(run: Run, console: Console) -> None:
+    from attnbench.report.table import render_run
+
+    render_run(run, console, wider="to_pandas() has them")
 
 
 def _html_table(caption: str, heads: list[str], rows: list[list[str]]) -> str:
@@ -183,6 +201,11 @@ def _html_table(caption: str, heads: list[str], rows: list[list[str]]) -> str:
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><caption>{escape(caption)}</caption>{body}</table>"
+
+
+def _shown(name: str) -> str:
+    """A function's name in one line that steers no terminal; mappings keep it as it was given."""
+    return " ".join(spelled(name).split())
 
 
 def _figures(timing: Timing) -> str:

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.api.answers import Result
 from attnbench.errors import UsageError, refusal, unknown
+from attnbench.text import shown
 
 if TYPE_CHECKING:
     from attnbench.record import Run
     from attnbench.sweep.run import Event
+
+
+ARGUMENTS = ("axes", "backends", "baseline", "device", "files", "gpus", "jobs", "save")
+"""What `run` takes besides settings: offered where a name is mistyped."""
 
 
 def load(path: str | Path, *, folder: str | Path = "results") -> Result:
@@ -85,6 +90,10 @@ def run(
     devices = [resolve(device)] if gpus is None else chosen_gpus("attnbench.run", gpus, "gpus")
     place, suite = devices[0], str(suite)
     paths = tuple(str(file) for file in _several(files))
+    for one in _several(backends):
+        if not isinstance(one, str):
+            accepted = "names of backends; a function in a file by files=, or attnbench.compare"
+            raise UsageError(refusal("attnbench.run", "backends", shown(one), "is no name", accepted))
     asked = {name: value for name, value in settings.items() if value is not None}
     loaded = load_suite(suite, place.kind)
     values = _axis_values(loaded.workload, axes or {})
@@ -95,7 +104,7 @@ def run(
         baseline=baseline,
         files=paths,
         axes=values,
-        settings=_settings(asked),
+        settings=_settings(asked, loaded.workload),
     )
     words = {
         "device": device if device != "auto" else None,
@@ -106,10 +115,10 @@ def run(
         "axes": values,
         **asked,
     }
-    shown = ", ".join(
+    call = ", ".join(
         [repr(Path(suite).name), *(f"{name}={word!r}" for name, word in words.items() if word not in (None, [], {}))]
     )
-    planned = build(request, run_id=new_id(), command=f"attnbench.run({shown})", started=now())
+    planned = build(request, run_id=new_id(), command=f"attnbench.run({call})", started=now())
     check_settings(planned.settings)
     check_layout(planned)
     if save is not None:
@@ -172,9 +181,10 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
-def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(asked: Mapping[str, Any], workload: str) -> dict[str, Any]:
     """Hold settings against what the command line accepts of them."""
     from attnbench.suites.settings import SETTINGS
+    from attnbench.workloads.base import load_workload
 
     known = {one.name: one.parse for one in SETTINGS if one.name != "device"}
     found: dict[str, Any] = {}
@@ -182,8 +192,11 @@ def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
         if name in ("check", "measure") and isinstance(value, bool):  # verbs of the command line
             found[name] = value
             continue
+        if name in {axis.name for axis in load_workload(workload).axes}:
+            accepted = f"axes={{{name!r}: {shown(value)}}}"
+            raise UsageError(refusal("attnbench.run", "setting", name, "is an axis of the shape", accepted))
         if name not in known:
-            raise unknown("attnbench.run", "setting", name, [*known, "check", "measure"])
+            raise unknown("attnbench.run", "setting", name, [*known, "check", "measure", *ARGUMENTS])
         try:
             found[name] = known[name](str(value))
         except ValueError as error:

@@ -106,7 +106,7 @@ def _rules(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
     call, first = min(new), statistics.median(look.first for look in looks)
     # A copy of the outputs of a short call takes longer than the call; what a second copy takes is not lateness.
     is_late = statistics.median(look.first - look.untimed["outputs"] for look in looks) > call
-    late = f"unfinished work: a call returns after {_said(call)}, its outputs are there {_said(first)} later"
+    late = f"unfinished work: a call returns after {_shown(call)}, its outputs are there {_shown(first)} later"
     if cuda:
         yield _Rule(
             [look.first - SHARE * call - slack for look in looks], [look.untimed["outputs"] for look in looks], late
@@ -129,8 +129,8 @@ def _rules(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
         series.append((above, [ms for _, ms in recorded], RECORDED, "a recorded one"))
     for above, below, times, other in series:
         words = (
-            f"a call on data it has not seen takes {_said(call)}, {other} "
-            f"{_said(min(below))}: its samples are not the time of its work"
+            f"a call on data it has not seen takes {_shown(call)}, {other} "
+            f"{_shown(min(below))}: its samples are not the time of its work"
         )
         yield _Rule([one / times for one in above], below, late if is_late and not cuda else words)
     if cpu_ms := [look.spent for look in looks if look.spent]:
@@ -138,8 +138,8 @@ def _rules(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
         yield _Rule(
             [(one - slack - cold) / SLOWER[kind] for one in unseen],
             seen,
-            f"until a call on data it has not seen is done, all threads compute for {_said(min(unseen))}, for one "
-            f"on data it has {_said(min(seen))}: its samples are not the time of its work",
+            f"until a call on data it has not seen is done, all threads compute for {_shown(min(unseen))}, for one "
+            f"on data it has {_shown(min(seen))}: its samples are not the time of its work",
         )
 
 
@@ -151,7 +151,7 @@ def _untimed(looks: Sequence[Look], call: float, kind: str) -> Iterator[_Rule]:
         yield _Rule(
             [BACKWARD * spent - host_slack for spent in forward],
             [look.new for look in looks],
-            f"a backward takes {_said(call)}, its forward {_said(min(forward))}: the work is done in the forward",
+            f"a backward takes {_shown(call)}, its forward {_shown(min(forward))}: the work is done in the forward",
         )
     for name in looks[0].untimed.keys() - {"forward"}:
         spent = [look.untimed[name] for look in looks]
@@ -160,18 +160,18 @@ def _untimed(looks: Sequence[Look], call: float, kind: str) -> Iterator[_Rule]:
         yield _Rule(
             [(one - SHARE * call - host_slack) / COPIES for one in spent],
             copies,
-            f"{name} takes {_said(min(spent))}, a copy of {what} {_said(min(copies))}, a "
-            f"call {_said(call)}: work is done outside the sample",
+            f"{name} takes {_shown(min(spent))}, a copy of {what} {_shown(min(copies))}, a "
+            f"call {_shown(call)}: work is done outside the sample",
         )
     if left := [look.left for look in looks if look.left]:
         reloaded, copied = ([times[side] for times in left] for side in (0, 1))
         yield _Rule(
             [(one - SHARE * call - LEFT_SLACK_MS) / COPIES for one in reloaded],
             copied,
-            f"what reload leaves to the device takes {_said(min(reloaded))}, copies of all inputs and outputs "
-            f"{_said(min(copied))}, a call {_said(call)}: work is done outside the sample",
+            f"what reload leaves to the device takes {_shown(min(reloaded))}, copies of all inputs and outputs "
+            f"{_shown(min(copied))}, a call {_shown(call)}: work is done outside the sample",
         )
 
 
-def _said(ms: float) -> str:
+def _shown(ms: float) -> str:
     return f"{ms:.3g} ms" if ms >= 1 else f"{1e3 * ms:.3g} µs"

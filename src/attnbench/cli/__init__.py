@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from attnbench import __version__
 from attnbench.cli.ending import exit_code, like_ctrl_c
@@ -86,7 +87,9 @@ def _forget_stdout() -> None:
 
 
 def _dispatch(words: list[str], output: Output, open_stdout: bool) -> int:
-    if not words or words[0] in ("-h", "--help"):
+    if words[:1] == ["help"]:  # as in git and cargo: `help run`
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help", "--help-all"):
         output.line(overview())
         return 0
     if words[0] in ("-V", "--version"):
@@ -103,8 +106,8 @@ def _dispatch(words: list[str], output: Output, open_stdout: bool) -> int:
         raise unknown("attnbench", "command", verb, VERBS)
     from attnbench.cli.parser import Parser
 
-    module = importlib.import_module(f"attnbench.cli.{MODULES.get(verb, verb)}")
-    parser = Parser(verb, VERBS[verb])
+    module = _module_of(verb)
+    parser = Parser(verb, VERBS[verb], _verbs_with)
     module.add_arguments(parser)
     text = parser.help_for(rest)
     if text is not None:
@@ -115,6 +118,22 @@ def _dispatch(words: list[str], output: Output, open_stdout: bool) -> int:
         parser.refuse_stdout(args)
     code: int = module.run(args)
     return code
+
+
+def _module_of(verb: str) -> Any:
+    return importlib.import_module(f"attnbench.cli.{MODULES.get(verb, verb)}")
+
+
+def _verbs_with(flag: str) -> list[str]:
+    """The commands that have this very flag."""
+    from attnbench.cli.parser import Parser
+
+    found = []
+    for verb, summary in VERBS.items():
+        parser = Parser(verb, summary)
+        _module_of(verb).add_arguments(parser)
+        found += [verb] if flag in parser.flags() else []
+    return found
 
 
 def _suites() -> list[str]:

@@ -2,7 +2,7 @@
 
 Prints the environment, the GPU's clocks and what holds them back, the profilers that answer, tuning
 commands for this card (printed, never run), and every backend of this kind of device after really importing its
-library.  Without a GPU it speaks of nothing that needs one, and of the build of torch for CPUs.
+library.  Without a GPU it speaks of nothing that needs one, and of torch's build for CPUs where that is not here.
 """
 
 from __future__ import annotations
@@ -293,8 +293,8 @@ def _gpu_rows(report: Report) -> Iterable[tuple[str, str | None]]:
     if report.gpu_reason:
         yield ("note" if report.gpu else "none"), report.gpu_reason
     if not report.gpu:
-        has = "this is torch's build for CPUs" if "+cpu" in (report.environment.torch or "") else "for CPUs alone"
-        yield "torch", f"{has}: {CPU_TORCH}"
+        if report.environment.cuda:
+            yield "torch", f"for CPUs alone: {CPU_TORCH}"
         return
     state = report.gpu.state
     if not report.environment.gpu:

@@ -53,9 +53,15 @@ class BooleanAxis(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments of one verb."""
+    """Arguments of one verb.
 
-    def __init__(self, verb: str, summary: str) -> None:
+    Args:
+        verb: the command.
+        summary: what it does.
+        verbs_with: the commands that have a flag; asked where this one has not.
+    """
+
+    def __init__(self, verb: str, summary: str, verbs_with: Callable[[str], Sequence[str]] | None = None) -> None:
         super().__init__(
             prog=f"attnbench {verb}",
             description=_sentence(summary),
@@ -66,6 +72,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(*HELP_FLAGS, HELP_ALL, action="store_true", dest="help", help=argparse.SUPPRESS)
         self._positionals.title = "arguments"
         self._given: Sequence[str] = ()
+        self._verbs_with = verbs_with
         self._usual: frozenset[str] = frozenset()
         self._usual_of: Callable[[Sequence[str]], Sequence[str]] | None = None
 
@@ -184,11 +191,11 @@ class Parser(argparse.ArgumentParser):
         if word.startswith("-"):
             flag, known = word.split("=")[0], self.flags()
             ours = here(flag, known)
+            others = self._verbs_with(flag) if self._verbs_with and not ours else []
             near = [ours] if ours else nearest(flag, [one for one in known if one.startswith("--")])
+            todo = f"it is a flag of {', '.join(others)}" if others else did_you_mean(near)
             listed = HELP_ALL if self._usual else "--help"
-            raise UsageError(
-                refusal(self.prog, "flag", flag, "is not known", f"see `{self.prog} {listed}`", did_you_mean(near))
-            )
+            raise UsageError(refusal(self.prog, "flag", flag, "is not known", f"see `{self.prog} {listed}`", todo))
         raise UsageError(refusal(self.prog, "argument", word, "is one too many", f"see `{self.prog} --help`"))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -60,6 +60,13 @@ class Clock:
         late = now - self.group_begun - first
         return max(0.0, -late) + sum(others), max(0.0, late)
 
+    def words(self, now: float) -> str:
+        """The time left; while a group is late, what those after it take is the least of it."""
+        left_s, late_s = self.left_s(now)
+        if late_s <= 1.0:
+            return f"about {_words(max(1.0, left_s))} left"
+        return f"over {_words(left_s)} left" if left_s >= 1.0 else "longer than estimated"
+
 
 class Bar(AbstractContextManager["Bar"]):
     """Says what happens.
@@ -83,7 +90,7 @@ class Bar(AbstractContextManager["Bar"]):
         "done and all, of what has no groups"
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._begun = self._said = time.monotonic()
+        self._begun = self._printed_at = time.monotonic()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Bar:
@@ -146,13 +153,13 @@ class Bar(AbstractContextManager["Bar"]):
             with self._lock:
                 if self._console is not None:
                     self._draw()
-                elif time.monotonic() - self._said >= QUIET_S:
+                elif time.monotonic() - self._printed_at >= QUIET_S:
                     self._line()
 
     def _line(self) -> None:
         if not self._over.is_set():
-            self._said = time.monotonic()
-            passed = f"{_words(self._said - self._begun)}{self._left()}"
+            self._printed_at = time.monotonic()
+            passed = f"{_words(self._printed_at - self._begun)}{self._left()}"
             self._output.note(f"{self._title}: {', '.join(filter(None, (self._count(), passed)))}; {self._where}")
 
     def _show(self) -> None:
@@ -206,8 +213,7 @@ class Bar(AbstractContextManager["Bar"]):
     def _left(self) -> str:
         if self._clock is None or not self._clock.left:
             return ""
-        left_s, late_s = self._clock.left_s(time.monotonic())
-        return ", longer than estimated" if late_s > 1.0 else f", about {_words(max(1.0, left_s))} left"
+        return f", {self._clock.words(time.monotonic())}"
 
 
 def _words(seconds: float) -> str:

@@ -34,18 +34,18 @@ def main(arguments: list[str]) -> int:
     try:
         gpu = Gpu.by_uuid(uuid)
     except Unavailable as error:
-        _say({"error": "unavailable", "reason": str(error)})
+        _send({"error": "unavailable", "reason": str(error)})
         return 1
     try:
         gpu.lock_clocks(sm_mhz, mem_mhz)
-        _say({"locked": [sm_mhz, mem_mhz]})
+        _send({"locked": [sm_mhz, mem_mhz]})
         _wait(int(parent))
         return 0
     except PermissionError as error:
-        _say({"error": "permission", "reason": str(error)})
+        _send({"error": "permission", "reason": str(error)})
         return 1
     except Unavailable as error:
-        _say({"error": "unavailable", "reason": str(error)})
+        _send({"error": "unavailable", "reason": str(error)})
         return 1
     finally:
         _reset(gpu, memory=mem_mhz is not None)
@@ -59,7 +59,7 @@ def _reset(gpu: Gpu, *, memory: bool) -> None:
     except PermissionError:  # it could not lock them either
         pass
     except Unavailable as error:
-        _say({"error": "reset", "reason": str(error)})
+        _send({"error": "reset", "reason": str(error)})
         raise SystemExit(2) from None
 
 
@@ -74,7 +74,7 @@ def _leave(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _say(message: dict[str, Any]) -> None:
+def _send(message: dict[str, Any]) -> None:
     try:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()

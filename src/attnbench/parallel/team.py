@@ -125,7 +125,7 @@ def take_team(who: str, devices: Sequence[Device]) -> Team:
     return _IDLE.pop((who, tuple(devices)), None) or Team(who, devices)
 
 
-def give_back(team: Team) -> None:
+def return_team(team: Team) -> None:
     """Keep a team for the next session of its own; one that has ended stays so."""
     if not team.ended:
         team.ask(do="close")

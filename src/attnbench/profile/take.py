@@ -245,14 +245,14 @@ def _launched(
             "attnbench.profile.target", str(jobs.write(job, Path(place) / "job.json")), str(answer), str(trace)
         )
         lines = commands(tool, program.path or "", words, out, options, program.version)
-        with _clocks_given_back(tool, program, options, log) as ended:
+        with _clocks_reset(tool, program, options, log) as ended:
             finished = run(lines[0], timeout_s=options.timeout_s, log=log)
             ended.append(finished)
         return finished, jobs.read_answer(answer), lines
 
 
 @contextmanager
-def _clocks_given_back(tool: str, program: Profiler, options: Options, log: Path) -> Iterator[list[Finished]]:
+def _clocks_reset(tool: str, program: Profiler, options: Options, log: Path) -> Iterator[list[Finished]]:
     """Unlock the clocks that an ncu which did not end by itself left locked; who ended puts itself into the list."""
     ended: list[Finished] = []
     try:

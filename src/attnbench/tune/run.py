@@ -99,7 +99,7 @@ class Tuning:
         if not names:
             return
         done = len(self.kept.configs) - len(names)
-        self._tell("compile", done)
+        self._report("compile", done)
 
         def ended(record: Record) -> None:
             nonlocal done
@@ -108,7 +108,7 @@ class Tuning:
                 self._keep(compiled=(*self.kept.compiled, record.backend))
             elif record.status is not Status.OOM:  # beside other processes it may have been these
                 self._fail([record], "compile")
-            self._tell("compile", done, word=record.backend)
+            self._report("compile", done, word=record.backend)
 
         began = time.perf_counter()
         try:
@@ -120,7 +120,7 @@ class Tuning:
                 jobs=self.jobs,
                 on_record=ended,
                 compilers=self.compilers,
-                on_text=lambda text: self._tell("compile", done, word=text),
+                on_text=lambda text: self._report("compile", done, word=text),
             )
         finally:
             self._keep(spent={"compile": time.perf_counter() - began})
@@ -130,7 +130,7 @@ class Tuning:
         settings = dataclasses.replace(self.kept.settings, check=True, measure=False, baseline=None)
         for first in range(0, len(names), CHECKED_TOGETHER):
             part = names[first : first + CHECKED_TOGETHER]
-            self._tell("check", len(self.kept.configs) - len(names) + first)
+            self._report("check", len(self.kept.configs) - len(names) + first)
             began = time.perf_counter()
             records = self.execution.one(self.group("check", part), settings)
             right = [record for record in records if record.status is Status.PASSED]
@@ -151,7 +151,7 @@ class Tuning:
         while (heat := race.heat) is not None:
             if heat.stage != stage or heat.final:
                 stage, heats, taken = heat.stage, race.heats_left, 0
-            self._tell("final" if heat.final else f"stage {stage}", taken, heats, f"{len(race.running)} running")
+            self._report("final" if heat.final else f"stage {stage}", taken, heats, f"{len(race.running)} running")
             found = self._heat(heat)
             race.tick_ms = self.kept.tick_ms
             race.take({name: {int(index): ms for index, ms in own.items()} for name, own in found.items()})
@@ -195,7 +195,7 @@ class Tuning:
         outcome = kept.outcome()
         if not names or outcome is None:
             return
-        self._tell("references", 0, len(names))
+        self._report("references", 0, len(names))
         rules = kept.race_rules()
         settings = dataclasses.replace(
             kept.settings,
@@ -238,7 +238,7 @@ class Tuning:
         if write and self.path is not None:
             write_file(self.kept, self.path)
 
-    def _tell(self, step: str, done: int, total: int | None = None, word: str = "") -> None:
+    def _report(self, step: str, done: int, total: int | None = None, word: str = "") -> None:
         self.on_progress(Progress(step, done, len(self.kept.configs) if total is None else total, word))
 
 

@@ -44,7 +44,7 @@ def serve() -> int:
     groups = [from_dict(PlannedGroup, one, "request.group") for one in request["groups"]]
     owners: dict[str, str] = {}
     jobs = needed(groups, request["files"], card, owners)
-    compile_all(jobs, processes=request["jobs"], on_end=lambda job, done: _tell(done=owners[job.key]))
+    compile_all(jobs, processes=request["jobs"], on_end=lambda job, done: _send(done=owners[job.key]))
     return 0
 
 
@@ -61,7 +61,7 @@ def needed(groups: Sequence[PlannedGroup], files: Sequence[str], card: Card, own
         jobs = {job.key: job for name in group.backends for job in jobs_of(group, name, files, card)}
         new = [job for key, job in jobs.items() if key not in owners]
         owners |= {job.key: group.group for job in new}
-        _tell(group=group.group, kernels=len(new))
+        _send(group=group.group, kernels=len(new))
         yield from new
 
 
@@ -115,7 +115,7 @@ def _answer(pipe: int | None) -> Any:
     return json.loads(text)
 
 
-def _tell(**word: Any) -> None:
+def _send(**word: Any) -> None:
     sys.stdout.write(f"{json.dumps(word)}\n")
     sys.stdout.flush()
 

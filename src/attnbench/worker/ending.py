@@ -60,11 +60,11 @@ class GroupEnds:
             return
         builder = entry.builder
         if status is Status.OOM:
-            self._tell(entry, builder.oom(self.machine.memory_bytes, oom))
+            self._keep(entry, builder.oom(self.machine.memory_bytes, oom))
         else:
-            self._tell(entry, builder.failed(status, reason or status.value))
+            self._keep(entry, builder.failed(status, reason or status.value))
 
-    def _tell(self, entry: Entry, record: Record) -> None:
+    def _keep(self, entry: Entry, record: Record) -> None:
         entry.record = record
         self.on_record(record)
 
@@ -87,7 +87,7 @@ class GroupEnds:
         if reason is not None and not entry.ended:
             self._end(entry, status, reason)
         elif entry.record is not None and (notes := entry.builder.notes[known:]):
-            self._tell(entry, dataclasses.replace(entry.record, notes=(*entry.record.notes, *notes)))
+            self._keep(entry, dataclasses.replace(entry.record, notes=(*entry.record.notes, *notes)))
         self._fit_for_others(entry.index, "closing", entry.builder)
 
     def _abandon(self, entry: Entry) -> None:

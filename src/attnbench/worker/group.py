@@ -280,7 +280,7 @@ class GroupRun(GroupEnds):
         """Sample the sessions of a part; those that are to be measured once more, each by itself."""
         if not self.settings.measure:
             for entry in part:
-                self._tell(entry, entry.builder.passed_check())
+                self._keep(entry, entry.builder.passed_check())
             return []
         started = time.perf_counter()
         self.began_s = started if self.began_s is None else self.began_s
@@ -435,7 +435,7 @@ class GroupRun(GroupEnds):
             record = joined(self.baseline[1], record)
         if builder.name == self.settings.baseline:
             self.baseline = entry, record
-        self._tell(entry, record)
+        self._keep(entry, record)
         self._fit_for_others(entry.index, "phase", builder)
         return record
 
