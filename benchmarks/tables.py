@@ -965,6 +965,9 @@ SUITES = (
     "hstu-meta",
     "decode",
     "flash-96",
+    "few-tiles-64",
+    "few-tiles-96",
+    "few-tiles-128",
 )
 """Runs of whole suites on a card, and of what else a run can be asked for."""
 LOADS = (
