@@ -77,8 +77,8 @@ def _reads(text):
         (
             "m128n128w8s2-wibble",
             "has the word wibble; "
-            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, pieces, stored, few, ticket, persistent, "
-            "rN, lN, xN",
+            "one of tma, ahead, ws, pp, decode, fused, mix, split, deep, lazy, pieces, stored, double, few, ticket, "
+            "persistent, rN, lN, xN",
         ),
         ("m128n128w8s2-tma-tma", "says loads twice; each once"),
         ("m128n128w8s2-ahead-tma", "is not how it is spelled; m128n128w8s2-tma-ahead"),
@@ -118,6 +118,9 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
         ("warpgroups", "m128n64w8s2-tma-split", LONG),
         ("warpgroups", "m128n64w8s2-tma-lazy", LONG),
         ("warpgroups", "m128n64w8s2-tma-deep", LONG),
+        ("warpgroups", "m128n64w8s2-tma-double", LONG),
+        ("warpgroups", "m128n64w8s2-tma-ws-double", LONG),
+        ("registers", "m192n128w12s2-tma-ws-lazy-double", replace(LONG, dim=64, dim_v=64)),
         ("warpgroups", "m256n32w16s2-tma-ws-split", LONG),
         ("warpgroups", "m128n64w8s2-tma-ws-split", replace(LONG, dim=64, dim_v=64)),
         ("ahead", "m128n128w8s2-tma-ahead", LONG),
@@ -304,6 +307,9 @@ def test_estimates_are_those_worked_out_by_hand():
     stored = replace(pieces, weights="stored")
     assert shared_bytes(stored, narrow) == shared_bytes(pieces, narrow) + 2 * 192 * 128
     assert registers(stored, narrow) == 48 + 64 + 32
+    double = parse("m128n128w8s2-tma-ws-lazy-double")
+    assert registers(double, LONG) == registers(replace(double, weights="held"), LONG) + 32 == 64 + 64 + 2 * 32 + 32
+    assert shared_bytes(double, LONG) == shared_bytes(replace(double, weights="held"), LONG)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ CELLS = {
         ("m128n128w8s3-tma-ws-pieces-ticket-l16", 96, CAUSAL, True),
         ("m192n128w12s2-tma-ws-pieces-stored-ticket-l16", 96, CAUSAL, False),
         ("m128n64w8s2-tma-ws-pieces-ticket-l16", 192, CAUSAL, True),
+        ("m128n128w8s2-tma-ws-lazy-double-ticket-l16", 128, CAUSAL, True),
     ],
     "3.6": [
         ("m192n128w12s2-tma-ws-pieces-stored-ticket-l16", 96, FULL, True),
@@ -41,6 +42,7 @@ CELLS = {
         ("m192n128w12s2-tma-ws-deep-lazy", 64, FULL, False),
         ("m128n128w8s2-tma-pp-pieces", 96, CAUSAL, False),
         ("m128n128w8s2-tma-pp", 128, FULL, False),
+        ("m128n128w8s2-tma-ws-deep-lazy-double-ticket-l16", 128, FULL, False),
     ],
 }
 MORE = {
@@ -55,6 +57,10 @@ MORE = {
         ("m128n64w8s2-tma-ws-pieces-ticket-l16", 192, FULL, False),
         ("m128n128w8s2-tma-ws-pieces-ticket-l16", 160, WINDOW, False),
         ("m192n128w12s2-tma-ws-lazy-pieces-stored-ticket-l16", 80, FULL, False),
+        ("m128n128w8s2-tma-ws-lazy-double-ticket-l16", 128, CAUSAL, False),
+        ("m128n128w8s3-tma-ws-lazy-double-ticket-l16", 64, CAUSAL, False),
+        ("m128n128w8s2-tma-ws-deep-lazy-pieces-double-ticket-l16", 96, FULL, False),
+        ("m128n64w8s2-tma-ws-lazy-double-ticket-l16", 256, CAUSAL, False),
     ]
 }
 """Short form, dim, mask, packed.  By 3.9 a default of each dim and the other order, by 3.6, the quicker one, the other

@@ -153,6 +153,21 @@ CASES = {
         "m192n64w12s2-tma-ws-lazy-pieces-stored-ticket",
     ),
     "stored": ({"batch": 2, "seqlen": 200, "seqlen_k": 270, "causal": True}, "m192n64w12s2-tma-pp-deep-stored-ticket"),
+    "double": ({"batch": 2, "seqlen": 200, "seqlen_k": 530, "causal": True}, f"{TWO}-deep-lazy-double-ticket"),
+    "double-even": ({"seqlen": 300, "headdim": 128, "window": (150, 20)}, "m128n128w8s2-tma-ws-lazy-double"),
+    "double-three": (
+        {"batch": 3, "seqlen": 390, "lengths": "390:1:64", "dtype": "fp16"},
+        f"{THREE}-lazy-double-ticket",
+    ),
+    "double-packed": (
+        {"batch": 5, "seqlen": 140, "lengths": "3:140:1:64:130", "nheads": 4, "nheads_kv": 2, "causal": True},
+        "m128n32w8s2-tma-ws-deep-lazy-double-ticket",
+    ),
+    "double-pieces": (
+        {"batch": 2, "seqlen": 290, "headdim": 96, "causal": True},
+        "m128n64w8s2-tma-ws-lazy-pieces-double-ticket",
+    ),
+    "double-rows-without-keys": ({"seqlen": 200, "seqlen_k": 3, "causal": True}, f"{TWO}-lazy-double-ticket"),
     "stored-32-keys": ({"seqlen": 140, "headdim": 128}, "m128n32w8s2-tma-ws-stored"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }

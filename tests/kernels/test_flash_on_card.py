@@ -93,7 +93,12 @@ def of_hopper(*values):
 def test_the_hopper_path_is_right_for_every_mask(name, dim):
     forms = {
         64: ("m192n64w12s3-tma-pp-persistent", "m256n64w16s2-tma-ws-mix-ticket", "m192n128w12s2-tma-pp-few"),
-        128: ("m128n128w8s2-tma-pp", "m128n128w8s2-tma-ws-ticket", "m128n128w8s2-tma-pp-few"),
+        128: (
+            "m128n128w8s2-tma-pp",
+            "m128n128w8s2-tma-ws-ticket",
+            "m128n128w8s2-tma-pp-few",
+            "m128n128w8s2-tma-ws-deep-lazy-double-ticket-l16",
+        ),
         256: ("m128n64w8s2-tma-ws", "m128n64w8s2-tma-pp-ticket", "m128n64w8s2-tma-pp-few"),
     }
     # Longer than the ring of tiles many times over, and more tiles than a card has SMs.
@@ -163,6 +168,9 @@ def test_every_configuration_is_right_or_does_not_fit_the_card(name, order, part
         *((96, seqlen, "m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16") for seqlen in (512, 4096)),
         *((96, seqlen, "m192n128w12s2-tma-ws-pieces-stored-ticket-l16") for seqlen in (512, 4096)),
         (192, 4096, "m128n64w8s2-tma-ws-pieces-ticket-l16"),
+        *((128, seqlen, "m128n128w8s2-tma-ws-deep-lazy-double-ticket-l16") for seqlen in (512, 4096)),
+        (128, 4096, "m128n128w8s2-tma-ws-lazy-double-ticket-l16"),
+        (96, 4096, "m128n128w8s2-tma-ws-deep-lazy-pieces-double-ticket-l16"),
     ],
 )
 def test_a_configuration_has_the_same_bits_in_every_call(dim, seqlen, forward, causal):

@@ -272,9 +272,12 @@ def assume(cond: Any) -> None:
 def inline_asm_elementwise(
     asm: str, constraints: str, args: Sequence[Tile], dtype: Any, is_pure: bool, pack: int
 ) -> Tile:
-    """Of all assembly, a thread's own value that it asks itself for, and four numbers rounded to e4m3 in a register."""
+    """Of all assembly, a thread's own value that it asks itself for, and numbers rounded to 16 bits or to e4m3."""
     if asm == "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;":
         return args[0]
+    for short, kind in (("bf16x2", tl.bfloat16), ("f16x2", tl.float16)):
+        if asm == f"cvt.rn.{short}.f32 $0, $2, $1;" and (dtype, pack) == (kind, 2):
+            return args[0].to(kind)
     pair = "cvt.rn.satfinite.e4m3x2.f32 {}, ${}, ${};".format
     wanted = "{ .reg .b16 low, high; " + f"{pair('low', 2, 1)} {pair('high', 4, 3)} mov.b32 $0, " + "{low, high}; }"
     if " ".join(asm.split()) == wanted and (dtype, pack) == (tl.int8, 4):

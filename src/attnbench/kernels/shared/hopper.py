@@ -148,9 +148,12 @@ class Ring:
 
     @gluon.jit
     @no_type_check
-    def release(self, count):
-        """Say that this warpgroup has read the count-th tile; products that read it must have been waited for."""
-        mbarrier.arrive(self.empty.index(count % self.STAGES))
+    def release(self, count, condition=True):
+        """Say that this warpgroup has read the count-th tile; products that read it must have been waited for.
+
+        Nothing happens where the condition, which is the same in all threads, does not hold.
+        """
+        mbarrier.arrive(self.empty.index(count % self.STAGES), pred=condition)
 
     @gluon.jit
     @no_type_check

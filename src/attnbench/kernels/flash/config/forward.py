@@ -56,8 +56,9 @@ class ForwardConfig(LaunchConfig):
     dims: Annotated[str, Spelled("-{}", ("padded", "pieces"))] = "padded"
     """padded: the columns of a tile are padded to a power of two; pieces: two tiles of a power of two each, such as 64
     and 32 for 96 dims (ws and pp)"""
-    weights: Annotated[str, Spelled("-{}", ("held", "stored"))] = "held"
-    "held: value products read weights from registers; stored: from shared memory (ws and pp)"
+    weights: Annotated[str, Spelled("-{}", ("held", "stored", "double"))] = "held"
+    """held: value products read weights from registers; stored: from shared memory; double: from registers, and the next
+    tile's weights have others (ws and pp)"""
     grid: Annotated[str, Spelled("-{}", ("tiles", "few", "ticket", "persistent"))] = "tiles"
     """tiles: a program per tile; persistent: a program per SM, with tiles at a fixed stride.  ws and pp also have few: a
     program takes four tiles of a section, long and short ones; ticket: a program per SM, which takes the next tile from

@@ -155,7 +155,7 @@ def registers(config: ForwardConfig, shape: Shape) -> int:
     if config.dims == "pieces":
         block_d = block_v = sum(shape.pieces)
     words = shape.item_bytes / 4
-    scores = 1 + words * (2 if config.order == "ahead" else config.weights == "held")
+    scores = 1 + words * (2 if config.order == "ahead" else {"held": 1, "stored": 0, "double": 2}[config.weights])
     held = config.block_m * block_v + config.block_m * config.block_n * scores
     if config.queries == "split":
         held += config.block_m * block_d // 2 * words
@@ -177,8 +177,8 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
     if config.order not in HOPPER:
         said = {config.queries, config.rings, config.rescale, config.dims, config.weights}
-        if {"split", "deep", "lazy", "pieces", "stored"} & said:
-            return "has split, deep, lazy, pieces or stored, which only the orders ws and pp have; without"
+        if {"split", "deep", "lazy", "pieces", "stored", "double"} & said:
+            return "has split, deep, lazy, pieces, stored or double, which only the orders ws and pp have; without"
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
@@ -205,6 +205,7 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         ),
         (config.dims == "pieces" and config.queries == "split", "has pieces or split queries; one of both"),
         (config.weights == "stored" and config.block_n < 32, "stores weights of 32 keys at least; n32"),
+        (config.weights == "double" and config.rescale != "lazy", "has double weights with lazy alone; lazy"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
@@ -369,9 +370,10 @@ def candidates() -> Iterator[ForwardConfig]:
         # Deep rings of more stages have no room where they would help.
         if grid != "few" and stages == 2:
             for queries, rings in product(WORDS["queries"], WORDS["rings"]):
-                lazy = replace(config, queries=queries, rings=rings, rescale="lazy")
-                yield lazy
-                yield replace(lazy, section_mib=16)
+                for weights in ("held", "double"):
+                    lazy = replace(config, queries=queries, rings=rings, rescale="lazy", weights=weights)
+                    yield lazy
+                    yield replace(lazy, section_mib=16)
             yield from (replace(config, queries="split", section_mib=mib) for mib in (config.section_mib, 16))
             yield replace(config, rescale="lazy", exp="mix")
 

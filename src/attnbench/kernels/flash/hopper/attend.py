@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from attnbench.kernels.flash.hopper.epilogue import epilogue
 from attnbench.kernels.flash.hopper.pieces import add_values, pieces_of, scaled, wait_for_output, zero_output
-from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, sums_of
+from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, rounded, sums_of
 from attnbench.kernels.flash.tiles import Softmax
 from attnbench.kernels.shared.hopper import ROWS, pass_turn, skip_tiles, sync_warps, wait_turn
 
@@ -46,6 +46,18 @@ def store_weights(weights, place):
 
 @gluon.jit
 @no_type_check
+def release_last(k_ring, v_ring, count, follows):
+    """Release the keys of the count-th tile, and the values of the one before, if the tile follows one of its work item.
+
+    Keys of an item's first tile have been released by then.  A release is a barrier of the warps, and another precedes
+    the next access to shared memory: here, they are waited for beside a product.
+    """
+    k_ring.release(count, follows)
+    v_ring.release(count + v_ring.STAGES - 1, follows)  # the stage of count - 1, of a number that is never negative
+
+
+@gluon.jit
+@no_type_check
 def through_keys(
     held, q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end, WARPGROUP: gl.constexpr
 ):
@@ -55,6 +67,7 @@ def through_keys(
     BLOCK_N: gl.constexpr = consumer.BLOCK_N
     TURNS: gl.constexpr = consumer.TURNS
     LAZY: gl.constexpr = consumer.LAZY
+    DOUBLE: gl.constexpr = consumer.DOUBLE
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc[0].type.layout, 2)
     rests = consumer.rests
@@ -72,6 +85,8 @@ def through_keys(
         q_ring.release_stored(done)
     scores = warpgroup_mma_wait(0, [scores])
     k_ring.release(count)
+    if DOUBLE:
+        sync_warps()  # which Triton would put in front of the next access to shared memory, in the loop
     if q[0].shape[1] != acc[0].shape[1]:
         # Not before a product that read them: a barrier of the warps does not wait for loads into registers, and shared
         # memory that products keep busy serves them so late that the next queries could be there.
@@ -98,6 +113,8 @@ def through_keys(
         if TURNS:
             wait_turn(turns, count + 1, WARPGROUP)
         scores = scores_of(held, q, pieces_of(k_ring, rests.k, count + 1), none)
+        if DOUBLE:
+            release_last(k_ring, v_ring, count, index > 1)
         if LAZY:
             v_ring.wait(count)
             acc = scaled(acc, not_sooner(factor))
@@ -105,7 +122,8 @@ def through_keys(
         if TURNS:
             pass_turn(turns, WARPGROUP)
         scores = warpgroup_mma_wait(len(acc), [scores])  # all but the products that add to the output
-        k_ring.release(count + 1)
+        if not DOUBLE:
+            k_ring.release(count + 1)
         masked = tile >= split
         if consumer.mask.HAS_LEFT:
             masked |= tile < whole
@@ -113,18 +131,25 @@ def through_keys(
             scores = consumer.mask.hide_tile(scores, read_work(consumer.queue, done), tile, row)
         following = fold(scores, row_max, sums, scale, consumer.MIX)
         factor, row_max, sums = following.factor, following.row_max, following.sums
+        if DOUBLE:
+            next_weights = gl.convert_layout(rounded(following.weights, q[0].dtype), WEIGHTS)
         # Here, and not where they are read: between the softmax and the wait for what it runs beside.
         if tile > begin:
             k_ring.wait(count + 2)
         acc = wait_for_output(acc)
-        v_ring.release(count)
+        if not DOUBLE:
+            v_ring.release(count)
         if not LAZY:
             acc = scaled(acc, factor)
         if STORED:
             store_weights(following.weights.to(q[0].dtype), weights)
+        elif DOUBLE:
+            weights = next_weights
         else:
             weights = gl.convert_layout(following.weights.to(q[0].dtype), WEIGHTS)
         count += 1
+    if DOUBLE:
+        release_last(k_ring, v_ring, count, begin + 1 < end)
     if LAZY:
         acc = scaled(acc, factor)
     v_ring.wait(count)

@@ -56,6 +56,8 @@ class Consumer:
     "one exponential in eight by a polynomial"
     LAZY: gl.constexpr
     "the output takes a softmax's factor beside the next scores"
+    DOUBLE: gl.constexpr
+    "the weights of two tiles have registers; with LAZY"
     GRID: gl.constexpr
 
 

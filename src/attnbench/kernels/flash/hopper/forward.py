@@ -21,7 +21,9 @@ The accumulated output takes the factor of a softmax when that is known, and the
 warpgroup; LAZY, it does so beside the next scores.
 
 Dims between two powers of two may be two tiles (`hopper.pieces`).  Weights that are STORED lie in shared memory for the
-product with values: they leave a thread the registers that a third warpgroup costs.
+product with values: they leave a thread the registers that a third warpgroup costs.  DOUBLE, the weights of two tiles have
+registers: those of the next are rounded while a product still reads the last ones, and keys and values are released
+beside the next scores.  Then nothing but the wait for that product stands between a softmax and the next scores.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ class ForwardMeta(NamedTuple):
     MIX: bool
     LAZY: bool
     STORED: bool
+    DOUBLE: bool
     REGISTERS: int
 
 
@@ -229,6 +232,7 @@ def flash_hopper_forward(
         TURNS=META.TURNS,
         MIX=META.MIX,
         LAZY=META.LAZY,
+        DOUBLE=META.DOUBLE,
         GRID=META.GRID,
     )
     if GROUPS == 2:
@@ -330,6 +334,7 @@ def launch_hopper_forward(
             MIX=config.exp == "mix",
             LAZY=config.rescale == "lazy",
             STORED=config.weights == "stored",
+            DOUBLE=config.weights == "double",
             REGISTERS=WARPGROUPS[config.warps],
         ),
         num_warps=4,

@@ -229,6 +229,21 @@ def not_sooner(x):
 
 @gluon.jit
 @no_type_check
+def rounded(x, DTYPE: gl.constexpr):
+    """fp32 x in bf16 or fp16, rounded at this place: compilers move a conversion to where its result is used."""
+    if DTYPE.is_bf16():
+        narrow = gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=gl.bfloat16, is_pure=False, pack=2
+        )
+    else:
+        narrow = gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=gl.float16, is_pure=False, pack=2
+        )
+    return narrow
+
+
+@gluon.jit
+@no_type_check
 def exp2(x, MIX: gl.constexpr):
     """2ˣ of x <= 0, by the card's unit alone, or of one in eight that a thread holds by a polynomial, to relieve it."""
     if MIX:

@@ -179,6 +179,7 @@ def flash_sparse_hopper_forward(
         TURNS=False,
         MIX=False,
         LAZY=META.LAZY,
+        DOUBLE=False,
         GRID="ticket",
     )
     if GROUPS == 1:
