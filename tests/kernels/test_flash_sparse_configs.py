@@ -61,8 +61,11 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
             "m128n64w8s2-ws",
             Shape(dim=64, block_q=64),
             "blocks",
-            "several blocks of 64 queries: ws, lazy and not deep; m64",
+            "several blocks of 64 queries: ws, lazy, not deep or double; m64",
         ),
+        ("m128n64w8s2-ws-lazy-double", Shape(dim=64, block_q=64), "blocks", "not deep or double; m64"),
+        ("m128n128w8s2-ws-double", Shape(dim=128), "warpgroups", "has double weights with lazy alone; lazy"),
+        ("m64n64w4s3-ws-lazy-double-x3", Shape(dim=128), "registers", "takes about 160 registers a thread"),
         ("m128n64w8s2-ws", Shape(dim=64, capability=(8, 0)), "warpgroups", "is for sm_90, not sm_80; plain"),
         ("m128n64w8s2-ws", Shape(dim=64, item_bytes=4), "warpgroups", "multiplies 16-bit numbers; plain"),
         ("m128n64w8s2-ws", Shape(dim=100), "warpgroups", "takes multiples of 8 from 40 to 128 dims, not 100; plain"),
@@ -85,7 +88,7 @@ def test_every_rule_is_tried_here():
 
 
 def test_words_of_the_hopper_path_are_refused_without_it():
-    with pytest.raises(ValueError, match=r"order=plain has no deep, lazy or x…; without, or order=ws"):
+    with pytest.raises(ValueError, match=r"order=plain has no deep, lazy, double or x…; without, or order=ws"):
         SparseConfig.parse("m64n64w4s3-lazy")
 
 

@@ -33,6 +33,10 @@ MORE = {
         ("m64n128w4s2-ws-lazy-x2", 64, (64, 128), False),
         ("m64n64w4s3-ws-lazy-x2", 128, (64, 128), False),
         ("m192n64w12s5-ws-lazy", 128, (64, 64), True),
+        ("m128n128w8s2-ws-lazy-double", 128, (128, 128), False),
+        ("m128n64w8s4-ws-lazy-double", 128, (128, 64), True),
+        ("m64n64w4s3-ws-lazy-double-x2", 128, (64, 64), False),
+        ("m64n128w4s2-ws-lazy-double-x2", 64, (128, 128), False),
     ],
 }
 """Short form, dim, block, causal.  Each default by a Triton, by the oldest with `MORE` all.  Triton 3.9 keeps up to twelve

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.gpu
 LENGTHS = ((1, 63), (127, 1000), (1000, 129), (1000, 1000), (2100, 4100))
 FORMS = {
     (64, (128, 128)): ("m192n128w12s4-ws-lazy", "m256n64w16s6-ws-lazy", "m128n128w8s3-ws"),
-    (128, (128, 128)): ("m128n128w8s2-ws-deep-lazy", "m64n64w4s3-ws-x2"),
-    (128, (64, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-x2"),
+    (128, (128, 128)): ("m128n128w8s2-ws-deep-lazy", "m64n64w4s3-ws-x2", "m128n128w8s2-ws-lazy-double"),
+    (128, (64, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-double-x2"),
     (128, (64, 128)): ("m192n64w12s5-ws-lazy",),
     (128, (128, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy"),
 }

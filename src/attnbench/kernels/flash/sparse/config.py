@@ -41,13 +41,20 @@ class SparseConfig(LaunchConfig):
     "even: as many tiles of keys in flight as of values; deep: one of keys more (ws)"
     rescale: Annotated[str, Spelled("-{}", ("eager", "lazy"))] = "eager"
     "when the output takes a softmax's factor: eager: as soon as it is known; lazy: beside the next scores (ws)"
+    weights: Annotated[str, Spelled("-{}", ("held", "double"))] = "held"
+    "double: the weights of two tiles have registers, as of the dense forward (ws, with lazy)"
     programs: Annotated[int, Spelled("-x{}", (1, 2, 3))] = 1
     "programs of a multiprocessor at a time (ws)"
 
     def __post_init__(self) -> None:
         LaunchConfig.__post_init__(self)
-        if self.order == "plain" and (self.rings, self.rescale, self.programs) != ("even", "eager", 1):
-            raise ValueError("order=plain has no deep, lazy or x…; without, or order=ws")
+        if self.order == "plain" and (self.rings, self.rescale, self.weights, self.programs) != (
+            "even",
+            "eager",
+            "held",
+            1,
+        ):
+            raise ValueError("order=plain has no deep, lazy, double or x…; without, or order=ws")
 
     @property
     def groups(self) -> int:
@@ -106,8 +113,9 @@ def shared_bytes(config: SparseConfig, shape: Shape, tiles: int = 1) -> int:
 
 
 def _blocks(config: SparseConfig, shape: Shape) -> str | None:
-    if config.block_m > shape.block_q and (config.order, config.rings, config.rescale) != ("ws", "even", "lazy"):
-        return f"has tiles of several blocks of {shape.block_q} queries: ws, lazy and not deep; m{shape.block_q}"
+    form = config.order, config.rings, config.rescale, config.weights
+    if config.block_m > shape.block_q and form != ("ws", "even", "lazy", "held"):
+        return f"has tiles of several blocks of {shape.block_q} queries: ws, lazy, not deep or double; m{shape.block_q}"
     if shape.block_k % config.block_n:
         return f"has tiles of {config.block_n} keys, and blocks have {shape.block_k}; n{shape.block_k}"
     return None
@@ -126,6 +134,7 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
         (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
         (config.block_n < 64, "has tiles of 64 keys at least; n64"),
         (config.stages < 2, "reads a tile while it waits for the next; s2"),
+        (config.weights == "double" and config.rescale != "lazy", "has double weights with lazy alone; lazy"),
     )
     return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
 
@@ -134,7 +143,8 @@ def _registers(config: SparseConfig, shape: Shape) -> str | None:
     if config.order != "ws":
         return None
     # Output, scores, weights as an operand, and some thirty for rows and sizes.
-    need = round((shape.columns + config.block_n * 1.5) / 2) + 32
+    scores = 2.0 if config.weights == "double" else 1.5
+    need = round((shape.columns + config.block_n * scores) / 2) + 32
     if need <= config.consumer_registers:
         return None
     return f"takes about {need} registers a thread, and has {config.consumer_registers}; fewer programs or keys"
@@ -173,10 +183,17 @@ def space(shape: Shape) -> list[SparseConfig]:
             order="ws",
             rings=rings,
             rescale=rescale,
+            weights=weights,
             programs=programs,
         )
-        for m, n, stages, rings, rescale, programs in product(
-            (64, 128, 192, 256), (64, 128), (2, 3, 4, 5, 6), ("even", "deep"), ("eager", "lazy"), (1, 2, 3)
+        for m, n, stages, rings, rescale, weights, programs in product(
+            (64, 128, 192, 256),
+            (64, 128),
+            (2, 3, 4, 5, 6),
+            ("even", "deep"),
+            ("eager", "lazy"),
+            ("held", "double"),
+            (1, 2, 3),
         )
     )
     plain = (

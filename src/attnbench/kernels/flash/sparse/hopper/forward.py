@@ -76,6 +76,7 @@ class ForwardMeta(NamedTuple):
     ROOM: int
     GROUPS: int
     LAZY: bool
+    DOUBLE: bool
     REGISTERS: int
 
 
@@ -179,7 +180,7 @@ def flash_sparse_hopper_forward(
         TURNS=False,
         MIX=False,
         LAZY=META.LAZY,
-        DOUBLE=False,
+        DOUBLE=META.DOUBLE,
         GRID="ticket",
     )
     if GROUPS == 1:
@@ -291,6 +292,7 @@ def launch_hopper_forward(
             ROOM=query_tiles(config, shape),
             GROUPS=config.groups,
             LAZY=config.rescale == "lazy",
+            DOUBLE=config.weights == "double",
             REGISTERS=config.consumer_registers,
         ),
         num_warps=4,
