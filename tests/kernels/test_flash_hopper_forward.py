@@ -216,6 +216,7 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
         [
             draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma", "m256n64w16s2-tma"))),
             draw(st.sampled_from(("ws", "pp"))),
+            *draw(st.sampled_from(([], ["lazy"], ["lazy", "double"], ["deep", "lazy", "double"]))),
             *draw(st.sampled_from(([], ["few"], ["ticket"], ["persistent"]))),
         ]
     )
