@@ -56,9 +56,9 @@ class BackwardConfig(LaunchConfig):
     EXAMPLE: ClassVar[str] = "b64x128w8s3-atomic-tma or b64x128w8s3-r128x64w8s2-tma"
 
     columns: Annotated[Tiles, Spelled("b{}")]
-    "of the kernel for dK and dV, which loops over the rows that see a tile of keys"
+    "tiles of the kernel for dK and dV, which loops over the rows that see a tile of keys"
     rows: Annotated[Tiles | None, Spelled("-r{}", none="atomic", far=3)] = None
-    "of the kernel for dQ, which loops over the keys of a tile of rows; None: the first kernel adds dQ by atomics"
+    "tiles of the kernel for dQ, which loops over the keys of a tile of rows; None: the first kernel adds dQ by atomics"
     loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
     "pointer, or tma: by the tensor memory accelerator (sm_90 and later; pointer for tensors it cannot read)"
     order: Annotated[str, Spelled("-{}", ("early", "late", "ahead", "ws"), far=3)] = "early"

@@ -1,4 +1,4 @@
-"""Configurations of flash attention by name: ``m…`` of the forward, ``b…`` of the backward, ``m…+b…`` of both.
+"""Names of flash configurations: ``m…`` for the forward, ``b…`` for the backward, ``m…+b…`` for both.
 
 Can be imported without torch and Triton.
 """
