@@ -48,7 +48,7 @@ def launch_decode(
     rows = problem.max_seqlen_q * repeats
     row_tiles = -(-rows // config.block_m)
     jobs = problem.batch * heads_kv * row_tiles
-    if problem.packed:  # The host does not know the lengths: at most one tile more per sequence than for all keys together.
+    if problem.packed:  # lengths are unknown on the host: at most one tile more per sequence than for all keys together
         tiles = (rows_in(k) // config.block_n + problem.batch) * heads_kv * row_tiles
         programs = programs_of(config, tiles, processors(q))
         cut = programs > 1
