@@ -1,4 +1,4 @@
-"""Pages of one layer copied from one pool to another, in any order, by one launch without synchronisation."""
+"""Copy pages of one layer from one pool to another, in any order, by one launch, without synchronizing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["copy_pages"]
 
 WHO = "hstu_copy_pages"
 PROGRAMS, BLOCK, WARPS = 16, 2048, 8
-"As quick as any more of them on an H200, where the bus is what one waits for."
+"As fast as any larger number on an H200, where the bus is the limit."
 WORD = 8
 
 
@@ -25,13 +25,13 @@ def copy_pages(
 
     Args:
         source: [pages, …], contiguous; on the card or in pinned host memory.
-        target: [pages, …] of the same page, contiguous, on the card; changed.
+        target: [pages, …] with pages of the same shape, contiguous, on the card; written to.
         from_pages: int64 [n] on the card.
-        to_pages: int64 [n] on the card, each once.
-        programs: that take turns with the pages.
+        to_pages: int64 [n] on the card, without duplicates.
+        programs: number of programs, among which the pages are divided.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     for name, x in (("source", source), ("target", target), ("from_pages", from_pages), ("to_pages", to_pages)):
         if not isinstance(x, Tensor) or not x.dim():
