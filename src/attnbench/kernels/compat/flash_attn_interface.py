@@ -56,7 +56,7 @@ def flash_attn_func(
         out; with return_attn_probs out and lse [B, H, Sq].
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     who = "flash_attn_func"
     _absent(who, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, pack_gqa=pack_gqa)
@@ -129,7 +129,7 @@ def flash_attn_varlen_func(
         out; with return_attn_probs out and lse [H, Tq].
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     who = "flash_attn_varlen_func"
     _absent(who, seqused_q=seqused_q, seqused_k=seqused_k, qv=qv, pack_gqa=pack_gqa)

@@ -56,7 +56,7 @@ def hstu_mha(
         [T, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     only(WHO, "causal", causal, True)
     if training:

@@ -70,7 +70,7 @@ def hstu_attn_varlen_func(
         [Tq, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     only(WHO, "seqused_q", seqused_q, None)
     only(WHO, "seqused_k", seqused_k, None)

@@ -46,7 +46,7 @@ class Tiles(LaunchConfig):
     "keys of a tile"
     warps: Annotated[int, Spelled("w{}")]
     stages: Annotated[int, Spelled("s{}")]
-    "tiles in flight: of rows in the kernel for dK and dV, of keys in the kernel for dQ"
+    "pipeline stages: tiles of rows in flight in the kernel for dK and dV, tiles of keys in the kernel for dQ"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +62,8 @@ class BackwardConfig(LaunchConfig):
     loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
     "pointer, or tma: by the tensor memory accelerator (sm_90 and later; pointer for tensors it cannot read)"
     order: Annotated[str, Spelled("-{}", ("early", "late", "ahead", "ws"), far=3)] = "early"
-    """dO Vᵀ early, before the exponentials, or late; ahead: the next tile's scores before dK of this tile;
-    ws: hopper.backward (over 128 dims backward_wide), a producer warp and two consumer warpgroups"""
+    """whether dO Vᵀ is issued before (early) or after (late) the exponentials; ahead: the next tile's scores are issued
+    before dK of this tile; ws: hopper.backward (above 128 dims backward_wide), a producer warp and two consumer warpgroups"""
     mask: Annotated[str, Spelled("-{}", ("apart", "fused"))] = "apart"
     "for columns; apart: masked tiles in a loop of their own; fused: all tiles in one loop (dense tensors by tma only)"
     add: Annotated[str, Spelled("-{}", ("last", "beside"))] = "last"
@@ -88,7 +88,7 @@ class BackwardConfig(LaunchConfig):
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
     def columns_of_sums(self, dim: int) -> int:
-        """Columns of the fp32 workspace for dQ of so many dims; with the order `ws` its rows are whole tiles."""
+        """Columns of the fp32 workspace for dQ; with the order `ws` its rows are stored in whole tiles."""
         if self.order != "ws":
             return dim
         return 256 if self.columns.block_n == 64 else 8192 // self.columns.block_m
@@ -110,14 +110,14 @@ class BackwardConfig(LaunchConfig):
 
 parse_backward = BackwardConfig.parse
 WORDS = {name: tuple(column.spelled.accepted) for name, column in BackwardConfig.table().items() if column.kind is str}
-"""Values of the fields that are words, the default first."""
+"""Values of the fields that are spelled as words, the default first."""
 
 
 def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int) -> str | None:
-    """Why a configuration is not in the space, beginning with the name of the rule; None if it is.
+    """Why a configuration is not valid, beginning with the name of the rule; None if it is.
 
     Args:
-        config: to be checked.
+        config: the configuration.
         capability: of the card; (0, 0) is the interpreter, which has no limits.
         item_bytes: bytes of an element.
         dim: of queries and keys.
@@ -168,7 +168,7 @@ def _not_hopper(
         return f"ws: {tiles.short} at {widest} dims; {rows}x{keys}w8s{fewest} or s{fewest + 1}"
     if widest > 128:
         return None
-    # Keys and values, tiles of rows, dS twice, half of dQ per warpgroup, and row statistics and barriers.
+    # Keys and values, tiles of rows, dS twice, half of dQ for each warpgroup, row statistics and barriers.
     columns = 64 if dim <= 64 else 128
     taken = 4 * columns * (128 + tiles.stages * rows) + 4 * 128 * rows + 4 * columns * rows
     taken += 9 * rows * tiles.stages + 1024
@@ -176,7 +176,7 @@ def _not_hopper(
 
 
 def _narrow(config: BackwardConfig) -> str | None:
-    """Which side of a tile is below the 64 rows of a warpgroup product of sm_90."""
+    """The side of a tile that is below the 64 rows of a warpgroup product of sm_90."""
     products = [("block_n", config.columns.block_n)]
     products += [("block_m", config.columns.block_m if config.rows is None else config.rows.block_m)]
     return next((f"{name}={value}" for name, value in products if value < 64), None)
@@ -200,7 +200,7 @@ def _too_large(
             return f"registers: {name} hold {held} of a thread in sums and scores; at most {limit}"
         streams = dim + dim_v + (dim if name == "columns" and config.order == "ahead" else 0)
         taken = item_bytes * (resident * (dim + dim_v) + tiles.stages * streamed * streams + tile)
-        # What TMA adds to global memory is first written to shared memory.
+        # TMA adds to global memory from shared memory.
         if name == "columns" and config.rows is None and config.loads == "tma" and tiles.stages > 1:
             taken += 4 * tiles.block_m * dim
         if taken > shared:
