@@ -73,7 +73,7 @@ def warm(
         raise _wrong("card", repr(card), "is no card", "a Card, or None for PyTorch's current one")
     card = card or Card.current()
     if card is None:
-        raise _wrong("card", None, "is the current one, and there is none", "a Card: its capability and SMs")
+        raise _wrong("card", None, "is PyTorch's current card, but there is none", "a Card: its capability and SMs")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise _wrong("TRITON_INTERPRET", 1, "has kernels interpreted", "an environment without it")
     kernels = done = failed = 0
@@ -104,7 +104,7 @@ def without_card() -> dict[str, str]:
 def _check_call(number: int, call: object) -> None:
     accepted = f"partial(function, …) of a function of {PACKAGE}"
     if not isinstance(call, partial):
-        raise _wrong(f"calls[{number}]", repr(call)[:60], "is no call that is to be made", accepted)
+        raise _wrong(f"calls[{number}]", repr(call)[:60], "is not a call of one of our functions", accepted)
     if not getattr(call.func, "__module__", "").startswith(f"{PACKAGE}.") or call.func is warm:
         raise _wrong(f"calls[{number}]", getattr(call.func, "__name__", call.func), "is not ours", accepted)
 

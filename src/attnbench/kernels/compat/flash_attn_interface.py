@@ -165,4 +165,4 @@ def _numbers(
     if type(return_attn_probs) is not bool:
         raise refusal(who, "return_attn_probs", return_attn_probs, "True or False")
     if num_splits not in (0, 1):
-        raise refusal(who, "num_splits", num_splits, "0 or 1; flash_attention divides keys as it chooses")
+        raise refusal(who, "num_splits", num_splits, "0 or 1; flash_attention chooses how keys are divided")

@@ -67,7 +67,7 @@ def hstu_mha(
         if value not in (True, False):
             raise refusal(WHO, name, value, "True or False")
     if kernel is not None and type(kernel).__name__ != "HammerKernel":
-        raise refusal(WHO, "kernel", kernel, "None, or a HammerKernel, in whose place ours runs")
+        raise refusal(WHO, "kernel", kernel, "None, or a HammerKernel, which ours replaces")
     return hstu_attention(
         in_rows(q),
         in_rows(k),

@@ -11,7 +11,7 @@ from attnbench.kernels.compat.arguments import only, refusal
 from attnbench.kernels.hstu.dense.api import hstu_attention
 
 WHO = "hstu_attn_varlen_func"
-PAGES = "hstu_paged_attention takes pages, with a table of its own"
+PAGES = "hstu_paged_attention supports pages, with another table format"
 
 
 def hstu_attn_varlen_func(

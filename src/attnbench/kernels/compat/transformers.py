@@ -75,7 +75,7 @@ def register(name: str = NAME) -> None:
 
     if not {"q_length", "q_offset", "mask_function"} <= inspect.signature(masking_utils.sdpa_mask).parameters.keys():
         raise ImportError(
-            "masks of this transformers take no q_length, q_offset and mask_function; 5.23 is what was tested"
+            "masks of this transformers do not take q_length, q_offset and mask_function; 5.23 was tested"
         )
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)

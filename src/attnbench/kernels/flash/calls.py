@@ -119,7 +119,7 @@ def _backward_of(
     )
     if deterministic and not config.deterministic:
         raise ValueError(
-            f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
+            f"{WHO}: backward={config.short} accumulates dQ by atomics, which deterministic=True excludes; "
             "one with r…, or None"
         )
     return config

@@ -125,12 +125,14 @@ def problem_of(
             ("max_seqlen_k", max_seqlen_k),
         ):
             if value is not None:
-                raise _wrong(name, "given", "has no cu_seqlens_q beside it", "none of them, or packed tensors with it")
+                raise _wrong(
+                    name, "given", "is passed without cu_seqlens_q", "None, or packed tensors with cu_seqlens_q"
+                )
     _check_tensors(q, k, v, 3 if packed else 4)
     _check_offsets(q, cu_seqlens_q, cu_seqlens_k)
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if packed and (not is_whole(value) or value < 0):
-            raise _wrong(name, repr(value), "cannot be used", "a whole number from 0, an int of Python's")
+            raise _wrong(name, repr(value), "cannot be used", "a Python int from 0")
     scale = _scale(q, scale)
     assert not packed or (max_seqlen_q is not None and max_seqlen_k is not None)
     # A sequence has at most all rows, whatever bound the caller passes.
@@ -278,10 +280,13 @@ def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
         if min(lengths, default=0) < 0:
             at = next(i for i, length in enumerate(lengths) if length < 0)
             raise _wrong(
-                f"cu_seqlens_{name}[{at + 1}]", values[at + 1], f"falls from {values[at]}", "offsets that never fall"
+                f"cu_seqlens_{name}[{at + 1}]",
+                values[at + 1],
+                f"falls from {values[at]}",
+                "offsets that never decrease",
             )
         if max(lengths, default=0) > most:
-            raise _wrong(f"max_seqlen_{name}", most, "is under the rows of a sequence", f"at least {max(lengths)}")
+            raise _wrong(f"max_seqlen_{name}", most, "is below the rows of a sequence", f"at least {max(lengths)}")
         if values[-1] != rows:
             raise _wrong(
                 f"cu_seqlens_{name}[{len(lengths)}]", values[-1], f"is not the end of {name}", f"its {rows} rows"

@@ -239,7 +239,7 @@ class LaunchConfig:
                 if value is None:
                     continue
                 if name in found:
-                    raise ValueError(f"says {name} twice; each once")
+                    raise ValueError(f"has {name} twice; each once")
                 found[name] = None if group not in table else table[name].value(value)
         lacking = [name for name, column in table.items() if column.always and name not in found]
         if lacking:

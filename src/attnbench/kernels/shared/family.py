@@ -139,7 +139,7 @@ class Forward(Part[_Shape], Generic[_Shape, _Config]):
         """
         if not isinstance(given, str | self.config):
             accepted = f"a {self.config.__name__}, its name or None"
-            raise ValueError(f"{who}: config={given!r} is no configuration; {accepted}")
+            raise ValueError(f"{who}: config={given!r} is not a configuration; {accepted}")
         text = given if isinstance(given, str) else given.short
         try:
             config = self.config.parse(given) if isinstance(given, str) else given
@@ -182,7 +182,7 @@ class Family(Generic[_Shape]):
         if len(found) < len(pieces) or not all(pieces):
             hints = [part.hint for part in self.parts]
             joined = ["+".join(hints)] if len(hints) == 2 else []
-            raise Misnamed(text, "joins more than one of each", " or ".join([", ".join(hints), *joined]))
+            raise Misnamed(text, "has two parts for one side", " or ".join([", ".join(hints), *joined]))
         return found
 
     def read(self, text: str, shape: _Shape, mode: str) -> dict[str, Any]:
@@ -211,7 +211,9 @@ class Family(Generic[_Shape]):
         for side, piece in self.split(text, mode).items():
             if side == "backward" and mode == "fwd":
                 raise Misnamed(
-                    piece, f"is of the backward, which mode={mode} has not", f"{self.parts[0].hint} of the forward"
+                    piece,
+                    f"is for the backward, which mode={mode} does not have",
+                    f"{self.parts[0].hint} of the forward",
                 )
             yield piece, next(part for part in self.parts if part.side == side)
 

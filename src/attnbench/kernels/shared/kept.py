@@ -112,9 +112,11 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
                 continue
             address = x.data_ptr()
             if x.is_neg():
-                raise ValueError("a tensor is negated when it is read (Tensor.is_neg); its resolve_neg()")
+                raise ValueError("a tensor is lazily negated (Tensor.is_neg); its resolve_neg()")
             if not address and x.device.type == "cuda" and x.numel():
-                raise ValueError(f"a tensor of shape {tuple(x.shape)} has no memory on {x.device}; one with values")
+                raise ValueError(
+                    f"a tensor of shape {tuple(x.shape)} has no memory on {x.device}; a tensor with values"
+                )
             shape, strides, axis = x.shape, x.stride(), axes.get(number)
             if axis is not None and (rows := shape[axis]) > 1 and x.numel() < MOST_ELEMENTS:
                 if axis:
@@ -129,7 +131,7 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
         return object()
     except RuntimeError:
         layout = ", ".join(sorted({str(x.layout) for x in tensors if isinstance(x, Tensor)}))
-        raise ValueError(f"a tensor of these has no memory that a kernel reads ({layout}); dense ones") from None
+        raise ValueError(f"a tensor has no memory that a kernel can read ({layout}); dense tensors") from None
     return (*facts, *switches(), card.stand_in)
 
 
@@ -171,7 +173,7 @@ class Plan:
         rows = _Asked(recorder.tensors)
         self.known = self._extents(rows)
         if not self.guard.at(rows):
-            raise LookupError("what was compared follows no argument")
+            raise LookupError("a compared count does not depend on an argument")
         self.counted = tuple(rows)
         self.known = self.known._replace(rows=dict(rows))
 

@@ -234,7 +234,7 @@ class Repeat:
         self.launch, between, self.nested = _launcher(launcher, compiled.packed_metadata)
         scratch = ("global_scratch_size", "profile_scratch_size")
         if any(getattr(launcher, name) for name in scratch) or getattr(launcher, "gsan_enabled", False):
-            raise LookupError("the kernel needs memory of Triton's")
+            raise LookupError("the kernel needs scratch memory from Triton")
         self.compiled = compiled  # keeps its code loaded
         self.grid = [(axis, found) for axis, n in enumerate(grid) if isinstance(n, RowCount) and (found := follows(n))]
         "extents of the grid that depend on a count"
@@ -345,7 +345,7 @@ def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[
     if hasattr(launch, "__closure__"):  # for a kernel with descriptors, whose maps it makes
         launch = getclosurevars(launch).nonlocals.get("launcher")
     if launch is None:
-        raise LookupError("the launcher has no function to launch")
+        raise LookupError("the launcher has no launch function")
     unobserved = (None, None, None)  # launch metadata, and the hooks before and after
     if hasattr(launcher, "arg_annotations"):
         scratch = (None, None)
@@ -369,7 +369,7 @@ def _makers(compiled: Any) -> list[Callable[[Any], Sequence[Any]]]:
 
     def maker(metadata: Mapping[str, Any]) -> Callable[[Any], Sequence[Any]]:
         if metadata is None:
-            raise LookupError("a descriptor is passed in parts")
+            raise LookupError("a descriptor is not passed as a tensor map")
         return lambda descriptor: make(descriptor, metadata, *rest)
 
     return [maker(metadata) for metadata in described]

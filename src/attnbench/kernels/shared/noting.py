@@ -123,7 +123,7 @@ class Recorder:
         number = self.number(x)
         of = self.tensors[number] if number >= 0 else None
         if of is None or axis or is_stride:
-            raise LookupError("a count is of a part of a tensor, or of no first dim of a view")
+            raise LookupError("a count is of a part of a tensor, or not of the first dim of a view")
         times, rest = divmod(math.prod(of.shape[1:]), math.prod(x.shape[1:]) or 1)
         if rest or x.shape[0] != of.shape[0] * times:
             raise LookupError("a count is of a part of a tensor")

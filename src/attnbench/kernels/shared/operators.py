@@ -67,10 +67,10 @@ def refuse_followed(who: str, *, validate: bool, **configs: object) -> None:
         ValueError: naming the argument, and what is accepted.
     """
     if validate:
-        raise ValueError(f"{who}: validate=True waits for the device; False in what is compiled")
+        raise ValueError(f"{who}: validate=True synchronizes with the device; False in compiled code")
     for name, config in configs.items():
         if config is not None:
-            raise ValueError(f"{who}: {name} is given; None, the tuned default, in what is compiled")
+            raise ValueError(f"{who}: {name} is given; None, the tuned default, in compiled code")
 
 
 def without_gradients(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

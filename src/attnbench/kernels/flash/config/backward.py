@@ -135,19 +135,19 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
     if config.order == "ws":
         return _not_hopper(config, capability, item_bytes, dim, dim_v)
     if config.loads == "tma" and 0 < capability[0] < 9:
-        return "tma: sm_90 and later have it"
+        return "tma: only sm_90 and later have it"
     if config.mask == "fused" and config.loads != "tma":
-        return "mask: fused takes whole tiles by tma"
+        return "mask: fused requires tma"
     if config.add == "beside" and config.deterministic:
-        return "add: beside is of atomics"
+        return "add: beside requires atomics"
     if (config.precision != "ieee") and item_bytes == 2:
-        return f"precision: {config.precision} is of fp32 products"
+        return f"precision: {config.precision} is for fp32 inputs only"
     if config.registers is not None and not 32 <= config.registers <= 255:
-        return f"registers: at most {config.registers} of a thread; from 32 to 255"
+        return f"registers: a limit of {config.registers} per thread; from 32 to 255"
     if not 1 <= config.masked_stages <= 4 or config.section_mib < 1:
         return "stages: masked_stages from 1 to 4, section_mib from 1"
     if capability[0] == 9 and item_bytes == 2 and (narrow := _narrow(config)):
-        return f"warpgroup: {narrow}, products of single warps; at least 64"
+        return f"warpgroup: {narrow} is too small for warpgroup products; at least 64"
     return _too_large(config, capability, item_bytes, _padded(dim), _padded(dim_v)) if capability[0] else None
 
 
@@ -162,10 +162,10 @@ def _not_hopper(
         return f"ws: {item_bytes}-byte elements of {dim} and {dim_v} dims; 2 bytes, multiples of 8 up to 256"
     plain = BackwardConfig(columns=tiles, loads="tma", order="ws", section_mib=config.section_mib)
     if config != plain or config.section_mib < 1:
-        return f"ws: it has its own loads, mask and registers; {replace(plain, section_mib=SECTION_MIB).short}"
+        return f"ws: loads, mask, add, registers and rows cannot be chosen; {replace(plain, section_mib=SECTION_MIB).short}"
     rows, keys, fewest = (128, 128, 2) if widest <= 64 else (64, 128, 2) if widest <= 128 else (64, 64, 1)
     if (tiles.block_m, tiles.block_n, tiles.warps) != (rows, keys, 8) or tiles.stages not in (fewest, fewest + 1):
-        return f"ws: {tiles.short} at {widest} dims; {rows}x{keys}w8s{fewest} or s{fewest + 1}"
+        return f"ws: {tiles.short} is not supported at {widest} dims; {rows}x{keys}w8s{fewest} or s{fewest + 1}"
     if widest > 128:
         return None
     # Keys and values, tiles of rows, dS twice, half of dQ for each warpgroup, row statistics and barriers.
@@ -197,7 +197,7 @@ def _too_large(
             resident, streamed, held = tiles.block_m, tiles.block_n, tiles.block_m * dim
         held = (held + 2 * tile) // (32 * tiles.warps)
         if held > limit:
-            return f"registers: {name} hold {held} of a thread in sums and scores; at most {limit}"
+            return f"registers: sums and scores of {name} take {held} a thread; at most {limit}"
         streams = dim + dim_v + (dim if name == "columns" and config.order == "ahead" else 0)
         taken = item_bytes * (resident * (dim + dim_v) + tiles.stages * streamed * streams + tile)
         # TMA adds to global memory from shared memory.

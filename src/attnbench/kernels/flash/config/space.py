@@ -182,29 +182,35 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
-        (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
+        (shape.item_bytes != 2, "needs 16-bit inputs; plain"),
         (
             shape.block(shape.dim) != shape.block(shape.dim_v),
-            f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; plain",
+            f"stores outputs of {shape.dim_v} dims in buffers of queries with {shape.dim}; plain",
         ),
-        (config.loads != "tma", "loads by tensor maps alone; tma"),
-        ((config.mask, config.registers) != ("apart", None), "has no fused or r…; without"),
+        (config.loads != "tma", "loads only by tensor maps; tma"),
+        ((config.mask, config.registers) != ("apart", None), "does not support fused or r…; without"),
         (
             config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
-            "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16",
+            "needs 64 rows for four warps, and 8 to 16 warps; m128w8, m192w12 or m256w16",
         ),
-        (config.exp == "mix" and config.block_n < 64, "works one exponential in eight out, and 32 keys have four; n64"),
+        (
+            config.exp == "mix" and config.block_n < 64,
+            "computes one exponential in eight by a polynomial, for which 32 keys are too few; n64",
+        ),
         (
             config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps > 12),
-            "splits queries from 128 dims on, of two or three warpgroups; w8 or w12, or without split",
+            "supports split queries from 128 dims on, with two or three warpgroups; w8 or w12, or without split",
         ),
         (
             config.dims == "pieces" and len(shape.pieces) == 1,
-            f"cuts no {shape.dim} dims into pieces; 65 to 96 or 129 to 192 dims, or without pieces",
+            f"does not divide {shape.dim} dims into pieces; 65 to 96 or 129 to 192 dims, or without pieces",
         ),
-        (config.dims == "pieces" and config.queries == "split", "has pieces or split queries; one of both"),
-        (config.weights == "stored" and config.block_n < 32, "stores weights of 32 keys at least; n32"),
-        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+        (
+            config.dims == "pieces" and config.queries == "split",
+            "supports pieces or split queries, not both; one of them",
+        ),
+        (config.weights == "stored" and config.block_n < 32, "stores weights only of tiles of at least 32 keys; n32"),
+        (config.stages < 2, "needs at least two stages; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
 
@@ -217,9 +223,7 @@ def ahead_fault(config: ForwardConfig, capability: tuple[int, int] | None) -> st
     """
     if config.order != "ahead" or capability != (9, 0):
         return None
-    return (
-        "has the order ahead, which on sm_90 is wrong: the product still reads the weights' registers; plain, ws or pp"
-    )
+    return "has the order ahead, which is wrong on sm_90: a product still reads the weights' registers; plain, ws or pp"
 
 
 def decode_fault(config: ForwardConfig) -> str | None:
@@ -241,24 +245,24 @@ def decode_fault(config: ForwardConfig) -> str | None:
         sharers=config.sharers,
     )
     if config != plain:
-        return f"has words that are not of the order decode; {plain.short}"
+        return f"has fields that the order decode does not support; {plain.short}"
     if config.block_m > 128:
-        return f"has the order decode, whose tiles are of up to 128 rows, not {config.block_m}; m16, m32, m64 or m128"
+        return f"has the order decode, whose tiles have at most 128 rows, not {config.block_m}; m16, m32, m64 or m128"
     if config.loads == "tma" and config.block_m < 64:
-        return f"has the order decode, which loads by tma for products of warpgroups alone, not m{config.block_m}; m64"
+        return f"has the order decode, which uses tma only with warpgroup products, not with m{config.block_m}; m64"
     return None
 
 
 def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
     have, limit = registers(config, shape), _limit(config)
-    return f"takes about {have} registers a thread, and has {limit}" if have > limit else None
+    return f"takes about {have} registers a thread, of {limit} available" if have > limit else None
 
 
 def _too_much_shared_memory(config: ForwardConfig, shape: Shape) -> str | None:
     have, room = shared_bytes(config, shape), shape.shared_bytes
     if config.order == DECODE and config.sharers > 1:
         have, room = config.sharers * (have + 1024), room + 1024
-    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}" if have > room else None
+    return f"takes {have // 1024} KiB of shared memory, of {room // 1024} available" if have > room else None
 
 
 def _warps_without_rows(config: ForwardConfig, shape: Shape) -> str | None:
@@ -272,13 +276,13 @@ def _narrow_tiles(config: ForwardConfig, shape: Shape) -> str | None:
     narrow = config.block_n < 64 and config.block_n < shape.seqlen_k
     if shape.item_bytes > 2 or not narrow or config.order == DECODE or max(shape.dim, shape.dim_v) > 128:
         return None
-    return f"has tiles of {config.block_n} keys, too little work for a wait; at least n64 up to 128 dims"
+    return f"has tiles of {config.block_n} keys, which is too little work for each wait; at least n64 up to 128 dims"
 
 
 def _idle_polynomials(config: ForwardConfig, shape: Shape) -> str | None:
     if config.exp == "unit" or config.order not in HOPPER or max(shape.dim, shape.dim_v) <= 64:
         return None
-    return "relieves the unit for exponentials, which over 64 dims has half the products' work; without mix"
+    return "relieves the special function unit, which is not the limit above 64 dims; without mix"
 
 
 def _idle_registers(config: ForwardConfig, shape: Shape) -> str | None:
@@ -286,14 +290,16 @@ def _idle_registers(config: ForwardConfig, shape: Shape) -> str | None:
         return None
     programs = 65536 // (config.registers * config.threads)
     if programs <= 65536 // (256 * config.threads):
-        return f"caps at {config.registers} registers, which lets no more programs in; fewer, or none"
+        return (
+            f"limits registers to {config.registers}, with which no more programs fit on an SM; a lower limit, or none"
+        )
     room = 233472 // max(1, shared_bytes(config, shape) + 1024) if shape.capability == (9, 0) else programs
-    return None if room >= programs else f"makes room for {programs} programs, whose shared memory lets in {room}"
+    return None if room >= programs else f"has registers for {programs} programs on an SM, but shared memory for {room}"
 
 
 def _fused_without_an_end(config: ForwardConfig, shape: Shape) -> str | None:
     if config.mask == "fused" and config.loads == "tma" and shape.packed:
-        return "masks in the one loop packed tensors by TMA, which does not end where a sequence does; apart"
+        return "masks in one loop, but TMA of packed tensors does not end at the end of a sequence; apart"
     return None
 
 
@@ -301,9 +307,9 @@ def _no_tma(config: ForwardConfig, shape: Shape) -> str | None:
     if config.loads != "tma":
         return None
     if shape.capability < (9, 0):
-        return f"loads by TMA, which sm_{shape.capability[0]}{shape.capability[1]} has not; pointer loads"
+        return f"loads by TMA, which sm_{shape.capability[0]}{shape.capability[1]} does not have; pointer loads"
     odd = [dim for dim in (shape.dim, shape.dim_v) if dim * shape.item_bytes % 16]
-    return f"loads by TMA rows of {odd[0]} dims, no multiple of 16 bytes; pointer loads" if odd else None
+    return f"loads rows of {odd[0]} dims by TMA, which needs multiples of 16 bytes; pointer loads" if odd else None
 
 
 def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | None:

@@ -315,7 +315,7 @@ def launch_hopper_columns(
         if not is_rows(x):
             raise ValueError(
                 f"flash_attention: {name}.stride={x.stride()} does not fit order=ws; rows and heads a "
-                "multiple of 16 bytes apart, sequences behind one another, or order=early"
+                "multiple of 16 bytes apart, sequences one after another, or order=early"
             )
     wide = cut.block_n == ROWS.value
     tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv

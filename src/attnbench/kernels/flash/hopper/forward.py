@@ -286,7 +286,7 @@ def launch_hopper_forward(
         if not is_rows(x):
             raise ValueError(
                 f"flash_attention: {name}.stride={x.stride()} does not fit order={config.order}; rows and "
-                "heads a multiple of 16 bytes apart, sequences behind one another, or order=plain"
+                "heads a multiple of 16 bytes apart, sequences one after another, or order=plain"
             )
     (columns, *rest), groups = tile_columns(config, shape), config.block_m // ROWS.value
     rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}

@@ -35,7 +35,7 @@ def listed(
     if validate:
         values = given.contiguous().view(torch.uint8)
         if values.numel() and (largest := int(values.max())) > 1:
-            raise wrong("block_map", largest, "is no truth value", "0 and 1")
+            raise wrong("block_map", largest, "is neither True nor False", "0 and 1")
     return lists
 
 

@@ -107,7 +107,9 @@ def shared_bytes(config: SparseConfig, shape: Shape, tiles: int = 1) -> int:
 
 def _blocks(config: SparseConfig, shape: Shape) -> str | None:
     if config.block_m > shape.block_q and (config.order, config.rings, config.rescale) != ("ws", "even", "lazy"):
-        return f"has tiles of several blocks of {shape.block_q} queries: ws, lazy and not deep; m{shape.block_q}"
+        return (
+            f"has tiles of several blocks of {shape.block_q} queries, which need ws-lazy without deep; m{shape.block_q}"
+        )
     if shape.block_k % config.block_n:
         return f"has tiles of {config.block_n} keys, and blocks have {shape.block_k}; n{shape.block_k}"
     return None
@@ -118,14 +120,14 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
         return None
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
-        (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
+        (shape.item_bytes != 2, "needs 16-bit inputs; plain"),
         (
             shape.dim % 8 != 0 or shape.columns not in (64, 128),
-            f"takes multiples of 8 from 40 to 128 dims, not {shape.dim}; plain",
+            f"supports multiples of 8 from 40 to 128 dims, not {shape.dim}; plain",
         ),
-        (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
-        (config.block_n < 64, "has tiles of 64 keys at least; n64"),
-        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+        (config.warps != config.block_m // 16, "needs 64 rows for four warps; such as m128w8"),
+        (config.block_n < 64, "needs tiles of at least 64 keys; n64"),
+        (config.stages < 2, "needs at least two stages; s2"),
     )
     return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
 
@@ -137,14 +139,16 @@ def _registers(config: SparseConfig, shape: Shape) -> str | None:
     need = round((shape.columns + config.block_n * 1.5) / 2) + 32
     if need <= config.consumer_registers:
         return None
-    return f"takes about {need} registers a thread, and has {config.consumer_registers}; fewer programs or keys"
+    return f"takes about {need} registers a thread, of {config.consumer_registers} available; fewer programs or keys"
 
 
 def _shared_memory(config: SparseConfig, shape: Shape) -> str | None:
     if config.order != "ws":
         return None
     have, room = shared_bytes(config, shape) + 1024, 228 * 1024 // config.programs - 1024
-    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}; fewer stages" if have > room else None
+    return (
+        f"takes {have // 1024} KiB of shared memory, of {room // 1024} available; fewer stages" if have > room else None
+    )
 
 
 RULES: dict[str, Callable[[SparseConfig, Shape], str | None]] = {

@@ -85,7 +85,7 @@ def _blocks(config: SparseQuantConfig, shape: Shape) -> str | None:
     if config.block_n > shape.block_k:
         return f"has tiles of {config.block_n} keys, and blocks have {shape.block_k}; n{shape.block_k}"
     if config.block_m // config.warps < 16:
-        return f"has {config.block_m // config.warps} rows a warp; such as m128w8"
+        return f"has {config.block_m // config.warps} rows for each warp; such as m128w8"
     return None
 
 
@@ -94,10 +94,10 @@ def _hopper(config: SparseQuantConfig, shape: Shape) -> str | None:
         return None
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
-        (shape.dim % 8 != 0, f"takes multiples of 8 dims, not {shape.dim}; plain"),
-        (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
-        (config.block_n != shape.block_k, f"has the keys of a block for a tile; n{shape.block_k}"),
-        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+        (shape.dim % 8 != 0, f"supports multiples of 8 dims, not {shape.dim}; plain"),
+        (config.warps != config.block_m // 16, "needs 64 rows for four warps; such as m128w8"),
+        (config.block_n != shape.block_k, f"needs tiles of a whole block of keys; n{shape.block_k}"),
+        (config.stages < 2, "needs at least two stages; s2"),
     )
     return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
 
@@ -106,19 +106,19 @@ def _registers(config: SparseQuantConfig, shape: Shape) -> str | None:
     if config.order == "plain":
         # Output, a tile's partial output, scores and weights, divided among the 32 threads of a warp.
         need = config.block_m * (2 * shape.columns + config.block_n * 5 // 4) // (32 * config.warps)
-        return f"keeps {need} numbers a thread; fewer keys or more warps" if need > 224 else None
+        return f"keeps {need} values a thread in registers; fewer keys or more warps" if need > 224 else None
     # ptxas limits a product to the registers at launch, even if consumer threads are given more later.
     product = config.block_n // 2 + 26
     if product > config.registers:
-        return (
-            f"takes {product} registers for a product, and is launched with {config.registers}; fewer programs or keys"
-        )
+        return f"takes {product} registers for a product, of {config.registers} at launch; fewer programs or keys"
     # Output and partial output, with scores or weights as an operand; about twenty for rows and sizes.
     scores, weights, half = config.block_n // 2, config.block_n // 8, shape.columns // 2
     most = half + scores + half if config.products == "beside" else half + max(half, scores) + weights
     if most + 20 <= config.consumer_registers:
         return None
-    return f"takes about {most + 20} registers a thread, and has {config.consumer_registers}; fewer programs or keys"
+    return (
+        f"takes about {most + 20} registers a thread, of {config.consumer_registers} available; fewer programs or keys"
+    )
 
 
 def shared_bytes(config: SparseQuantConfig, shape: Shape) -> int:
@@ -131,7 +131,7 @@ def _shared_memory(config: SparseQuantConfig, shape: Shape) -> str | None:
     have, room = shared_bytes(config, shape) + BARRIER_BYTES, 228 * 1024 // config.programs - 1024
     if config.order == "plain" or have <= room:
         return None
-    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}; fewer stages"
+    return f"takes {have // 1024} KiB of shared memory, of {room // 1024} available; fewer stages"
 
 
 RULES: dict[str, Callable[[SparseQuantConfig, Shape], str | None]] = {

@@ -76,7 +76,7 @@ class BsaCall:
         for name, x in (("q", self.q), ("k", self.k), ("v", self.v)):
             if x.numel() and not is_rows(x):
                 raise ValueError(
-                    f"{who}: {name}.stride={x.stride()} is no multiple of 16 bytes; an aligned tensor, or "
+                    f"{who}: {name}.stride={x.stride()} is not a multiple of 16 bytes; an aligned tensor, or "
                     "another kernel"
                 )
 

@@ -175,10 +175,10 @@ def _check_sparse(
     block_size: int, block_counts: int, local_window: int | None, selection: str, alpha: float, max_seqlen: int
 ) -> None:
     if not is_whole(block_size) or block_size not in BLOCK_SIZES:
-        said = "is no whole number"
+        said = "is not a whole number"
         if is_whole(block_size):
             power = block_size > 0 and not block_size & (block_size - 1)
-            said = "is not supported" if power else "is no power of two"
+            said = "is not supported" if power else "is not a power of two"
         raise _wrong("block_size", block_size, said, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     exist = max(1, -(-max_seqlen // block_size))
     if not is_whole(block_counts) or not 1 <= block_counts <= MOST_BLOCKS:
@@ -197,7 +197,7 @@ def _check_sparse(
     if selection not in SELECTIONS:
         raise _wrong("selection", selection, "is not known", " or ".join(SELECTIONS))
     if alpha <= 0:
-        raise _wrong("alpha", alpha, "would turn the ranking round", "a finite number above 0")
+        raise _wrong("alpha", alpha, "would reverse the ranking", "a finite number above 0")
 
 
 def _check_gates(tensors: BsaTensors, branches: int) -> None:

@@ -60,7 +60,7 @@ def launch_backward(
         _round(workspace, dq, problem, dependent=config.columns.hopper)
         return
     if config.columns.hopper:
-        raise wrong("columns.order", config.columns.order, "adds up dQ by atomics", "atomic=True, or another order")
+        raise wrong("columns.order", config.columns.order, "accumulates dQ by atomics", "atomic=True, or another order")
     assert config.rows is not None
     _columns(q=q, k=k, v=v, dout=dout, dq=dq, dk=dk, dv=dv, problem=problem, config=config.columns)
     _rows(q, k, v, dout, dq, problem, config.rows)

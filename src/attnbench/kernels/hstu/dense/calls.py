@@ -339,7 +339,7 @@ def _configs(
         raise wrong(
             "backward.columns.atomic",
             True,
-            "is not deterministic, which deterministic=True asks for",
+            "is not deterministic, as deterministic=True requires",
             "columns and rows, or None",
         )
     return forward, backward

@@ -158,7 +158,7 @@ def hopper_fault(
     odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
     for wrong, said in (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
-        (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
+        (item_bytes != 2, "needs 16-bit inputs; bf16 or fp16"),
         (
             config.warps not in WARPGROUPS or config.block_m != 16 * config.warps,
             f"has {config.block_m} rows and {config.warps} warps; 128 and 8, or 192 and 12",
@@ -167,9 +167,9 @@ def hopper_fault(
         (config.stages < 1, "has no stage; at least 1"),
         (
             (config.registers, config.masked_stages) != (None, 1),
-            "has its own registers and masked tiles; neither given",
+            "does not support registers and masked_stages; without both",
         ),
-        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
+        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are not a multiple of 16 bytes"),
         (
             shared > HOPPER_SHARED_BYTES,
             f"takes {shared // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}",
@@ -193,17 +193,17 @@ def hopper_columns_fault(
     odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
     for wrong, said in (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
-        (item_bytes != 2, "multiplies 16-bit numbers; bf16 or fp16"),
+        (item_bytes != 2, "needs 16-bit inputs; bf16 or fp16"),
         (
             (config.block_m, config.block_n, config.warps) != (64, keys, 8),
             f"has {config.block_m}x{config.block_n} tiles and {config.warps} warps; 64x{keys} and 8",
         ),
-        (not config.atomic or config.split, "adds up dQ beside dK and dV; atomic and no split"),
+        (not config.atomic or config.split, "computes dQ together with dK and dV; atomic and no split"),
         (
             (config.registers, config.masked_stages) != (None, 1),
-            "has its own registers and masked tiles; neither given",
+            "does not support registers and masked_stages; without both",
         ),
-        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are no multiple of 16 bytes"),
+        (bool(odd), f"loads by tensor maps; rows of {odd and odd[0]} dims are not a multiple of 16 bytes"),
         (
             held > HOPPER_SHARED_BYTES,
             f"takes {held // 1024} KiB of shared memory; at most {HOPPER_SHARED_BYTES // 1024}",

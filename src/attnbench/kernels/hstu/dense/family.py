@@ -241,7 +241,7 @@ def _launch(lead: str, kernel: str, said: dict[str, Any]) -> dict[str, Any]:
 def _read(text: str) -> dict[str, Any]:
     lead = next((lead for lead in sorted(KERNELS, key=len, reverse=True) if text.startswith(lead)), None)
     if lead is None:
-        raise ValueError("is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…")
+        raise ValueError("is not a name; f…, a…, deterministic, deterministic-c… or deterministic-r…")
     kernel, kind = KERNELS[lead]
     try:
         return _launch(lead, kernel, kind.read_part(text.removeprefix(lead)))

@@ -49,7 +49,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         raise wrong(
             "forward.parts",
             config.parts,
-            f"is of the kernel for Hopper, not of order={config.order}",
+            f"is for the Hopper kernel, not for order={config.order}",
             "None, or order=ws",
         )
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
@@ -101,7 +101,7 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
             raise wrong(
                 f"{name}.stride",
                 x.stride(),
-                f"is no multiple of 16 bytes, as order={config.order} needs",
+                f"is not a multiple of 16 bytes, as order={config.order} requires",
                 "an aligned tensor, or another order",
             )
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads

@@ -221,7 +221,7 @@ def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
         raise wrong(
             "max_seqlen_q",
             problem.max_seqlen_q,
-            f"is under the {longest} rows of sequence {lengths.index(longest)}",
+            f"is below the {longest} rows of sequence {lengths.index(longest)}",
             f"at least {longest}",
         )
     if problem.offsets_q is not None:
@@ -254,10 +254,13 @@ def _lengths(name: str, offsets: list[int], rows: int, of: str, most: int, bound
     for number, length in enumerate(lengths):
         if length < 0:
             raise wrong(
-                f"{name}[{number + 1}]", offsets[number + 1], f"falls from {offsets[number]}", "offsets that never fall"
+                f"{name}[{number + 1}]",
+                offsets[number + 1],
+                f"falls from {offsets[number]}",
+                "offsets that never decrease",
             )
         if length > most:
-            raise wrong(bound, most, f"is under the {length} rows of sequence {number}", f"at least {max(lengths)}")
+            raise wrong(bound, most, f"is below the {length} rows of sequence {number}", f"at least {max(lengths)}")
     if offsets[-1] != rows:
         raise wrong(f"{name}[{len(lengths)}]", offsets[-1], f"is not the end of {of}", f"its {rows} rows")
     return lengths

@@ -127,7 +127,13 @@ def silu(x: Tensor) -> Tensor:
     if launches is None:
         _check("hstu_silu", {"x": x}, {}, strided="x")
         if len(x) > 1 and x.stride(0) < x.shape[1]:
-            raise _wrong("hstu_silu", "x.stride", x.stride(), "has rows in one another", "rows apart, as x is changed")
+            raise _wrong(
+                "hstu_silu",
+                "x.stride",
+                x.stride(),
+                "has overlapping rows",
+                "rows that do not overlap, as x is overwritten",
+            )
         launches = _calls.keep(key, Launches(_run_silu))
     launches(x)
     return x

@@ -48,14 +48,14 @@ def copy_pages(
         )
     for name, x in (("source", source), ("target", target)):
         if not x.is_contiguous() or page_bytes % WORD or x.storage_offset() * x.element_size() % WORD:
-            raise _wrong(name, list(x.shape), "is no pool of whole words", "contiguous pools of 8-byte words")
+            raise _wrong(name, list(x.shape), "is not a pool of whole words", "contiguous pools of 8-byte words")
     for name, x in (("from_pages", from_pages), ("to_pages", to_pages)):
         if x.dtype != torch.int64 or x.dim() != 1 or len(x) != len(from_pages) or x.device != target.device:
             raise _wrong(
                 name,
                 f"{x.dtype}{list(x.shape)}",
                 "does not fit",
-                "int64 in one dim on the target's device, as many of both",
+                "int64 in one dim on the target's device, equally many in both",
             )
         if not x.is_contiguous():
             raise _wrong(f"{name}.stride", x.stride(), "has gaps", "contiguous")

@@ -249,7 +249,7 @@ def launch_hopper_forward(
                 f"{name}.stride",
                 x.stride(),
                 "does not fit order=ws",
-                "rows and heads a multiple of 16 bytes apart, sequences behind one another, or order=plain",
+                "rows and heads a multiple of 16 bytes apart, sequences one after another, or order=plain",
             )
     shape = Shape(dim=q.shape[-1], block_q=problem.block_q, block_k=problem.block_k, item_bytes=q.element_size())
     tile = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}

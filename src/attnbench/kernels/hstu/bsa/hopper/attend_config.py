@@ -128,7 +128,7 @@ def attend_fault(problem: BsaProblem, config: AttendConfig, *, capability: tuple
         capability,
         config.shared_bytes(p.block_d, p.block_v, p.block_size),
         (
-            (p.others < 1, "has nothing to do for one block a query; at least 2"),
+            (p.others < 1, "is not used with one block per query; at least 2"),
             (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
             (config.job_rows not in (16, 32, 64), f"adds up 16, 32 or 64 queries at a time, not {config.job_rows}"),
             (config.stages < 2, f"has {config.stages} tiles in flight; at least 2"),

@@ -96,13 +96,13 @@ def select_fault(problem: BsaProblem, config: SelectConfig, *, capability: tuple
             (p.has_targets, "knows no targets"),
             (p.pairs, "knows no pairs"),
             (p.shared, "selects for each head alone"),
-            (p.index_bits == 32, f"ranks by 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
+            (p.index_bits == 32, f"has ranking keys of 32 bits, too few for {p.max_seqlen // p.block_size} blocks"),
             (config.groups not in REGISTERS or config.rows not in (64, 128), "has 2 or 3 warpgroups of 64 or 128 rows"),
             (config.blocks not in (32, 64, 128), f"has tiles of {config.blocks} means; 32, 64 or 128"),
             (config.stages < 1, "has no stage; at least 1"),
             (
                 config.held(p.block_v) > HELD.get(config.groups, 0),
-                f"has no registers for {config.rows}x{config.blocks} tiles and {p.linear_dim} dims; smaller ones",
+                f"has too few registers for {config.rows}x{config.blocks} tiles and {p.linear_dim} dims; smaller ones",
             ),
         ),
     )
@@ -123,9 +123,9 @@ def first_fault(
     odd = [dim for dim in dims if dim * problem.item % 16]
     of_all = (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
-        (problem.item != 2, "multiplies 16-bit numbers; bf16 or fp16"),
-        (max(dims) > 128, f"has no room for {max(dims)} dims; at most 128"),
-        (bool(odd), f"reads 16 bytes at a time; rows of {odd and odd[0]} dims are no multiple of that"),
+        (problem.item != 2, "needs 16-bit inputs; bf16 or fp16"),
+        (max(dims) > 128, f"does not support {max(dims)} dims; at most 128"),
+        (bool(odd), f"needs rows of multiples of 16 bytes, not of {odd and odd[0]} dims"),
     )
     too_much = (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}")
     return next((said for wrong, said in (*of_all, *own, too_much) if wrong), None)

@@ -419,7 +419,7 @@ def _refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) ->
             raise wrong(
                 f"{name}.stride",
                 x.stride(),
-                f"is no multiple of 16 bytes, as order={config.order} needs",
+                f"is not a multiple of 16 bytes, as order={config.order} requires",
                 "an aligned tensor, or another order",
             )
     if 0 < abs(problem.alpha) < LEAST_ALPHA:
