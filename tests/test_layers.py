@@ -32,8 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "suites": {"workloads", "backends", "machine"},
     "worker": {"kernels", "backends", "workloads", "check", "measure", "machine"},
     "store": {"stats"},
-    "sweep": {"worker", "suites", "measure", "machine", "backends", "workloads", "check", "stats", "store"},
-    "profile": {"suites", "worker", "backends", "workloads", "check", "measure", "machine", "store", "stats"},
+    "sweep": {"worker", "suites", "measure", "machine", "backends", "workloads", "check", "store"},
+    "profile": {"worker", "backends", "workloads", "measure", "machine", "store"},
     "tune": {"sweep", "worker", "backends", "workloads", "machine", "store", "stats"},
     "verdict": {"store", "stats"},
     "loadtest": {"models", "datasets", "machine", "store"},
@@ -73,11 +73,14 @@ FACES: dict[str, set[str]] = {
         "worker",
         "workloads",
     },
-    "pytest_plugin": {"api", "cli", "machine", "report", "store", "verdict"},
+    "pytest_plugin": {"api", "machine", "report", "store", "verdict"},
     "__init__": {"api"},
     "__main__": {"cli"},
 }
 """What people use: the Python functions, the commands, the fixture.  No room imports a face."""
+
+THE_PACKAGE = {"cli", "sweep"}
+"""Rooms that import the package itself, for its version and its files."""
 
 
 def test_no_room_has_the_name_of_a_public_function():
@@ -133,9 +136,19 @@ def is_module(name: str) -> bool:
 def test_a_room_imports_only_where_the_arrows_point(path: Path) -> None:
     room = room_of(name_of(path))
     # What only the type checker reads couples nobody at run time, but a room that names the type knows of the other.
-    allowed = (MAY_IMPORT | FACES)[room] | OPEN | {room, "__init__"}
+    allowed = (MAY_IMPORT | FACES)[room] | OPEN | {room} | ({"__init__"} if room in THE_PACKAGE else set())
     wrong = {module for module in imports(path, types_too=False) if room_of(module) not in allowed}
     assert not wrong, f"{room} may import {sorted(allowed)}"
+
+
+def test_every_arrow_is_needed() -> None:
+    """An arrow that no import takes, not even one for types, would let one come in without a decision."""
+    used: dict[str, set[str]] = {}
+    for path in modules():
+        found = {room_of(module) for module in imports(path, types_too=True)}
+        used.setdefault(room_of(name_of(path)), set()).update(found)
+    arrows = MAY_IMPORT | FACES | {room: {"__init__"} for room in THE_PACKAGE}
+    assert not {room: unused for room, allowed in arrows.items() if (unused := allowed - used[room])}
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if room_of(name_of(path)) == "models"], ids=name_of)
@@ -159,6 +172,7 @@ KERNELS = {
     "hstu.bsa": {"shared", "hstu", "hstu.dense"},
     "hstu.layer": {"shared", "hstu", "hstu.dense"},
     "hstu.paged": {"shared", "hstu", "hstu.dense"},
+    "hstu.pages": {"shared"},
     "compat": {"flash", "hstu.dense"},
 }
 """Packages of kernels, and those that each may import."""
@@ -185,15 +199,26 @@ def test_families_of_kernels_import_only_where_the_arrows_point(path: Path) -> N
             assert not crossed, f"{here} kernels never import {there} ones: shared parts lie in the family's own files"
 
 
-def test_every_room_is_in_the_map_and_in_design() -> None:
+def arrows_of(document: str) -> dict[str, set[str]]:
+    """By room of a table's rows ``| `room/` | what lives there | may import |``."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)(?:/|\.py)[^|]*\|[^|]*\| ([^|]*) \|$", text, re.MULTILINE)
+    return {room: set(re.findall(r"\w+", arrows)) - {"nothing", "outside", "else"} for room, arrows in rows}
+
+
+def test_every_room_is_in_the_map_of_both_documents() -> None:
     rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} - {"cli", "api"}
     assert rooms == set(MAY_IMPORT) - OPEN
-    design = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)(?:/|\.py)[^|]*\|[^|]*\| ([^|]*) \|$", design, re.MULTILINE)
-    nobody = {"nothing", "outside"}
-    drawn = {room: set(re.findall(r"\w+", arrows)) - nobody for room, arrows in rows}
-    for room in rooms | {"cli", "api", "pytest_plugin"}:
-        assert drawn[room] == (MAY_IMPORT | FACES)[room], f"DESIGN.md draws other arrows for {room}"
+    design, contributing = arrows_of("DESIGN.md"), arrows_of("CONTRIBUTING.md")
+    for room in rooms | OPEN | {"cli", "api", "pytest_plugin"}:
+        assert design[room] == (MAY_IMPORT | FACES)[room], f"DESIGN.md draws other arrows for {room}"
+    for room in rooms:
+        assert contributing[room] == MAY_IMPORT[room], f"CONTRIBUTING.md draws other arrows for {room}"
+
+
+def test_every_package_of_kernels_has_its_arrows() -> None:
+    folders = {path.parent.relative_to(SOURCE / "kernels") for path in (SOURCE / "kernels").rglob("api.py")}
+    assert {".".join(folder.parts) for folder in folders} | {"shared", "hstu", "compat"} == set(KERNELS)
 
 
 def test_there_is_no_circle_between_modules() -> None:

@@ -122,27 +122,27 @@ def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
         (
             "fwd",
             "x64",
-            "x64 is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the nearest valid one "
+            "x64 is not a name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the nearest valid one "
             "is f128x64w8s4-ws",
         ),
         (
             "bwd",
             "determinstic",
-            "determinstic is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the "
+            "determinstic is not a name; f…, a…, deterministic, deterministic-c… or deterministic-r…; the "
             "nearest valid one is deterministic",
         ),
-        ("fwd", "a64x128w8s2-ws", "a64x128w8s2-ws is of the backward, which mode=fwd has not; f… of the forward"),
+        (
+            "fwd",
+            "a64x128w8s2-ws",
+            "a64x128w8s2-ws is for the backward, which mode=fwd does not have; f… of the forward",
+        ),
         (
             "bwd",
             "f128x128w8s2-ws+a64x128w8s2-pp",
             "a64x128w8s2-pp has the word pp; one of masked_stagesN, loadstma, "
             "registersN, exp, tf32x3, tf32, section_mibN, ws, split; the nearest valid one is a64x128w8s2",
         ),
-        (
-            "bwd",
-            "a64x128w8s2-ws+a64x128w8s2",
-            "a64x128w8s2-ws+a64x128w8s2 joins more than one of each; f…, a… or f…+a…",
-        ),
+        ("bwd", "a64x128w8s2-ws+a64x128w8s2", "a64x128w8s2-ws+a64x128w8s2 has two parts for one side; f…, a… or f…+a…"),
     ],
 )
 def test_one_that_is_none_is_answered_with_the_nearest_and_where_all_are(mode, short, said):

@@ -264,3 +264,23 @@ def test_the_configuration_of_a_session_without_one_is_listed_and_computes_the_s
 def test_sparge_names_the_thresholds_that_it_uses_without_a_configuration():
     case = load_workload("sparse").case({})
     assert dict(all_backends()["sparge"].default_of(case).values) == DEFAULTS
+
+
+def test_the_version_is_that_of_the_library_and_never_torchs_for_another(monkeypatch):
+    """An adapter that only names its module has no other version recorded in silence."""
+    known = {"torch": "2.11", "blazeattn": "0.3", "flash-blaze": "4.1"}
+
+    def version(name):
+        if name not in known:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+    def recorded(**fields):
+        return type("Mine", (Backend,), {"name": "mine", "session": None, **fields})().version()
+
+    assert recorded() == "2.11"
+    assert recorded(module="blazeattn.interface") == "0.3"
+    assert recorded(module="blaze", distribution="flash-blaze") == "4.1"
+    assert recorded(module="blaze") is None

@@ -307,7 +307,7 @@ GOOD = partial(flash_attention, QUERIES, QUERIES, QUERIES)
         (
             (flash_attention,),
             {},
-            r"warm: calls\[0\]=<function .* is no call that is to be made; partial\(function, …\)",
+            r"warm: calls\[0\]=<function .* is not a call of one of our functions; partial\(function, …\)",
         ),
         ((GOOD, partial(print, 3)), {}, r"warm: calls\[1\]=print is not ours; partial\(function, …\) of a function of"),
         ((partial(warm, GOOD),), {}, r"warm: calls\[0\]=warm is not ours"),
@@ -331,7 +331,7 @@ def test_what_cannot_be_warmed_is_refused_in_one_line(calls, given, words, cache
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_one_has_to_be_named():
-    with pytest.raises(ValueError, match="warm: card=None is the current one, and there is none; a Card"):
+    with pytest.raises(ValueError, match="warm: card=None is PyTorch's current card, but there is none; a Card"):
         warm(GOOD)
 
 

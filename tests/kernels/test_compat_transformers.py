@@ -200,5 +200,5 @@ def test_a_window_to_both_sides_is_followed(ours):
 
 def test_another_version_of_masks_is_refused(ours, monkeypatch):
     monkeypatch.setattr("transformers.masking_utils.sdpa_mask", lambda batch_size, cache_position, kv_length: None)
-    with pytest.raises(ImportError, match=r"take no q_length.*5\.23"):
+    with pytest.raises(ImportError, match=r"do not take q_length.*5\.23"):
         ours.register("another")

@@ -93,8 +93,8 @@ def test_whatever_is_read_is_spelled_so_and_whatever_is_not_is_one_line(text):
         ("t16w4", "lacks tail; such as t16w4-none-tma"),
         ("t16w4-none-tmaa", "has the word tmaa; one of none, qNxN, tma, ahead, ws, split, shareN"),
         ("t16w4-none-", "has the word of no letters; one of none, "),
-        ("t16w4-none-q8x8", "says tail twice; each once"),
-        ("t16w4-none-ahead-ws", "says order twice; each once"),
+        ("t16w4-none-q8x8", "has tail twice; each once"),
+        ("t16w4-none-ahead-ws", "has order twice; each once"),
         ("t16w4-none-plain", "is not how it is spelled; t16w4-none"),
         ("t٤w4-none", "is not a short form; "),
         ("t12w4-none", "rows=12 is not known; one of 8, 16, 32"),
@@ -185,7 +185,7 @@ def test_a_family_of_one_table_is_listed_read_and_refused():
     with pytest.raises(Misnamed) as caught:
         family.read("t16w8-nona", 16, "fwd")
     assert (caught.value.text, caught.value.near) == ("t16w8-nona", "t16w8-none")
-    with pytest.raises(Misnamed, match=r"^config=t8w4-none\+t8w4-none joins more than one of each; t…$"):
+    with pytest.raises(Misnamed, match=r"^config=t8w4-none\+t8w4-none has two parts for one side; t…$"):
         family.read("t8w4-none+t8w4-none", 16, "fwd")
 
 

@@ -92,7 +92,7 @@ def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_valid
         offsets = torch.tensor([0, 33, 66], dtype=torch.int32)
         alone, _ = kernels.flash_attention(*packed, causal=True, cu_seqlens_q=offsets, max_seqlen_q=33, validate=True)
         torch.testing.assert_close(alone, out.detach().flatten(0, 1))
-        with pytest.raises(ValueError, match=r"flash_attention: max_seqlen_q=20 is under the rows"):
+        with pytest.raises(ValueError, match=r"flash_attention: max_seqlen_q=20 is below the rows"):
             kernels.flash_attention(*packed, cu_seqlens_q=offsets, max_seqlen_q=20, validate=True)
 
 
@@ -114,7 +114,7 @@ def test_the_public_function_is_differentiable_on_slices_of_one_tensor_and_valid
         ({"scale": "1"}, r"scale='1' is no number; a finite number over 0, or None"),
         ({"scale": True}, r"scale=True is no number"),
         ({"scale": torch.ones(2)}, r"scale=tensor\(\[1\., 1\.\]\) is no number"),
-        ({"max_seqlen_q": 3}, r"max_seqlen_q=given has no cu_seqlens_q beside it"),
+        ({"max_seqlen_q": 3}, r"max_seqlen_q=given is passed without cu_seqlens_q"),
         ({"cu_seqlens_q": torch.zeros(2)}, r"q\.shape=\(1, 3, 2, 16\) does not fit; .*packed"),
         (
             dict.fromkeys("qkv", torch.zeros(3, 2, 16)) | {"cu_seqlens_q": [0, 3], "max_seqlen_q": 3},
@@ -139,14 +139,14 @@ def test_wrong_arguments_are_answered_in_one_line(change, said):
             {"forward": "m128n128w8s2-tma-wss"},
             r"forward=m128n128w8s2-tma-wss has the word wss; one of tma, ahead, ws, .*is m128n128w8s2-tma-ws$",
         ),
-        ({"forward": "m128n128w8s2-ws"}, r"forward=m128n128w8s2-ws has the order ws, which loads by tensor maps alone"),
+        ({"forward": "m128n128w8s2-ws"}, r"forward=m128n128w8s2-ws has the order ws, which loads only by tensor maps"),
         (
             {"backward": "b64x128w8s2"},
             r"backward=b64x128w8s2 lacks rows; such as .*; the nearest valid one is b64x128w8s2-atomic-m2$",
         ),
         (
             {"backward": "b64x64w4s2-atomic", "deterministic": True},
-            r"backward=b64x64w4s2-atomic adds up dQ by atomics, which deterministic=True rules out; one with r…, or None",
+            r"backward=b64x64w4s2-atomic accumulates dQ by atomics, which deterministic=True excludes; one with r…, or None",
         ),
         ({"forward": 0}, r"forward=0 is of type int; a ForwardConfig, its name, or None"),
         ({"backward": ["b64x64w4s2-atomic"]}, r"backward=.* is of type list; a BackwardConfig, its name, or None"),
@@ -194,7 +194,7 @@ def test_configurations_for_hopper_are_refused_on_other_cards_by_name(monkeypatc
 def test_an_order_that_is_wrong_on_a_card_is_refused_there_by_name(monkeypatch):
     kernels = pytest.importorskip("attnbench.kernels.flash.api")
     x = torch.zeros(1, 40, 1, 64, dtype=torch.bfloat16)
-    said = "^flash_attention: forward=m64n64w4s2-ahead has the order ahead, which on sm_90 is wrong: the product still"
+    said = "^flash_attention: forward=m64n64w4s2-ahead has the order ahead, which is wrong on sm_90: a product still"
     monkeypatch.setattr("attnbench.kernels.flash.calls.capability_of", lambda x: (9, 0))
     with pytest.raises(ValueError, match=said):
         kernels.flash_attention(x, x, x, forward="m64n64w4s2-ahead")
@@ -289,7 +289,7 @@ def test_a_configuration_is_of_the_forward_or_the_backward_or_both():
     assert FAMILY.split(f"{forward}+{backward}") == {"forward": forward, "backward": backward}
     case = case_of(mode="fwd-bwd", headdim=64)
     resolve("flash-triton[m64n64w4s2+b64x64w4s2-atomic]", case).check(case, HOPPER)
-    with pytest.raises(UsageError, match="is of the backward, which mode=fwd has not"):
+    with pytest.raises(UsageError, match="is for the backward, which mode=fwd does not have"):
         resolve("flash-triton[b64x64w4s2-atomic]", case_of())
 
 
@@ -306,7 +306,7 @@ def test_a_full_form_names_the_same_as_the_short_one():
 
 @pytest.mark.parametrize("short", ["b64x64w4s2-atomic+b64x64w4s2-atomic", "m64n64w4s2+m64n64w4s2", "m64n64w4s2+", "+"])
 def test_more_than_a_forward_and_a_backward_is_refused(short):
-    with pytest.raises(UsageError, match=r"joins more than one of each; m…, b… or m…\+b…$"):
+    with pytest.raises(UsageError, match=r"has two parts for one side; m…, b… or m…\+b…$"):
         resolve(f"flash-triton[{short}]", case_of(mode="bwd"))
 
 
@@ -346,12 +346,12 @@ def test_where_no_tile_is_as_short_as_the_rows_the_smallest_is_the_nearest():
         ("m128n128w8s2-tma-pp1", "has the word pp1; .*; the nearest valid one is m128n128w8s2-tma-pp$"),
         (
             "m128n128w8s2-tma-ahead",
-            "is not valid, ahead: it has the order ahead, which on sm_90 is wrong: the product "
+            "is not valid, ahead: it has the order ahead, which is wrong on sm_90: a product "
             "still reads the weights' registers; .*the nearest valid one is m128n128w8s2-tma$",
         ),
         (
             "m128n128w8s4-tma",
-            "is not valid, shared-memory: it takes 288 KiB of shared memory, and has 227; .*"
+            "is not valid, shared-memory: it takes 288 KiB of shared memory, of 227 available; .*"
             "the nearest valid one is m128n128w8s3-tma$",
         ),
         ("m128n128w8s2-tma-fuse", "has the word fuse; one of tma, .*the nearest valid one is m128n128w8s2-tma-fused$"),
@@ -388,7 +388,9 @@ def test_it_refuses_what_it_does_not_take():
         backend.check(case, Machine("cuda", (7, 5)))
     with pytest.raises(Unsupported, match="device=cpu is not supported"):
         backend.check(case, Machine("cpu"))
-    with pytest.raises(Unsupported, match="is not valid, tma: it loads by TMA, which sm_80 has not; pointer loads"):
+    with pytest.raises(
+        Unsupported, match="is not valid, tma: it loads by TMA, which sm_80 does not have; pointer loads"
+    ):
         resolve("flash-triton[m64n64w4s2-tma]", case_of(seqlen=64)).check(case_of(seqlen=64), AMPERE)
 
 

@@ -419,8 +419,8 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name(name):
 @pytest.mark.parametrize(
     ("short", "dtype", "said"),
     [
-        ("m128n64w8s1-tma-pp", torch.bfloat16, "reads a tile while it waits for the next; s2"),
-        (TWO, torch.float32, "multiplies 16-bit numbers; plain"),
+        ("m128n64w8s1-tma-pp", torch.bfloat16, "needs at least two stages; s2"),
+        (TWO, torch.float32, "needs 16-bit inputs; plain"),
     ],
 )
 def test_a_configuration_that_would_hang_or_be_wrong_is_refused(short, dtype, said):

@@ -220,10 +220,10 @@ BAD = {
     "value-dims": ({"v": torch.zeros(1, 9, 1, 32).half()}, r"v\.shape\[-1\]=32 does not fit; 64, q's dims"),
     "heads": (dict.fromkeys("kv", torch.zeros(1, 9, 2, 64).half()), r"k\.shape\[-2\]=2 does not divide"),
     "scale": ({"scale": 0.0}, r"scale=0\.0 cannot be used; a finite number over 0"),
-    "offsets": ({"max_seqlen_q": 3}, r"max_seqlen_q=given has no cu_seqlens_q beside it"),
+    "offsets": ({"max_seqlen_q": 3}, r"max_seqlen_q=given is passed without cu_seqlens_q"),
     "config": ({"config": "m64n64"}, r"config=m64n64 is not a short form; such as .*; the nearest valid one is m"),
     "rule": ({"config": "m64n64w8s2"}, r"config=m64n64w8s2 is not valid, warps: it has 8 rows a warp; .*; the nearest"),
-    "number": ({"config": 3}, "config=3 is no configuration; a QuantConfig, its name or None"),
+    "number": ({"config": 3}, "config=3 is not a configuration; a QuantConfig, its name or None"),
     "rows": (
         {name: torch.empty(1, 1, 1, 64).half().expand(1, 2**26, 64, 64) for name in "qkv"},
         r"q\.(shape|stride)=.*; at most",

@@ -41,21 +41,31 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
 @pytest.mark.parametrize(
     ("short", "shape", "name", "said"),
     [
-        ("m64n64w8s2", Shape(dim=64), "warps", "has 8 rows a warp; such as m128w8"),
-        ("m192n64w12s2", Shape(dim=64), "warps", "has no power of two of rows and warps, which only ws takes"),
+        ("m64n64w8s2", Shape(dim=64), "warps", "has 8 rows for each warp; such as m128w8"),
+        ("m192n64w12s2", Shape(dim=64), "warps", "has rows or warps that are no power of two, which only ws supports"),
         ("m128n128w8s2-ws", Shape(dim=64, capability=(8, 9)), "warpgroups", "is for sm_90, not sm_89; plain"),
-        ("m128n128w8s2-ws", Shape(dim=100), "warpgroups", "takes multiples of 8 dims, not 100; plain"),
-        ("m128n128w4s2-ws", Shape(dim=64), "warpgroups", "has 64 rows to four warps; such as m128w8"),
-        ("m64n128w4s2-ws", Shape(dim=64), "warpgroups", "has one warpgroup where two programs are; m64 with x2"),
+        ("m128n128w8s2-ws", Shape(dim=100), "warpgroups", "supports multiples of 8 dims, not 100; plain"),
+        ("m128n128w4s2-ws", Shape(dim=64), "warpgroups", "needs 64 rows for four warps; such as m128w8"),
+        (
+            "m64n128w4s2-ws",
+            Shape(dim=64),
+            "warpgroups",
+            "supports one warpgroup only with two programs per SM, and vice versa; m64 with x2",
+        ),
         ("m128n64w8s2-ws", Shape(dim=64), "warpgroups", "has tiles of 128 keys; n128"),
-        ("m128n128w8s1-ws", Shape(dim=64), "warpgroups", "reads a tile while it waits for the next; s2"),
+        ("m128n128w8s1-ws", Shape(dim=64), "warpgroups", "needs at least two stages; s2"),
         (
             "m128n128w8s6-ws",
             Shape(dim=128),
             "shared-memory",
-            "takes 258 KiB of shared memory, and has 227; fewer stages",
+            "takes 258 KiB of shared memory, of 227 available; fewer stages",
         ),
-        ("m128n128w4s2", Shape(dim=128), "registers", "keeps 416 numbers a thread; fewer keys or more warps"),
+        (
+            "m128n128w4s2",
+            Shape(dim=128),
+            "registers",
+            "keeps 416 values a thread in registers; fewer keys or more warps",
+        ),
     ],
 )
 def test_a_rule_says_what_is_wrong_and_what_would_do(short, shape, name, said):

@@ -201,7 +201,7 @@ BAD = {
     "v-of-numpy": ({"v": np.ones((1, 128, 1, 64))}, "v=ndarray is no tensor"),
     "no-map": ({"block_map": None}, "block_map=NoneType is no tensor"),
     "block-of-floats": ({"block": (64.0, 64.0)}, r"block=\(64.0, 64.0\) is not supported"),
-    "config-a-number": ({"config": 3}, "config=3 is no configuration; a SparseConfig, its name or None"),
+    "config-a-number": ({"config": 3}, "config=3 is not a configuration; a SparseConfig, its name or None"),
     "block": ({"block": (128, 32)}, r"block=\(128, 32\) is not supported; \(128, 128\), \(128, 64\), "),
     "shape": (
         {"block_map": torch.ones(1, 2, 3, 4, dtype=torch.bool)},
@@ -258,7 +258,7 @@ def test_lists_for_items_of_several_rows_are_refused_where_a_row_is_one(kernels)
 def test_values_other_than_0_and_1_are_found_where_asked(kernels):
     inputs = inputs_of(100, dtype=torch.float16)
     odd = replace(inputs, block_map=torch.tensor([[[[1, 7], [0, 1]]]], dtype=torch.uint8).view(torch.bool))
-    with pytest.raises(ValueError, match="flash_sparse_attention: block_map=7 is no truth value; 0 and 1"):
+    with pytest.raises(ValueError, match="flash_sparse_attention: block_map=7 is neither True nor False; 0 and 1"):
         attend(kernels, odd, validate=True)
     attend(kernels, inputs, validate=True)
 

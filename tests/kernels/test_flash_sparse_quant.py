@@ -156,7 +156,7 @@ BAD = {
     ),
     "map-values": (
         {"block_map": torch.full((1, 1, 1, 1), 3, dtype=torch.uint8).view(torch.bool), "validate": True},
-        r"block_map=3 is no truth value; 0 and 1",
+        r"block_map=3 is neither True nor False; 0 and 1",
     ),
     "no-map": ({"block_map": None}, r"block_map=NoneType is no tensor; a bool tensor, or the lists of one"),
     "config": ({"config": "m64n64"}, r"config=m64n64 is not a short form; such as .*; the nearest valid one is m"),
@@ -164,7 +164,7 @@ BAD = {
         {"config": "m128n64w8s2", "block": (64, 64)},
         r"config=m128n64w8s2 is not valid, blocks: it has tiles of 128 queries, and blocks have 64; m64; the nearest",
     ),
-    "number": ({"config": 3}, "config=3 is no configuration; a SparseQuantConfig, its name or None"),
+    "number": ({"config": 3}, "config=3 is not a configuration; a SparseQuantConfig, its name or None"),
 }
 
 

@@ -432,9 +432,9 @@ def test_a_session_of_the_backend_passes_the_examination_of_a_run(bsa, monkeypat
 
 
 WRONG = {
-    "block_size=24 is no power of two; one of 16, 32, 64, 128": {"block_size": 24},
+    "block_size=24 is not a power of two; one of 16, 32, 64, 128": {"block_size": 24},
     "block_size=8 is not supported; one of 16, 32, 64, 128": {"block_size": 8},
-    "block_size=16.0 is no whole number; one of 16, 32, 64, 128": {"block_size": 16.0},
+    "block_size=16.0 is not a whole number; one of 16, 32, 64, 128": {"block_size": 16.0},
     "alpha='1' is of type str; a number, or None": {"alpha": "1"},
     "offsets=[0, 70, 140] is of type list; a tensor": {"offsets": [0, 70, 140]},
     "gates=1 is of type int; a tensor": {"gates": 1},
@@ -442,7 +442,7 @@ WRONG = {
     "block_counts=17 is out of range; a whole number from 1 to 16": {"block_counts": 17},
     "block_counts=6 is over the 5 blocks of 16 in 70 rows; at most 5": {"block_counts": 6},
     "selection=all is not known; head or shared": {"selection": "all"},
-    "alpha=-1.0 would turn the ranking round; a finite number above 0": {"alpha": -1.0},
+    "alpha=-1.0 would reverse the ranking; a finite number above 0": {"alpha": -1.0},
     "local_window=0 cannot be used; a whole number from 1 to 16777216, or None": {"local_window": 0},
     "local_window=2147483647 cannot be used; a whole number from 1 to 16777216, or None": {"local_window": 2**31 - 1},
     "q.shape=() is not packed; [rows, heads, dims]": {"q": torch.tensor(1.0)},
@@ -451,9 +451,9 @@ WRONG = {
     "gates.dtype=torch.float16 does not fit; torch.float32": {"gates": torch.ones(140, 2, 2).half()},
     "k.dtype=torch.float16 does not fit; torch.float32, q's": {"k": torch.ones(140, 2, 24).half()},
     "offsets[0]=1 is not the start; 0": {"offsets": torch.tensor([1, 70, 140])},
-    "offsets[2]=60 falls from 70; offsets that never fall": {"offsets": torch.tensor([0, 70, 60])},
+    "offsets[2]=60 falls from 70; offsets that never decrease": {"offsets": torch.tensor([0, 70, 60])},
     "offsets[2]=139 is not the end of k; its 140 rows": {"offsets": torch.tensor([0, 70, 139])},
-    "max_seqlen=69 is under the 70 rows of sequence 0; at least 70": {"max_seqlen": 69},
+    "max_seqlen=69 is below the 70 rows of sequence 0; at least 70": {"max_seqlen": 69},
     "num_targets[1]=71 is out of range; from 0 to its 70 rows": {"num_targets": torch.tensor([0, 71])},
 }
 

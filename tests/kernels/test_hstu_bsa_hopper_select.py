@@ -229,7 +229,7 @@ def test_nothing_to_do_is_done():
 
 FAULTS = [
     ({"dtype": torch.float32}, {}, "16-bit"),
-    ({"attn_dim": 256}, {}, "no room for 256 dims; at most 128"),
+    ({"attn_dim": 256}, {}, "does not support 256 dims; at most 128"),
     ({"linear_dim": 20}, {}, "rows of 20 dims"),
     ({"has_targets": True}, {}, "no targets"),
     ({"pairs": True}, {}, "no pairs"),

@@ -209,7 +209,7 @@ def test_defaults_are_those_of_the_device(kernels):
 def test_a_backward_that_adds_by_atomics_is_not_taken_for_a_deterministic_one(kernels):
     x = torch.randn(9, 1, 16)
     atomic = kernels.default_backward(x, x, x, 9, deterministic=False)
-    said = r"^hstu_attention: backward\.columns\.atomic=True is not deterministic, which deterministic=True asks for; "
+    said = r"^hstu_attention: backward\.columns\.atomic=True is not deterministic, as deterministic=True requires; "
     with pytest.raises(ValueError, match=said):
         kernels.hstu_attention(x, x, x, torch.tensor([0, 9]), 9, deterministic=True, backward=atomic)
 

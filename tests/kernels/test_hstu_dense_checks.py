@@ -84,11 +84,11 @@ def nan_at(*where):
     ("changes", "words"),
     [
         ({"offsets": torch.tensor([1, 5, 12])}, r"offsets\[0\]=1 is not the start; 0"),
-        ({"offsets": torch.tensor([0, 5, 3, 12])}, r"offsets\[2\]=3 falls from 5; offsets that never fall"),
+        ({"offsets": torch.tensor([0, 5, 3, 12])}, r"offsets\[2\]=3 falls from 5; offsets that never decrease"),
         ({"offsets": torch.tensor([0, 5, 11])}, r"offsets\[2\]=11 is not the end of k; its 12 rows"),
         ({"offsets": torch.tensor([0, 6, 13])}, r"offsets\[2\]=13 is not the end of k; its 12 rows"),
-        ({"max_seqlen": 6}, r"max_seqlen=6 is under the 7 rows of sequence 1; at least 7"),
-        ({"max_seqlen_q": 0}, r"max_seqlen_q=0 is under the 7 rows of sequence 1; at least 7"),
+        ({"max_seqlen": 6}, r"max_seqlen=6 is below the 7 rows of sequence 1; at least 7"),
+        ({"max_seqlen_q": 0}, r"max_seqlen_q=0 is below the 7 rows of sequence 1; at least 7"),
         (
             {"offsets_q": torch.tensor([0, 6, 12])},
             r"offsets_q\[1\]=6 gives sequence 0 6 queries and 5 keys; "
@@ -96,7 +96,7 @@ def nan_at(*where):
         ),
         (
             {"offsets_q": torch.tensor([0, 5, 12]), "max_seqlen_q": 5},
-            r"max_seqlen_q=5 is under the 7 rows of sequence 1; at least 7",
+            r"max_seqlen_q=5 is below the 7 rows of sequence 1; at least 7",
         ),
         ({"num_targets": torch.tensor([6, 0])}, r"num_targets\[0\]=6 is out of range; from 0 to its 5 rows"),
         ({"num_targets": torch.tensor([0, -1])}, r"num_targets\[1\]=-1 is out of range; from 0 to its 7 rows"),

@@ -183,12 +183,24 @@ def test_keys_that_no_query_sees_get_nothing(queries):
 @pytest.mark.parametrize(
     ("values", "cut", "said"),
     [
-        ({"dtype": "fp32"}, {}, "columns.order=ws multiplies 16-bit numbers; bf16 or fp16; another order"),
+        ({"dtype": "fp32"}, {}, "columns.order=ws needs 16-bit inputs; bf16 or fp16; another order"),
         ({"attn_dim": 136}, {}, "columns.order=ws has 64x128 tiles and 8 warps; 64x64 and 8; another order"),
-        ({"linear_dim": 20}, {}, "columns.order=ws loads by tensor maps; rows of 20 dims are no multiple of 16 bytes"),
+        (
+            {"linear_dim": 20},
+            {},
+            "columns.order=ws loads by tensor maps; rows of 20 dims are not a multiple of 16 bytes",
+        ),
         ({}, {"block_m": 32}, "columns.order=ws has 32x128 tiles and 8 warps; 64x128 and 8; another order"),
-        ({}, {"registers": 128}, "columns.order=ws has its own registers and masked tiles; neither given; another"),
-        ({}, {"split": True}, "columns.order=ws adds up dQ beside dK and dV; atomic and no split; another order"),
+        (
+            {},
+            {"registers": 128},
+            "columns.order=ws does not support registers and masked_stages; without both; another",
+        ),
+        (
+            {},
+            {"split": True},
+            "columns.order=ws computes dQ together with dK and dV; atomic and no split; another order",
+        ),
         (
             {"attn_dim": 128, "linear_dim": 128},
             {"stages": 4},
@@ -222,7 +234,9 @@ def test_no_other_kernel_runs_in_its_place():
     )
     rows = hstu_dense.RowConfig(block_m=32, block_n=32, warps=4, stages=1)
     config = hstu_dense.BackwardConfig(columns=replace(WS, atomic=False), rows=rows)
-    with pytest.raises(ValueError, match=r"columns\.order=ws adds up dQ by atomics; atomic=True, or another order$"):
+    with pytest.raises(
+        ValueError, match=r"columns\.order=ws accumulates dQ by atomics; atomic=True, or another order$"
+    ):
         hstu_dense.launch_backward(x, x, x, x, x, x, x, given, config, None)
 
 

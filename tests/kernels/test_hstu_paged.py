@@ -199,7 +199,7 @@ def test_silu_and_append_in_one_launch_are_the_bits_of_both(targets, dtype):
         assert torch.equal(step.pool.nan_to_num(9.0), wanted.nan_to_num(9.0))
         with pytest.raises(ValueError, match=r"hstu_paged_silu_append: q\.shape=.* does not fit"):
             paged.hstu_paged_silu_append(q[:, :1], k, v, step.pool, table)
-        with pytest.raises(ValueError, match=r"hstu_paged_silu_append: v\.stride=\(0, 24, 1\) has rows in one another"):
+        with pytest.raises(ValueError, match=r"hstu_paged_silu_append: v\.stride=\(0, 24, 1\) has overlapping rows"):
             paged.hstu_paged_silu_append(q, k, v[:1].expand(v.shape), step.pool, table)
 
 
@@ -326,7 +326,7 @@ def test_numbers_and_pages_that_cannot_be_used(paged):
     with pytest.raises(ValueError, match="hstu_paged_attention: step=None is of type NoneType; a Step"):
         paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, None, **usual)
     short = step.table | {"max_new": 3}
-    with pytest.raises(ValueError, match="max_new=3 is under the 8 rows of sequence 0"):
+    with pytest.raises(ValueError, match="max_new=3 is below the 8 rows of sequence 0"):
         paged.hstu_paged_attention(step.q, step.k, step.v, step.pool, paged.Step(**short), **usual, validate=True)
     with pytest.raises(ValueError, match=r"config.block_n=64 is over the 32 keys of a page"):
         run(paged, step, block_n=64)

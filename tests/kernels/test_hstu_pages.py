@@ -38,10 +38,10 @@ def test_what_cannot_be_copied_is_named():
     for given, said in (
         ((pool, pool.half(), some, some), r"source=torch.float32\[2, 32, 1, 4\] does not fit; pages of torch.float16"),
         ((pool, pool[:, :1], some, some), "source=.* does not fit"),
-        ((pool[::2], pool[::2], some, some), "is no pool of whole words"),
+        ((pool[::2], pool[::2], some, some), "is not a pool of whole words"),
         ((pool, pool, some.int(), some), r"from_pages=torch.int32\[1\] does not fit; int64"),
-        ((odd, pool, some, some), "source=.* is no pool of whole words; contiguous pools of 8-byte words"),
-        ((pool, odd, some, some), "target=.* is no pool of whole words"),
+        ((odd, pool, some, some), "source=.* is not a pool of whole words; contiguous pools of 8-byte words"),
+        ((pool, odd, some, some), "target=.* is not a pool of whole words"),
         ((pool, pool, every_second, every_second), r"from_pages.stride=\(2,\) has gaps; contiguous"),
         ((pool, pool, every_second.clone(), every_second), r"to_pages.stride=\(2,\) has gaps"),
         ((pool, None, some, some), "target=None is of type NoneType; a tensor"),

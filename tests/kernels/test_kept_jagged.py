@@ -285,7 +285,7 @@ def test_a_bound_under_the_longest_sequence_is_refused_for_what_it_was_given_as(
     given = packed_given(1030, max_seqlen_q=999, max_seqlen_k=3000, cu_seqlens_k=ints(0, 30, 2061), validate=True)
     with (
         on_no_card(),
-        pytest.raises(ValueError, match=r"max_seqlen_q=999 is under the rows of a sequence; at least 1000"),
+        pytest.raises(ValueError, match=r"max_seqlen_q=999 is below the rows of a sequence; at least 1000"),
     ):
         flash_attention(**given)
 

@@ -204,8 +204,8 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     "the very module the session imports, asked for with find_spec"
     checkout: ClassVar[str | None] = None
     "of a library that is on no index: the environment variable that names the folder to import `module` from"
-    distribution: ClassVar[str] = "torch"
-    "the package whose version the record carries"
+    distribution: ClassVar[str | None] = None
+    "the package whose version the record carries; None: that of `module`'s name, without a module torch"
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     compiles: ClassVar[bool] = False
     "the first call compiles for seconds"
@@ -288,9 +288,9 @@ class Backend(ABC, Generic[CaseT, InputsT]):
         return there[short]
 
     def version(self) -> str | None:
-        """Version of the library, without importing it."""
+        """Version of the library, without importing it; None where no package has it."""
         try:
-            return importlib.metadata.version(self.distribution)
+            return importlib.metadata.version(self.distribution or (self.module or "torch").partition(".")[0])
         except importlib.metadata.PackageNotFoundError:
             return None
 

@@ -49,7 +49,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public function when it is first asked for: configurations are read without torch and Triton."""
+    """Import a public function on first access: configurations can be read without torch and Triton."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

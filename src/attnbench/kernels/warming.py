@@ -1,4 +1,4 @@
-"""`warm`: kernels compiled in parallel before the calls that need them, which then find them in Triton's cache."""
+"""`warm`: compile kernels in parallel before the calls that need them, which then find them in Triton's cache."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from attnbench.kernels.shared.card import Card
 WHO = "warm"
 PACKAGE = __name__.rpartition(".")[0]
 ALIGNED = 16
-"Bytes: to more than that no address is specialised."
+"Bytes: kernels are not specialized for a larger alignment."
 MOST = 64
-"Processes by default at most; each takes some 0.5 GB while it compiles."
+"Default limit of processes; each takes some 0.5 GB while it compiles."
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What `warm` did."""
+    """The result of `warm`."""
 
     kernels: int
-    "different ones that the calls launch"
+    "distinct kernels that the calls launch"
     failed: int
-    "of them could not be compiled: the call that needs one says why"
+    "how many could not be compiled: the call that needs one reports why"
     seconds: float
 
 
@@ -49,19 +49,19 @@ def warm(
 ) -> Warmed:
     """Compile all kernels that calls need, several at a time, and return when they are in Triton's cache on disk.
 
-    Each of its processes works without the card.  What the cache has already is found there, and costs nothing.
+    Its processes work without the card.  Kernels that are in the cache already cost nothing.
 
     Args:
-        calls: such as ``partial(flash_attention, q, k, v, causal=True)``, of functions of this package.  Of a tensor
-            shape, strides, precision and alignment count, and whether it requires a gradient: then the backward is
-            compiled too.  It may be one on device "meta", which has no memory.
-        card: for which; None: PyTorch's current one.
-        processes: at a time; None: one a core.
-        on_progress: called with how many kernels are done, and of how many.
+        calls: such as ``partial(flash_attention, q, k, v, causal=True)``, of functions of this package.  Of a tensor its
+            shape, strides, dtype and alignment count, and whether it requires a gradient: then the backward is compiled
+            too.  It may be a tensor on device "meta", which has no memory.
+        card: the card to compile for; None: PyTorch's current one.
+        processes: at a time; None: one per core.
+        on_progress: called with the number of kernels that are done, and of all.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A call that its
-            function refuses is refused with that function's words.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.  A call that its
+            function refuses is refused with that function's message.
         RuntimeError: the process that finds out what to compile has failed.
     """
     began = time.perf_counter()
@@ -73,7 +73,7 @@ def warm(
         raise _wrong("card", repr(card), "is no card", "a Card, or None for PyTorch's current one")
     card = card or Card.current()
     if card is None:
-        raise _wrong("card", None, "is the current one, and there is none", "a Card: its capability and SMs")
+        raise _wrong("card", None, "is PyTorch's current card, but there is none", "a Card: its capability and SMs")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise _wrong("TRITON_INTERPRET", 1, "has kernels interpreted", "an environment without it")
     kernels = done = failed = 0
@@ -95,7 +95,7 @@ def usable_cores() -> int:
 
 
 def without_card() -> dict[str, str]:
-    """Environment of a process that compiles: it sees no card and our packages, and has no threads to be forked."""
+    """Environment of a process that compiles: without a card, with our packages, without threads (it will fork)."""
     paths = os.pathsep.join(path for path in sys.path if path)
     alone = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**os.environ, **alone, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
@@ -104,16 +104,16 @@ def without_card() -> dict[str, str]:
 def _check_call(number: int, call: object) -> None:
     accepted = f"partial(function, …) of a function of {PACKAGE}"
     if not isinstance(call, partial):
-        raise _wrong(f"calls[{number}]", repr(call)[:60], "is no call that is to be made", accepted)
+        raise _wrong(f"calls[{number}]", repr(call)[:60], "is not a call of one of our functions", accepted)
     if not getattr(call.func, "__module__", "").startswith(f"{PACKAGE}.") or call.func is warm:
         raise _wrong(f"calls[{number}]", getattr(call.func, "__name__", call.func), "is not ours", accepted)
 
 
-# ── calls on their way to the other process ────────────────────────────────────────────────────────
+# ── calls, sent to the other process ───────────────────────────────────────────────────────────────
 
 
 class _Pickler(pickle.Pickler):
-    """Writes of a tensor what a kernel is compiled for."""
+    """Pickles a tensor as what a kernel is compiled for."""
 
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):
@@ -125,7 +125,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes tensors without memory of that."""
+    """Creates tensors without memory from that."""
 
     def persistent_load(self, pid: Any) -> Tensor:
         shape, strides, dtype, offset, needs_grad = pid
@@ -152,7 +152,7 @@ def _received(request: bytes) -> Any:
 
 
 def _answers(request: bytes) -> Iterator[dict[str, Any]]:
-    """What the other process says, until it is over."""
+    """The other process's messages, until it ends."""
     command = [sys.executable, "-P", "-m", __name__, str(os.getpid())]
     with (
         tempfile.TemporaryFile() as log,
@@ -171,7 +171,7 @@ def _answers(request: bytes) -> Iterator[dict[str, Any]]:
                 words = log.read().decode(errors="replace").strip().splitlines()
                 last = "".join(words[-1:])[:300]
                 raise RuntimeError(f"{WHO}: its process ended with code {process.returncode}; {last}")
-        finally:  # an exception of the caller's leaves nobody behind
+        finally:  # an exception of the caller's callback leaves no process running
             process.kill()
 
 
@@ -179,7 +179,7 @@ def _answers(request: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _send(**word: Any) -> None:
-    """Say one thing to who started this process."""
+    """Send one message to the parent process."""
     sys.stdout.write(f"{json.dumps(word)}\n")
     sys.stdout.flush()
 

@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 def only(who: str, name: str, value: object, accepted: object, instead: str = "") -> None:
-    """Refuse any value of an argument but the one that leaves it out.
+    """Refuse every value of an argument except the one that disables it.
 
     Args:
-        who: the function a caller called.
+        who: the function that was called.
         name: of the argument.
-        value: as given.
-        accepted: the one that leaves it out.
-        instead: what else a caller could do.
+        value: as passed.
+        accepted: the value that disables it.
+        instead: an alternative for the caller.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -25,11 +25,11 @@ def only(who: str, name: str, value: object, accepted: object, instead: str = ""
 
 
 def refusal(who: str, name: str, value: object, accepted: str) -> ValueError:
-    """The one line of a refusal."""
+    """The error for an argument, in one line."""
     shown = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:40]
     return ValueError(f"{who}: {name}={shown} is not supported; {accepted}")
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """A tensor whose last dim has no gaps, copied where it has: the packages do so too."""
+    """A tensor whose last dim is contiguous, copied if necessary, as the packages do."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -46,7 +46,7 @@ def flash_attn_func(
         out; with return_attn_probs out, lse [B, H, Sq] (∞ for a query without keys) and an empty tensor.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     _check("flash_attn_func", dropout_p, softcap, alibi_slopes, return_attn_probs)
     out, lse = flash_attention(
@@ -103,7 +103,7 @@ def flash_attn_varlen_func(
         out; with return_attn_probs out, lse [H, Tq] (∞ for a query without keys) and an empty tensor.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     who = "flash_attn_varlen_func"
     _check(who, dropout_p, softcap, alibi_slopes, return_attn_probs)

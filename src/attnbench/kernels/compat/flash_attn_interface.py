@@ -56,7 +56,7 @@ def flash_attn_func(
         out; with return_attn_probs out and lse [B, H, Sq].
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     who = "flash_attn_func"
     _absent(who, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, pack_gqa=pack_gqa)
@@ -129,7 +129,7 @@ def flash_attn_varlen_func(
         out; with return_attn_probs out and lse [H, Tq].
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     who = "flash_attn_varlen_func"
     _absent(who, seqused_q=seqused_q, seqused_k=seqused_k, qv=qv, pack_gqa=pack_gqa)
@@ -165,4 +165,4 @@ def _numbers(
     if type(return_attn_probs) is not bool:
         raise refusal(who, "return_attn_probs", return_attn_probs, "True or False")
     if num_splits not in (0, 1):
-        raise refusal(who, "num_splits", num_splits, "0 or 1; flash_attention divides keys as it chooses")
+        raise refusal(who, "num_splits", num_splits, "0 or 1; flash_attention chooses how keys are divided")

@@ -56,7 +56,7 @@ def hstu_mha(
         [T, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     only(WHO, "causal", causal, True)
     if training:
@@ -67,7 +67,7 @@ def hstu_mha(
         if value not in (True, False):
             raise refusal(WHO, name, value, "True or False")
     if kernel is not None and type(kernel).__name__ != "HammerKernel":
-        raise refusal(WHO, "kernel", kernel, "None, or a HammerKernel, in whose place ours runs")
+        raise refusal(WHO, "kernel", kernel, "None, or a HammerKernel, which ours replaces")
     return hstu_attention(
         in_rows(q),
         in_rows(k),

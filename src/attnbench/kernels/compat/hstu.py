@@ -11,7 +11,7 @@ from attnbench.kernels.compat.arguments import only, refusal
 from attnbench.kernels.hstu.dense.api import hstu_attention
 
 WHO = "hstu_attn_varlen_func"
-PAGES = "hstu_paged_attention takes pages, with a table of its own"
+PAGES = "hstu_paged_attention supports pages, with another table format"
 
 
 def hstu_attn_varlen_func(
@@ -70,7 +70,7 @@ def hstu_attn_varlen_func(
         [Tq, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     only(WHO, "seqused_q", seqused_q, None)
     only(WHO, "seqused_k", seqused_k, None)
@@ -113,10 +113,10 @@ def attend(
     has_drab: bool,
     func: Tensor | None,
 ) -> Tensor:
-    """What NVIDIA's packages have in common; pairs are of queries and keys.
+    """What both of NVIDIA's packages have in common; pairs are of queries and keys.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     only(WHO, "rab", rab, None)
     only(WHO, "has_drab", has_drab, False)
@@ -130,7 +130,7 @@ def attend(
     (queries, keys), (longest_q, longest_k) = offsets, longest
     if longest_q > longest_k:
         raise refusal(WHO, "max_seqlen_q", longest_q, f"at most max_seqlen_k={longest_k}")
-    # No sequence has more queries than keys: where there are as many in all, there are in each.
+    # No sequence has more queries than keys: if the totals are equal, so are those of each sequence.
     whole = q.shape[0] == k.shape[0]
     return hstu_attention(
         q,

@@ -62,7 +62,7 @@ def hstu_attn_varlen_func(
         [Tq, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     only(WHO, "kv_cache", kv_cache, None, PAGES)
     only(WHO, "page_offsets", page_offsets, None, PAGES)

@@ -1,13 +1,13 @@
-"""`flash_attention` as an attention of Hugging Face's transformers, by their two public registries.
+"""`flash_attention` as an attention of Hugging Face's transformers, through its two public registries.
 
     from attnbench.kernels.compat.transformers import register
 
     register()
     model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="attnbench")
 
-Of masks it takes what FlashAttention does: causal or none, a window, padding, packed sequences.  Padding and packed
-sequences are found by looking into tensors, which waits for the device, as theirs does; given `cu_seq_lens_q`,
-`cu_seq_lens_k`, `max_length_q` and `max_length_k`, nothing waits.
+It supports the masks of FlashAttention: causal or none, a window, padding, packed sequences.  Padding and packed
+sequences are found by reading tensors, which synchronizes with the device, as in transformers' own FlashAttention; with
+`cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` nothing synchronizes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "attnbench"
 
 
 class Packed(NamedTuple):
-    """What transformers says of packed sequences."""
+    """Arguments by which transformers describes packed sequences."""
 
     cu_seq_lens_q: Any
     cu_seq_lens_k: Any
@@ -47,7 +47,7 @@ _NOT_OURS = {
     "num_items_in_batch",
     "deterministic",
 }
-"Of a model's arguments, those that change nothing of attention, and those that are read apart."
+"Arguments of a model that do not change attention, or are read separately."
 _MASKS = {
     "causal_mask_function",
     "bidirectional_mask_function",
@@ -61,13 +61,13 @@ _MASKS = {
 
 
 def register(name: str = NAME) -> None:
-    """Make the name one that `attn_implementation` takes.
+    """Register a name for `attn_implementation`.
 
     Args:
-        name: any but one with "flash" in it, which transformers takes for an implementation of its own.
+        name: any name without "flash", which transformers would take for an implementation of its own.
 
     Raises:
-        ImportError: transformers is not installed, or hands other things to a mask than the tested version, 5.23.
+        ImportError: transformers is not installed, or passes other arguments to a mask than the tested version, 5.23.
     """
     import inspect
 
@@ -75,7 +75,7 @@ def register(name: str = NAME) -> None:
 
     if not {"q_length", "q_offset", "mask_function"} <= inspect.signature(masking_utils.sdpa_mask).parameters.keys():
         raise ImportError(
-            "masks of this transformers take no q_length, q_offset and mask_function; 5.23 is what was tested"
+            "masks of this transformers do not take q_length, q_offset and mask_function; 5.23 was tested"
         )
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
@@ -90,18 +90,18 @@ def mask(
     attention_mask: Tensor | None = None,
     **_given: Any,
 ) -> Tensor | None:
-    """The mask that `attend` is handed: of padding [B, keys], or None.
+    """The mask that is passed to `attend`: of padding [B, keys], or None.
 
     Args:
         batch_size: sequences.
         q_length: queries.
         kv_length: keys.
-        q_offset: positions before the first query; a tensor where a cache has a fixed length.
-        mask_function: of the pattern, made of `_MASKS` alone; not looked at while a caller is traced.
-        attention_mask: bool [B, keys seen so far], False where there is padding.
+        q_offset: positions before the first query; a tensor for a cache of fixed length.
+        mask_function: of the pattern, composed of `_MASKS` alone; not examined during tracing.
+        attention_mask: bool [B, keys so far], False where there is padding.
 
     Raises:
-        ValueError: the mask is more than causal, a window and padding, or keys are not all written.
+        ValueError: the mask is more than causal, a window and padding, or some keys are not written yet.
     """
     if mask_function is not None and not torch.compiler.is_compiling():
         for part in _parts(mask_function):
@@ -118,7 +118,7 @@ def mask(
 
 
 def _parts(function: Callable[..., Any]) -> Iterator[str]:
-    """Names of a mask function and of those that it is made of."""
+    """Names of a mask function and of those that it is composed of."""
     yield getattr(function, "__qualname__", type(function).__name__)
     for cell in getattr(function, "__closure__", None) or ():
         held = cell.cell_contents
@@ -140,26 +140,26 @@ def attend(
     is_causal: bool | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as a model asks for it.
+    """Attention as a model calls it.
 
     Args:
-        module: whose `is_causal` counts where the argument is None.
+        module: its `is_causal` is used if the argument is None.
         query: [B, H, Sq, D], of the last positions.
         key: [B, G, Sk, D].
         value: [B, G, Sk, Dv].
-        attention_mask: what `mask` gave.
+        attention_mask: result of `mask`.
         dropout: 0.0 alone.
         scaling: of the scores; None: 1 / sqrt(D).
-        sliding_window: keys that a query sees, itself among them; None: all.
+        sliding_window: keys that a query sees, including itself; None: all.
         softcap: None alone.
         is_causal: no key after a query's own position.
-        given: `PACKED` of packed sequences, `position_ids`; what else there is, is refused unless None.
+        given: `PACKED` for packed sequences, `position_ids`; others are refused unless None.
 
     Returns:
         [B, Sq, H, Dv], and None for weights.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     only(NAME, "dropout", dropout, 0.0)
     only(NAME, "softcap", softcap, None)
@@ -203,7 +203,7 @@ def _attend_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, options: dic
 
 
 def _starts(position_ids: Tensor | None, q: Tensor, k: Tensor) -> Packed | None:
-    """Sequences whose positions begin anew within a row; None where each row is one sequence."""
+    """Starts of the sequences that are packed within rows; None if each row is one sequence."""
     batch, rows = q.shape[:2]
     if position_ids is None or position_ids.dim() != 2 or rows != k.shape[1] or rows < 2:
         return None
@@ -216,11 +216,11 @@ def _starts(position_ids: Tensor | None, q: Tensor, k: Tensor) -> Packed | None:
 
 
 def _unpadded(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, options: dict[str, Any]) -> Tensor:
-    """Attention of padded sequences [B, S, H, D]; causal or in a window, rows of padding are 0."""
+    """Attention of padded sequences [B, S, H, D]; with causal or a window, padding rows are 0."""
     if padding.dim() != 2 or padding.shape != k.shape[:2]:
         raise refusal(NAME, "attention_mask", padding, f"{tuple(k.shape[:2])}, False where there is padding")
     seen_k = padding.bool()
-    # Where positions count, queries are the last of the keys' rows; else they may be those of another sequence.
+    # If positions matter, the queries are the last of the keys' rows; otherwise they may belong to another sequence.
     own = options["causal"] or "window" in options
     seen_q = seen_k[:, -q.shape[1] :] if own else seen_k.new_ones(q.shape[:2])
     starts_q, starts_k = (torch.nn.functional.pad(seen.sum(1).cumsum(0), (1, 0)) for seen in (seen_q, seen_k))

@@ -60,38 +60,38 @@ def flash_attention(
     backward: BackwardConfig | str | None = None,
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attend, differentiably; see the letters above.
+    """Softmax attention, differentiable; for the letters see above.
 
-    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+    Unless `validate` is set the call does not synchronize with the device, so it can be captured in a CUDA graph.
 
     Args:
         q: [B, Sq, H, D], or packed [Tq, H, D].
         k: [B, Sk, G, D], or packed [Tk, G, D].
         v: [B, Sk, G, Dv], or packed [Tk, G, Dv].
-        causal: no key after a query's own position, which is bottom-right: the last query meets the last key.
-        window: keys to the left and right of that position, -1 unbounded; any number past the sequence is as good.
-        scale: of the scores; None: 1 / sqrt(D).
-        cu_seqlens_q: int32 [B + 1] where packed: sequence b has the queries from [b] to [b + 1].
-        cu_seqlens_k: the same of the keys; None: those of the queries.
-        max_seqlen_q: at least the most queries of a sequence, needed where packed.
-        max_seqlen_k: the same of the keys; None: max_seqlen_q.
-        deterministic: of the backward: bitwise reproducible, as with `torch.use_deterministic_algorithms`; the
+        causal: hide keys after a query's own position, aligned bottom-right: the last query sees the last key.
+        window: how many keys before and after that position a query sees, -1: unbounded; larger than the sequence is allowed.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        cu_seqlens_q: int32 [B + 1] if packed: sequence b has the queries [b] to [b + 1].
+        cu_seqlens_k: the same for keys; None: cu_seqlens_q.
+        max_seqlen_q: upper bound of the queries of a sequence, required if packed.
+        max_seqlen_k: the same for keys; None: max_seqlen_q.
+        deterministic: compute a bitwise reproducible backward, as `torch.use_deterministic_algorithms` also requests; the
             forward always is.
         forward: launch configuration, or its name as on the command line (`flash.config.forward`), such as
             "m128n128w8s2-tma-pp" of the Hopper path; None: the tuned default.
         backward: launch configuration, or its name (`flash.config.backward`), such as "b64x128w8s2-atomic-tma-ws" of
             the Hopper path; None: the tuned default.
-        validate: look into the offsets too, and wait for the device.
+        validate: also check the values of the offsets, which synchronizes with the device.
 
     Returns:
         out, shaped as q with Dv columns, contiguous; and lse, fp32 [B, H, Sq] or packed [1, H, Tq], -∞ for a query
-        that sees no key, whose out is 0.  Gradients go through out alone.
+        that sees no key, whose out is 0.  Only out has a gradient.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  One of the
-            Hopper path is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot
-            describe; no other runs in its place.  Of the backward's some of that comes with the backward.  The order
-            `ahead` is refused on sm_90, where it is wrong.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.  A configuration of
+            the Hopper path is refused on cards other than sm_90, in fp32, and for dims and tensors that it does not support;
+            it is not replaced by another.  A backward configuration may be refused only when the backward runs.  The order
+            `ahead` is refused on sm_90, where it gives wrong results.
     """
     if deterministic is False:
         deterministic = torch.are_deterministic_algorithms_enabled()

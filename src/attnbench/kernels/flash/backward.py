@@ -3,14 +3,14 @@
     delta = rowsum(dO ∘ O)        P = exp(c Q Kᵀ - lse)        dV = Pᵀ dO        dS = P ∘ (dO Vᵀ - delta)
     dQ = c dS K                   dK = c dSᵀ Q                 (dK and dV summed over the query heads of a KV head)
 
-(Dao 2023, arXiv:2307.08691, algorithm 2.)  Three launches.  First -lse / c and -delta of every row.  Then the columns:
-a program owns a tile of keys and loops over the rows that see them, with dK and dV in registers.  DQ either is accumulated
-there in fp32 by atomics (five products a tile, in an order that varies) and then rounded, or comes from a kernel of its
-own that loops over the keys of a tile of rows (seven products, bitwise reproducible).
+(Dao 2023, arXiv:2307.08691, algorithm 2.)  Three kernels.  The first computes -lse / c and -delta of every row.  In the
+second, a program has a tile of keys and loops over the rows that see them, with dK and dV in registers.  dQ is either
+accumulated there in fp32 by atomics and then rounded by the third kernel (five products a tile; the order of the sums
+varies), or computed by a third kernel that loops over the keys of a tile of rows (seven products, bitwise reproducible).
 
-Workspace: 8 bytes a row and query head, and 4 D more with atomics (of the order `ws` 256, 512 or 1024).  Rows are those of
-the queries, each sequence rounded up to whole tiles of `pad` rows (dense), or all of them and one more tile a sequence
-(packed).
+Workspace: 8 bytes for each row and query head, and 4 D more with atomics (with the order `ws` 256, 512 or 1024).  Its
+rows are those of the queries, with each sequence rounded up to whole tiles of `pad` rows (dense), or all of them plus one
+tile for each sequence (packed).
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ ROUND_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What a backward needs beside its results; its values before a call do not matter."""
+    """Workspace of a backward; its contents before a call do not matter."""
 
     stats: Tensor
     "fp32 [2, H, rows]: -lse / scale and -delta"
     sums: Tensor | None
-    "fp32 [H, rows, D]: where atomics add up dQ; the order `ws` has tiles, `backward_rows.place_in_part` says where"
+    "fp32 [H, rows, D]: where atomics accumulate dQ; with the order `ws` in the tiles of `backward_rows.place_in_part`"
 
 
 def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int | RowCount:
-    """Rows of the workspace: those of the queries, and what rounds each sequence up to whole tiles."""
+    """Rows of the workspace: those of the queries, with each sequence rounded up to whole tiles."""
     pad = config.pad
     if problem.packed:
         return (rows_in(q) // pad + problem.batch) * pad
@@ -71,7 +71,7 @@ def workspace_bytes(q: Tensor, problem: Problem, config: BackwardConfig) -> int:
 
 
 def workspace_of(q: Tensor, problem: Problem, config: BackwardConfig) -> Workspace:
-    """Allocate the workspace, once for any number of calls with these shapes."""
+    """Allocate the workspace, which serves any number of calls with these shapes."""
     heads, rows = q.shape[-2], workspace_rows(q, problem, config)
     stats = empty((2, heads, rows), q, torch.float32)
     shape = heads, rows, config.columns_of_sums(q.shape[-1])
@@ -92,25 +92,25 @@ def launch_backward(
     config: BackwardConfig,
     workspace: Workspace,
 ) -> None:
-    """Compute dq, dk and dv; nothing is allocated, nothing waits for the device, what was in them does not matter.
+    """Compute dq, dk and dv into their tensors, without allocating and without synchronizing.
 
     Args:
-        q: [B, Sq, H, D] or packed [Tq, H, D], last dim contiguous, as all of them.
+        q: [B, Sq, H, D] or packed [Tq, H, D], last dim contiguous, also for the others.
         k: [B, Sk, G, D] or packed [Tk, G, D].
         v: like k with Dv dims.
         out: like q with Dv dims, of the forward.
         dout: like out.
         lse: fp32 [B, H, Sq] or packed [1, H, Tq], contiguous in the last dim; -inf where a row sees no key.
-        dq: like q; every row is written, as in dk and dv.
+        dq: like q; every row is written, also for dk and dv.
         dk: like k.
         dv: like v.
-        problem: sequences, mask and scale; checked before.
-        config: tiles, code path, and whether dQ comes by atomics.
+        problem: sequences, mask and scale; already checked.
+        config: tiles, code path, and whether atomics accumulate dQ.
         workspace: of `workspace_of` for this configuration.
 
     Raises:
-        ValueError: the order `ws` was asked for and is not for this card, precision or dims, or cannot describe a
-            tensor; the one line says which.
+        ValueError: the order `ws` was requested and does not support this card, precision, dims or a tensor; the message
+            says which.
     """
     if config.order == "ws":
         fault = why_not(config, capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1])
@@ -185,7 +185,7 @@ def _columns(
         )
         return
     tma = config.loads == "tma" and takes_tma(q) and takes_tma(dout)
-    # The interpreter has no atomics of descriptors, whose coordinates are 32 bits.
+    # The interpreter has no atomics through descriptors, and descriptor coordinates are 32-bit.
     tma_add = (
         tma and sums is not None and sums.device.type != "cpu" and takes_tma(sums) and math.prod(sums.shape[:2]) < 2**31
     )
@@ -305,7 +305,7 @@ def _round(dq: Tensor, problem: Problem, config: BackwardConfig, workspace: Work
 
 
 def _sums_descriptor(sums: Tensor, sizes: Tiles, columns: int) -> object:
-    """Describe [H rows, D]: a tile is [block_m, columns], and what is past the dims is left out."""
+    """Describe [H rows, D] in tiles [block_m, columns]; columns past the dims are not written."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     found = TensorDescriptor(

@@ -1,4 +1,4 @@
-"""A call of the flash kernels without its tensors: checks, configurations, and the launches that are kept."""
+"""A call of the flash kernels without its tensors: checks, configurations, and the cached launches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Config = TypeVar("_Config", ForwardConfig, BackwardConfig)
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
-    """Tuned default for these tensors on their card: of few queries `decode`; of the Hopper path where it takes them."""
+    """Tuned default for these tensors on their card: `decode` for few queries, the Hopper path if it supports them."""
     repeats = q.shape[-2] // k.shape[-2]
     if is_decode(problem.max_seqlen_q, problem.max_seqlen_k, repeats):
         return decode_config(
@@ -51,7 +51,7 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Forwar
             problem.max_seqlen_q * repeats,
             described=not problem.packed and takes_tma(k) and takes_tma(v),
         )
-    # Its products are of 32 columns at least, and keys' and values' as wide.
+    # Its products have at least 32 columns, and the tiles of keys and values equal widths.
     block_d, block_v = block_of(q.shape[-1]), block_of(v.shape[-1])
     return forward_config(
         _capability(q),
@@ -67,7 +67,7 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Forwar
 def default_backward(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, deterministic: bool = False
 ) -> BackwardConfig:
-    """Tuned default for these tensors on their card: of the Hopper path only where it takes them."""
+    """Tuned default for these tensors on their card: the Hopper path if it supports them."""
     return backward_config(
         _capability(q),
         q.element_size(),
@@ -79,7 +79,7 @@ def default_backward(
 
 
 def _hopper_takes(*tensors: Tensor) -> bool:
-    """Whether tensor maps can describe these, and what is allocated like them, for the kernels of sm_90."""
+    """Whether tensor maps can describe these tensors, and others that are allocated like them, for the kernels of sm_90."""
     if _capability(tensors[0]) != (9, 0):
         return False
     from attnbench.kernels.shared.hopper import is_rows
@@ -119,7 +119,7 @@ def _backward_of(
     )
     if deterministic and not config.deterministic:
         raise ValueError(
-            f"{WHO}: backward={config.short} adds up dQ by atomics, which deterministic=True rules out; "
+            f"{WHO}: backward={config.short} accumulates dQ by atomics, which deterministic=True excludes; "
             "one with r…, or None"
         )
     return config
@@ -139,7 +139,7 @@ def _read(name: str, kind: type[_Config], given: _Config | str | None, near: Cal
 
 
 def _takes_grad(grad: Tensor, config: BackwardConfig) -> bool:
-    """Whether the kernels take the output's gradient as it lies: autograd lays it out as it likes."""
+    """Whether the kernels can read the output's gradient with its strides, which autograd chooses."""
     if config.order == "ws":
         from attnbench.kernels.shared.hopper import is_rows
 
@@ -148,7 +148,7 @@ def _takes_grad(grad: Tensor, config: BackwardConfig) -> bool:
 
 
 class Call:
-    """A call without its tensors: the problem, checked, and the launches of both directions."""
+    """A call without its tensors: its checked problem, and the cached launches of both directions."""
 
     __slots__ = ("backward", "config", "forward", "problem")
 
@@ -156,7 +156,7 @@ class Call:
         self.problem, self.config = replace(problem, cu_seqlens_q=None, cu_seqlens_k=None), backward
         self.forward = Launches(partial(_run_forward, self.problem, forward))
         self.backward: Kept[tuple[bool, Launches]] = Kept()
-        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+        "keyed by `facts_of` the tensors: whether the output's gradient is copied first, and the launches"
 
     def gradients(
         self,
@@ -185,7 +185,7 @@ class Call:
 CALLS: Kept[Call] = Kept()
 JAGGED = range(3)
 BACKWARD_JAGGED = {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 2}
-"Of the output's gradient, q, k, v, out and lse, packed."
+"Axes that are counted, for packed dout, q, k, v, out and lse (positions among the backward's tensors)."
 
 
 def _run_forward(
@@ -242,20 +242,20 @@ class FlashAttention(Differentiable):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, call: Call
     ) -> Results:
-        """Out and lse."""
+        """Compute out and lse."""
         out, lse = call.forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
         ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
         ctx.call = call
         ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)  # lse has none
+        ctx.set_materialize_grads(False)  # lse has no gradient
         return out, lse
 
     @staticmethod
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the forward's arguments."""
+        """Gradients of the forward's arguments."""
         dout, *_ = grads
-        if dout is None:  # nobody asked for a derivative of the output
+        if dout is None:  # the output's gradient was not requested
             return (None,) * 6
         return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None
 
@@ -277,7 +277,7 @@ def call_of(
     *,
     validate: bool = False,
 ) -> Call:
-    """The call of these arguments, those of `flash_attention`: kept, or checked and put together.
+    """The call for these arguments of `flash_attention`: cached, or checked and created.
 
     Raises:
         ValueError: as `flash_attention` says.

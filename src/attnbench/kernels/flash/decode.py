@@ -1,4 +1,4 @@
-"""Launch the kernels for few queries: attention over shares of the keys, and the merge of partial results."""
+"""Launch the decode kernels, for few queries: attention over shares of the keys, and the merge of partial results."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.kept import empty, launch, rows_in
 
 FEW_COLUMNS, MANY_COLUMNS, MANY = 32, 128, 16
-"Of a program that combines, which is one warp: the first while an SM has no more than so many programs."
+"Columns of a combine program, which is one warp: FEW_COLUMNS while an SM has at most MANY programs, else MANY_COLUMNS."
 NUMBERS = 1024
-"Of partial results that it has in flight."
+"Elements of partial results that a combine program has in flight."
 
 
 def launch_decode(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
 ) -> None:
-    """Compute `out` and `lse`; waits for nothing, and allocates nothing but the partial results of cut keys.
+    """Compute `out` and `lse` without synchronizing; allocates only the partial results of jobs whose keys are divided.
 
     Args:
-        q: [B, Sq, H, D] or packed [Tq, H, D]; last dim contiguous, as all of them.
+        q: [B, Sq, H, D] or packed [Tq, H, D]; last dim contiguous, also for the others.
         k: [B, Sk, G, D] or packed.
         v: [B, Sk, G, Dv] or packed.
         out: [B, Sq, H, Dv] or packed; every row is written.
         lse: fp32 `problem.lse_shape`; every row is written.
-        problem: sequences, mask and scale; checked before.
-        config: of the order decode.
+        problem: sequences, mask and scale; already checked.
+        config: with the order decode.
 
     Raises:
-        ValueError: the configuration has words that the order has not, or too many tiles; the one line says which.
+        ValueError: the configuration has fields that this order does not support, or there are too many tiles; the message
+            says which.
     """
     if wrong := decode_fault(config):
         raise ValueError(f"flash_attention: forward={config.short} {wrong}")
@@ -47,7 +48,7 @@ def launch_decode(
     rows = problem.max_seqlen_q * repeats
     row_tiles = -(-rows // config.block_m)
     jobs = problem.batch * heads_kv * row_tiles
-    if problem.packed:  # whose lengths the host does not know: at most a tile more a sequence than all keys together
+    if problem.packed:  # lengths are unknown on the host: at most one tile more per sequence than for all keys together
         tiles = (rows_in(k) // config.block_n + problem.batch) * heads_kv * row_tiles
         programs = programs_of(config, tiles, processors(q))
         cut = programs > 1
@@ -63,7 +64,7 @@ def launch_decode(
         )
     even = not problem.packed and (jobs % programs == 0 or programs % jobs == 0)
     lead = 0 if even else lead_of(config, (dim + dim_v) * k.element_size(), jobs, tiles)
-    # Launched while the first kernel runs, the second has its start and its sizes behind it when that ends.
+    # Launched while the first kernel runs, so that its start-up is over when that kernel ends.
     dependent = cut and (capability_of(q) or (0, 0)) >= (9, 0)
     parts = logs = None
     if cut:

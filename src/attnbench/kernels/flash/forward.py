@@ -1,4 +1,4 @@
-"""Launch the flash forward that a configuration names: portable, for few queries, or for Hopper."""
+"""Launch the flash forward that a configuration selects: portable, decode, or Hopper."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from attnbench.kernels.shared.tiling import group_of
 def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
 ) -> None:
-    """Compute `out` and `lse`; nothing waits for the device, or is allocated but what the order's launcher says.
+    """Compute `out` and `lse` without synchronizing; allocates only what the launcher of the configuration's order does.
 
     Args:
-        q: [B, Sq, H, D] or packed [Tq, H, D]; last dim contiguous, as all of them.
+        q: [B, Sq, H, D] or packed [Tq, H, D]; last dim contiguous, also for the others.
         k: [B, Sk, G, D] or packed.
         v: [B, Sk, G, Dv] or packed.
         out: [B, Sq, H, Dv] or packed; every row is written.
         lse: fp32 `problem.lse_shape`; every row is written.
-        problem: sequences, mask and scale; checked before.
+        problem: sequences, mask and scale; already checked.
         config: tiles and code path.
 
     Raises:
-        ValueError: the Hopper path was asked for and cannot describe a tensor, or an order that is wrong on this card;
-            the one line says which.
+        ValueError: the Hopper path was requested and cannot describe a tensor, or the order gives wrong results on this
+            card; the message says which.
     """
     if config.order == "ahead" and (wrong := ahead_fault(config, capability_of(q))):
         raise ValueError(f"flash_attention: forward={config.short} {wrong}")

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Merge two outputs of the same queries over different keys in place, as a ring of devices does at each step.
+"""Merge two outputs of the same queries over different keys in place, as ring attention over several devices does.
 
     lse = log(exp lse₁ + exp lse₂)        out = out₁ exp(lse₁ - lse) + out₂ exp(lse₂ - lse)
 
-in fp32, each element read and written once.  A query that sees no key has lse -∞ on that side and takes the other's
-output, or 0 where both have none.
+Computed in fp32; each element is read and written once.  A query that sees no key on one side has lse -∞ there and gets
+the other side's output; it gets 0 if it sees no key on either side.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROWS = 16
-"Rows of a program, of one head."
+"Rows of a program, all of one head."
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -41,7 +41,7 @@ def flash_merge(
     BLOCK_DIM: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Merge a tile of rows of a head; heads lie DIM apart, `out_row` and `part_row` elements from row to row."""
+    """Merge a tile of rows of a head.  Heads are DIM elements apart; rows `out_row` and `part_row` elements."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     dim = tl.arange(0, BLOCK_DIM)
@@ -52,10 +52,10 @@ def flash_merge(
     mine = tl.load(lse_at, mask=there, other=0.0)
     its = tl.load(part_lse_ptr + head.to(tl.int64) * part_lse_head + row, mask=there, other=0.0)
     most = tl.maximum(mine, its)
-    most = tl.where(most == float("-inf"), 0.0, most)  # no key on either side: weights of 0, and not NaN
+    most = tl.where(most == float("-inf"), 0.0, most)  # no key on either side: weights of 0, not NaN
     a, b = tl.exp(mine - most), tl.exp(its - most)
     total = a + b
-    sees = total != 0.0  # nor is NaN
+    sees = total != 0.0  # true for sums above 0, and false for NaN
     safe = tl.where(sees, total, 1.0)
     scale = tl.where(sees, 1.0 / safe, 0.0)
     tl.store(lse_at, tl.where(sees, most + tl.log(safe), float("-inf")), mask=there)
@@ -67,16 +67,16 @@ def flash_merge(
 
 
 def merge_outputs(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merge `part` into `out`, and its lse, in place, on the current device.
+    """Merge `part` into `out`, and `part_lse` into `lse`, in place, on the current device.
 
     Args:
-        out: [T, H, D], heads one after another in a row, rows any distance apart.
-        lse: fp32 [H, T], its last stride 1; -∞ where a query has seen no key.
-        part: as `out`.
-        part_lse: as `lse`.
+        out: [T, H, D], the heads of a row contiguous, any row stride.
+        lse: fp32 [H, T], last stride 1; -∞ where a query has seen no key.
+        part: like `out`.
+        part_lse: like `lse`.
 
     Raises:
-        ValueError: shapes or strides are others.
+        ValueError: a shape, stride or dtype is not supported.
     """
     rows, heads, dim = out.shape
     for name, x, shape, strides in (

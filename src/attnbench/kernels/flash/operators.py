@@ -30,7 +30,7 @@ COUNT = len(NUMBERS.split(","))
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, *rest: Any
 ) -> Results:
-    """`out` and `lse`."""
+    """Compute `out` and `lse`."""
     return call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest).forward(q, k, v, cu_seqlens_q, cu_seqlens_k)
 
 
@@ -49,10 +49,10 @@ def fake_forward(
     forward: str | None,
     backward: str | None,
 ) -> Results:
-    """Check the arguments while a caller is traced; results without values.
+    """Check the arguments during tracing; the results have no values.
 
     Raises:
-        ValueError: as `flash_attention` says, but for what hangs on addresses.
+        ValueError: as `flash_attention`, except for checks of addresses.
     """
     problem = problem_of(
         q,
@@ -85,7 +85,7 @@ def run_backward(
     cu_seqlens_k: Tensor | None,
     *rest: Any,
 ) -> Results:
-    """`dq`, `dk` and `dv`."""
+    """Compute `dq`, `dk` and `dv`."""
     call = call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest)
     return call.gradients(
         dout=dout, q=q, k=k, v=v, out=out, lse=lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
@@ -93,12 +93,12 @@ def run_backward(
 
 
 def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *numbers: Any) -> Results:
-    """Results without values."""
+    """Gradients without values."""
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-    """Save for the backward."""
+    """Save tensors and arguments for the backward."""
     q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.numbers = inputs
     out, lse = output
     ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
@@ -107,8 +107,8 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 
 
 def gradients(ctx: Any, dout: Tensor | None, _dlse: Tensor | None) -> tuple[Any, ...]:
-    """Of the forward's arguments."""
-    if dout is None:  # nobody asked for a derivative of the output
+    """Gradients of the forward's arguments."""
+    if dout is None:  # the output's gradient was not requested
         return (None,) * (3 + COUNT)
     found: tuple[Any, ...] = BACKWARD(dout, *ctx.saved_tensors, *ctx.numbers)
     return *found, *(None,) * COUNT

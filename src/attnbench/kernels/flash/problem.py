@@ -1,11 +1,11 @@
-"""One softmax attention problem as the flash kernels take it, and the checks of what a caller gives.
+"""A softmax attention problem as the kernels take it, and the checks of a caller's arguments.
 
-Shapes, dtypes and devices are checked on every call, on the host.  Checking values inside tensors
-synchronises with the device, and is done only by `check_values`.
+Shapes, dtypes and devices are checked on the host in every call.  Checking values inside tensors synchronizes with the
+device, so only `check_values` does it.
 
-Letters: B sequences, H query heads, G KV heads (H = G R), Sq queries, Sk keys, D head dim, Dv value dim; packed, Tq
+Letters: B sequences, H query heads, G KV heads (H = G R), Sq queries, Sk keys, D head dim, Dv value dim; packed: Tq
 and Tk rows of all sequences.  Tensors are dense, q [B, Sq, H, D], k [B, Sk, G, D], v [B, Sk, G, Dv],
-out and dout [B, Sq, H, Dv], or packed, [Tq, H, D] and so on; lse is `lse_shape`.
+out and dout [B, Sq, H, Dv], or packed, [Tq, H, D] and so on; lse has the shape `lse_shape`.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ WHO = "flash_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
 BOUND_ROWS = 128
-"A bound of the rows of a sequence is a multiple, from there on: those of a tile of every kernel's, or of two."
+"Upper bounds of a sequence's rows are rounded up to a multiple of this: one or two tiles of every kernel."
 LEAST_SCALE = 1e-30
-"The backward divides by it, in fp32."
+"The backward divides by the scale, in fp32."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """Sequences, mask and scale of one call.
 
-    Query i of a sequence stands at key i + Sk - Sq and sees the keys from `left` before to `right` after it.
+    Query i of a sequence is aligned with key i + Sk - Sq and sees the keys from `left` before to `right` after it.
     """
 
     batch: int
     "number of sequences"
     max_seqlen_q: int
-    "queries of a sequence where dense; packed, at least the most queries of one"
+    "queries of a sequence if dense; packed: upper bound of the queries of a sequence"
     max_seqlen_k: int
     scale: float
-    "of the scores, over 0"
+    "factor of the scores, above 0"
     left: int | None = None
-    "None: all keys before"
+    "None: no bound to the left"
     right: int | None = None
-    "None: all keys after; causal is 0"
+    "None: no bound to the right; causal is 0"
     cu_seqlens_q: Tensor | None = None
-    "int32 [B + 1] where packed: sequence b has the queries from [b] to [b + 1]; None where dense"
+    "int32 [B + 1] if packed: sequence b has the queries [b] to [b + 1]; None if dense"
     cu_seqlens_k: Tensor | None = None
 
     @property
     def packed(self) -> bool:
-        """Whether sequences lie one after another without padding."""
+        """Whether sequences are packed one after another, without padding."""
         return self.cu_seqlens_q is not None
 
     def flags(self) -> dict[str, Any]:
-        """What of the mask and the layout is compiled into a kernel."""
+        """Compile-time constants of a kernel from the mask and the layout."""
         return {"HAS_LEFT": self.left is not None, "HAS_RIGHT": self.right is not None, "PACKED": self.packed}
 
     def lengths(self) -> dict[str, Any]:
-        """Arguments of kernels for `flash.tiles.sequence`: both offsets, and the lengths where dense."""
+        """Kernel arguments for `flash.tiles.sequence`: the offsets, and the lengths if dense."""
         return {
             "cu_q_ptr": self.cu_seqlens_q,
             "cu_k_ptr": self.cu_seqlens_k,
@@ -75,12 +75,12 @@ class Problem:
         }
 
     def at(self, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
-        """The same problem of other sequences; of the keys' None: those of the queries."""
+        """The same problem with other offsets; those of the keys None: those of the queries."""
         cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         return replace(self, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
     def reach(self) -> dict[str, int]:
-        """Arguments of kernels: bounds of the mask; 0 for one the flags leave out."""
+        """Kernel arguments: the bounds of the mask; 0 for one that the flags leave out."""
         return {"left": self.left or 0, "right": self.right or 0}
 
 
@@ -97,19 +97,19 @@ def problem_of(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
 ) -> Problem:
-    """The problem of these tensors, checked without looking into one.
+    """The problem of these tensors, checked without reading their values.
 
     Args:
         q: [B, Sq, H, D], or packed [Tq, H, D].
         k: [B, Sk, G, D], or packed [Tk, G, D].
         v: [B, Sk, G, Dv], or packed [Tk, G, Dv].
-        causal: no key after a query's own position, which is bottom-right: the last query meets the last key.
-        window: keys to the left and right of that position, -1 unbounded.
-        scale: of the scores; None: 1 / sqrt(D).
-        cu_seqlens_q: int32 [B + 1] where packed.
-        cu_seqlens_k: the same of the keys; None: those of the queries.
-        max_seqlen_q: at least the most queries of a sequence, needed where packed.
-        max_seqlen_k: the same of the keys; None: max_seqlen_q.
+        causal: hide keys after a query's own position, aligned bottom-right: the last query sees the last key.
+        window: how many keys before and after that position a query sees, -1: unbounded.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        cu_seqlens_q: int32 [B + 1] if packed.
+        cu_seqlens_k: the same for keys; None: cu_seqlens_q.
+        max_seqlen_q: upper bound of the queries of a sequence, required if packed.
+        max_seqlen_k: the same for keys; None: max_seqlen_q.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -125,15 +125,17 @@ def problem_of(
             ("max_seqlen_k", max_seqlen_k),
         ):
             if value is not None:
-                raise _wrong(name, "given", "has no cu_seqlens_q beside it", "none of them, or packed tensors with it")
+                raise _wrong(
+                    name, "given", "is passed without cu_seqlens_q", "None, or packed tensors with cu_seqlens_q"
+                )
     _check_tensors(q, k, v, 3 if packed else 4)
     _check_offsets(q, cu_seqlens_q, cu_seqlens_k)
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if packed and (not is_whole(value) or value < 0):
-            raise _wrong(name, repr(value), "cannot be used", "a whole number from 0, an int of Python's")
+            raise _wrong(name, repr(value), "cannot be used", "a Python int from 0")
     scale = _scale(q, scale)
     assert not packed or (max_seqlen_q is not None and max_seqlen_k is not None)
-    # A sequence has no more rows than all of them, whatever the caller says is enough.
+    # A sequence has at most all rows, whatever bound the caller passes.
     longest_q = q.shape[1] if max_seqlen_q is None else min(max_seqlen_q, q.shape[0])
     longest_k = k.shape[1] if max_seqlen_k is None else min(max_seqlen_k, k.shape[0])
     left, right = _reach(causal, window, longest_q, longest_k)
@@ -154,10 +156,10 @@ def problem_of(
 
 
 def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[Any, Any]:
-    """Bounds of the rows of sequences by which packed calls are kept: whole tiles, and no more than all rows take.
+    """Upper bounds of a sequence's queries and keys, for the key of a packed call: rounded up, at most the total rows.
 
-    Any number from the longest sequence on is as good: kernels ask the offsets how long one is.  Those of what is
-    refused stay as they are.
+    Any bound that is not too small gives the same result, because kernels read the lengths from the offsets.  Bounds that
+    will be refused are returned unchanged.
     """
     max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
     if type(max_seqlen_q) is not int or type(max_seqlen_k) is not int:
@@ -173,12 +175,12 @@ def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tup
 
 
 def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: tuple[int, int] | None) -> Problem:
-    """The same packed problem by bounds of `bounds_of`, for whatever number of rows has these.
+    """The same packed problem with the bounds of `bounds_of`, valid for all numbers of rows with these bounds.
 
     Args:
         problem: checked.
-        bounds: of the rows of queries and of keys.
-        causal: as it was given.
+        bounds: of the queries and keys of a sequence.
+        causal: as passed by the caller.
         window: the same.
     """
     max_seqlen_q, max_seqlen_k = bounds
@@ -187,42 +189,42 @@ def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: 
 
 
 def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
-    """[B, H, Sq] of the logarithms of the sums, fp32 and contiguous; packed [1, H, Tq]."""
+    """[B, H, Sq], or packed [1, H, Tq]: shape of lse, fp32 and contiguous."""
     if problem.packed:
         return 1, q.shape[1], q.shape[0]
     return q.shape[0], q.shape[2], q.shape[1]
 
 
 def like(x: Tensor, problem: Problem) -> tuple[SupportsIndex, ...]:
-    """Shape of a tensor, of which packed the rows are counted."""
+    """Shape of a tensor; if packed, its number of rows is a `RowCount`."""
     return (rows_in(x), *x.shape[1:]) if problem.packed else tuple(x.shape)
 
 
 def results_of(q: Tensor, dim_v: int, problem: Problem) -> tuple[Tensor, Tensor]:
-    """Room for the output and for lse."""
+    """Allocate the output and lse."""
     out = empty((*like(q, problem)[:-1], dim_v), q)
     return out, empty((1, q.shape[1], rows_in(q)) if problem.packed else lse_shape(q, problem), q, torch.float32)
 
 
 def lse_strides(lse: Tensor, problem: Problem) -> dict[str, int | RowCount]:
-    """Arguments of kernels: elements from one sequence and head to the next; packed, these follow the rows."""
+    """Kernel arguments: elements from one sequence and head of lse to the next; if packed these depend on the rows."""
     if problem.packed and lse.is_contiguous():
         return {"lse_batch": rows_in(lse, 2) * lse.shape[1], "lse_head": rows_in(lse, 2)}
     return {"lse_batch": lse.stride(0), "lse_head": lse.stride(1)}
 
 
 def strides_of(x: Tensor) -> Strides:
-    """Strides of a tensor; packed sequences are 0 apart, `sequence` says where."""
+    """Strides of a tensor; 0 between packed sequences, whose place `sequence` computes."""
     return Strides(0, *x.stride()[:2]) if x.dim() == 3 else Strides(*x.stride()[:3])
 
 
 def blocks_of(dim: int, dim_v: int) -> dict[str, Any]:
-    """Dims and columns of tiles as the kernels are compiled for them."""
+    """Dims and tile columns, as compile-time constants."""
     return {"DIM": dim, "DIM_V": dim_v, "BLOCK_D": block_of(dim), "BLOCK_V": block_of(dim_v)}
 
 
 def takes_tma(x: Tensor) -> bool:
-    """Whether the tensor memory accelerator of sm_90 and later can read these rows as they lie."""
+    """Whether TMA (sm_90 and later) can read the tensor with its strides."""
     if (capability_of(x) or (9, 0)) < (9, 0):
         return False
     item = x.element_size()
@@ -235,7 +237,7 @@ def takes_tma(x: Tensor) -> bool:
 
 
 def descriptor(x: Tensor, rows: int, columns: int) -> Any:
-    """Describe [sequences, rows, heads, dims] to the tensor memory accelerator, packed as one sequence.
+    """A TMA descriptor of [sequences, rows, heads, dims]; packed: of one sequence.
 
     A tile is [1, rows, 1, columns]; outside the tensor it is 0, which ends a dense sequence but not a packed one.
     """
@@ -243,14 +245,14 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
 
     shape, strides = list(x.shape), list(x.stride())
     if x.dim() == 3:
-        # Of x itself, no view of it: a kept call knows its tensors by identity.
+        # Of x itself, not of a view: a cached call identifies tensors by identity.
         found = TensorDescriptor(x, [1, *shape], [shape[0] * strides[0], *strides], [1, rows, 1, columns])
         return describes(found, shape={1: rows_in(x)}, strides={0: rows_in(x) * strides[0]})
     return TensorDescriptor(x, shape, strides, [1, rows, 1, columns])
 
 
 def check_device(q: Tensor, *, compiled: bool) -> None:
-    """Refuse CPU tensors where the kernels are compiled and not interpreted.
+    """Refuse CPU tensors where the kernels are compiled, not interpreted.
 
     Raises:
         ValueError: naming the device and what is accepted.
@@ -260,7 +262,7 @@ def check_device(q: Tensor, *, compiled: bool) -> None:
 
 
 def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
-    """Refuse offsets that would read or write outside of the tensors; waits for the device.
+    """Refuse offsets that would read or write outside the tensors; synchronizes with the device.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -269,7 +271,7 @@ def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
         ("q", problem.cu_seqlens_q, q.shape[0], problem.max_seqlen_q),
         ("k", problem.cu_seqlens_k, k.shape[0], problem.max_seqlen_k),
     ):
-        if offsets is None or offsets.is_meta:  # one without values is compiled for, and read by nobody
+        if offsets is None or offsets.is_meta:  # a tensor without values is only compiled for
             continue
         values = offsets.tolist()
         lengths = [after - before for before, after in pairwise(values)]
@@ -278,10 +280,13 @@ def check_values(problem: Problem, q: Tensor, k: Tensor) -> None:
         if min(lengths, default=0) < 0:
             at = next(i for i, length in enumerate(lengths) if length < 0)
             raise _wrong(
-                f"cu_seqlens_{name}[{at + 1}]", values[at + 1], f"falls from {values[at]}", "offsets that never fall"
+                f"cu_seqlens_{name}[{at + 1}]",
+                values[at + 1],
+                f"falls from {values[at]}",
+                "offsets that never decrease",
             )
         if max(lengths, default=0) > most:
-            raise _wrong(f"max_seqlen_{name}", most, "is under the rows of a sequence", f"at least {max(lengths)}")
+            raise _wrong(f"max_seqlen_{name}", most, "is below the rows of a sequence", f"at least {max(lengths)}")
         if values[-1] != rows:
             raise _wrong(
                 f"cu_seqlens_{name}[{len(lengths)}]", values[-1], f"is not the end of {name}", f"its {rows} rows"
@@ -342,11 +347,11 @@ def _scale(q: Tensor, scale: float | None) -> float:
 def _reach(
     causal: bool, window: tuple[int, int] | None, longest_q: int, longest_k: int
 ) -> tuple[int | None, int | None]:
-    """Bounds of the mask, no wider than the longest sequence.
+    """Bounds of the mask, at most the length of the longest sequence.
 
-    Kernels add a bound to numbers of rows in 32 bits.  As far left of its own position as there are keys, and as far
-    right as there are queries, a query sees every key, so a wider bound hides nothing more or less.  The bound stays
-    one: whether there is one is compiled into a kernel, and lengths compile nothing anew.
+    Kernels add the bounds to row numbers in 32 bits.  A window as wide as the sequence hides nothing, so a wider one is the
+    same.  It stays a bound and does not become None: whether there is a bound is compiled into a kernel, and lengths should
+    need no recompilation.
     """
     is_window = (
         isinstance(window, tuple | list) and len(window) == 2 and all(is_whole(one) and one >= -1 for one in window)

@@ -5,8 +5,8 @@ Query i of a sequence with Sq queries and Sk keys is aligned with key i + Sk - S
 
     query i sees key j    -left <= j - (i + shift) <= right
 
-where a bound is compiled in (HAS_LEFT, HAS_RIGHT); causal is right = 0.  The ranges below are the same rule solved
-for whole tiles: what no row of a tile sees is never loaded, and what every row sees is not masked.
+where each bound is compiled in only if there is one (HAS_LEFT, HAS_RIGHT); causal is right = 0.  The ranges below solve
+the same rule for whole tiles: a tile that no row sees is not loaded, and a tile that every row sees is not masked.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import triton.language as tl
 from attnbench.kernels.shared.rows import Reach, load_rows
 
 BACKWARD_COUNTS = ("group", "heads", "heads_kv", "left", "members", "pairs", "right", "seqlen_k", "seqlen_q", "tiles")
-"""Arguments whose value no code depends on: another batch, length or window compiles nothing anew."""
+"""Arguments whose values the code is not specialized for: another batch, length or window needs no recompilation."""
 
 
 class Rows(NamedTuple):
-    """The rows of a head of a sequence, of which `load_tile` loads tiles."""
+    """The rows of a head of a sequence, from which `load_tile` loads tiles."""
 
     base: Any
-    "pointer to the first, of `first_row`"
+    "pointer to the first row, from `first_row`"
     desc: Any
-    "descriptor of the tensor, where tiles come by TMA"
+    "TMA descriptor of the tensor, if tiles are loaded by TMA"
     batch: Any
-    "of `sequence`, as `start`: first row"
+    "from `sequence`, like `start`, the first row"
     start: Any
     head: Any
     count: Any
@@ -39,23 +39,23 @@ class Rows(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Where a sequence lies, and how long it is."""
+    """Place and length of a sequence."""
 
     batch: Any
-    "index in the batch; 0 where packed"
+    "index in the batch; 0 if packed"
     query_start: Any
-    "first query in the packed tensors, int64; else 0"
+    "first query in the packed tensors, int64; 0 if dense"
     key_start: Any
     queries: Any
     keys: Any
 
 
 class Folded(NamedTuple):
-    """What a tile's scores become, and the running softmax with them."""
+    """Weights of a tile of scores, and the updated running softmax."""
 
     weights: Any
     factor: Any
-    "of the output and the sums so far"
+    "factor by which the previous output and sums are rescaled"
     row_max: Any
     sums: Any
 
@@ -92,7 +92,7 @@ def sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, number, PACKED: tl.constexp
 @triton.jit
 @no_type_check
 def first_row(ptr, batch, start, head, strides):
-    """Pointer to the first row of a sequence's head, by the `Strides` of the tensor."""
+    """Pointer to the first row of a sequence's head, from the `Strides` of the tensor."""
     return ptr + tl.cast(batch, tl.int64) * strides.batch + start * strides.row + tl.cast(head, tl.int64) * strides.head
 
 
@@ -111,7 +111,7 @@ def sees(rows, columns, keys, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RI
 @triton.jit
 @no_type_check
 def keys_of_rows(first, last, keys, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
-    """The `Reach` of the rows [first, last] among the keys."""
+    """The `Reach` of the rows [first, last] among the keys: which keys they see."""
     low = 0
     all_low = 0
     high = keys
@@ -128,7 +128,7 @@ def keys_of_rows(first, last, keys, shift, left, right, HAS_LEFT: tl.constexpr, 
 @triton.jit
 @no_type_check
 def rows_of_keys(first, last, queries, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
-    """The `Reach` of the keys [first, last] among the rows."""
+    """The `Reach` of the keys [first, last] among the rows: which rows see them."""
     low = 0
     all_low = 0
     high = queries
@@ -156,7 +156,7 @@ class TileRange(NamedTuple):
 def tiles_of(reach, BLOCK: tl.constexpr):
     """The `TileRange` of a `Reach`, in tiles of BLOCK.
 
-    A range that ends inside a tile ends masked: all_high // BLOCK leaves the tile out.
+    A tile that only partly belongs to the range that all see is masked: all_high // BLOCK excludes it.
     """
     begin = reach.low // BLOCK
     end = tl.maximum((reach.high + BLOCK - 1) // BLOCK, begin)
@@ -168,7 +168,7 @@ def tiles_of(reach, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def masked_tile(index, tiles):
-    """The index-th masked tile of a `TileRange`, of which there are whole - begin + end - split."""
+    """The index-th masked tile of a `TileRange`, which has whole - begin + end - split of them."""
     before = tiles.whole - tiles.begin
     return tl.where(index < before, tiles.begin + index, tiles.split + index - before)
 
@@ -180,8 +180,8 @@ def load_tile(
 ):
     """A tile [BLOCK, BLOCK_DIM] of `Rows` from `first`; zeros from row `count` on and past the dims.
 
-    WHOLE: all rows are before `count`, which is not looked at.  TMA: by the descriptor, which knows no end of a packed
-    sequence; such a tile is WHOLE.
+    WHOLE: all rows are before `count`, so no row is masked.  TMA: through the descriptor, which does not end at the end of
+    a packed sequence; such a tile must be WHOLE.
     """
     if TMA:
         tile = rows.desc.load(
@@ -205,6 +205,6 @@ def load_tile(
 def padded_start(number, query_start, queries, PACKED: tl.constexpr, PAD: tl.constexpr):
     """First row of a sequence where each begins at a multiple of PAD, with room for whole tiles (int64)."""
     if PACKED:
-        # Tq + B PAD rows are enough: rounding the end of a sequence up takes less than the PAD that each brings.
+        # Tq + B PAD rows are enough: rounding up the end of a sequence takes fewer rows than the PAD that each sequence adds.
         return (query_start + tl.cast(number, tl.int64) * PAD) // PAD * PAD
     return tl.cast(number, tl.int64) * ((queries + PAD - 1) // PAD * PAD)

@@ -1,4 +1,4 @@
-"""Arguments of HSTU kernels that every family has, by name."""
+"""Arguments that all HSTU kernels share, in groups."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class RowStrides(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> RowStrides:
-        """Those of a tensor."""
+        """Strides of a tensor."""
         return cls(row=x.stride(0), head=x.stride(1))
 
 
 class Sequences(NamedTuple):
-    """Where the sequences of a call lie in packed tensors; what is not read may be None or any other tensor."""
+    """Where the sequences of a call lie in packed tensors; a tensor that is not read may be None or any other."""
 
     offsets_ptr: Any
-    "[sequences + 1] of the keys"
+    "[sequences + 1], for keys"
     offsets_q_ptr: Any
-    "of the queries, with HAS_CACHE"
+    "the same for queries, with HAS_CACHE"
     num_targets_ptr: Any
     "[sequences], with HAS_TARGETS"
 
 
 class Parts(NamedTuple):
-    """An output [rows, heads, dim] whose keys are split, before its parts are added up."""
+    """Partial sums of an output [rows, heads, dim] whose keys are split."""
 
     sums: Tensor
     "fp32 [rows, parts, heads, dim]"
     scale: float
-    "factor of their sum"
+    "factor of the sum"
     shuffled: bool
-    "whether columns are as the kernels for Hopper leave them (`dense.parts`)"
+    "whether columns are in the order of the Hopper kernels (`dense.parts`)"

@@ -2,14 +2,14 @@
 """Building blocks of the dense HSTU kernels: bounds of a sequence, ranges of tiles, unmasked loads, the mask, SiLU.
 
 A sequence of n keys is ``[prefix | history | targets]``: C prefix rows, `seen` = n - T rows before the T
-targets.  Rows and keys are numbered from the sequence's first key; its queries are its last rows.  For the
-window W a position p counts: all prefix rows are one place, all targets are one place.
+targets.  Rows and keys are numbered from the sequence's first key; its queries are its last rows.  The window W
+compares positions p: all prefix rows have one position, and all targets have one.
 
     row i sees key j    (j < seen or j = i) and (j <= i or i < C, if causal)
                         and (p(i) - p(j) <= W [and p(j) - p(i) <= W, if not causal] or i < C, if windowed)
 
-The ranges below are the same rule solved for whole tiles: what no row of a tile sees is never loaded, and
-what every row sees is not masked.
+The ranges below solve the same rule for whole tiles: a tile that no row sees is not loaded, and a tile that every row
+sees is not masked.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ than SMs are drawn."""
 
 
 class Bounds(NamedTuple):
-    """Where a sequence lies, and what is in it."""
+    """Place and parts of a sequence."""
 
     key_start: Any
     "first key in the packed tensors, int64"
     query_start: Any
-    "first query there, int64"
+    "first query in the packed tensors, int64"
     keys: Any
     first_query: Any
     "position of query 0"
     prefix: Any
-    "rows"
+    "number of prefix rows"
     seen: Any
-    "rows before the targets"
+    "number of rows before the targets"
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def sequence(
 @triton.jit
 @no_type_check
 def place(position, prefix, seen, HAS_PREFIX: tl.constexpr):
-    """Where a row stands for the window; only differences count."""
+    """Position of a row for the window; only differences matter."""
     position = tl.minimum(position, seen)
     if HAS_PREFIX:
         position = tl.maximum(position, prefix - 1)
@@ -111,7 +111,7 @@ def sees(
 def keys_of_rows(
     first, last, prefix, seen, window, CAUSAL: tl.constexpr, HAS_PREFIX: tl.constexpr, HAS_WINDOW: tl.constexpr
 ):
-    """The `Reach` of the rows [first, last] among the keys before the targets."""
+    """The `Reach` of the rows [first, last] among the keys before the targets: which keys they see."""
     low = 0
     all_low = 0
     high = seen
@@ -132,7 +132,7 @@ def keys_of_rows(
         low = tl.where(mixed, 0, low)
         high = tl.where(mixed, seen, high)
         if CAUSAL or HAS_WINDOW:
-            # The first row behind the prefix sees at least itself ahead.
+            # The first row after the prefix sees at least itself.
             all_high = tl.where(mixed, prefix + 1, all_high)
         whole = last < prefix
         all_low = tl.where(whole, 0, all_low)
@@ -154,7 +154,7 @@ def rows_of_keys(
     HAS_TARGETS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """The `Reach` of the keys [first, last] among the rows behind the prefix."""
+    """The `Reach` of the keys [first, last] among the rows after the prefix: which rows see them."""
     low = 0
     all_low = 0
     high = rows
@@ -163,7 +163,7 @@ def rows_of_keys(
         low = first
         all_low = last
     if HAS_WINDOW:
-        # A key of the prefix stands where the prefix's last one does.
+        # Keys of the prefix have the position of its last one.
         near = tl.maximum(tl.minimum(last, seen - 1), prefix - 1) + window
         high = tl.where(near >= seen, rows, near + 1)
         near = tl.maximum(first, prefix - 1) + window
@@ -172,7 +172,7 @@ def rows_of_keys(
             low = tl.where(first < prefix, 0, tl.maximum(first - window, 0))
             all_low = tl.where(last < prefix, 0, tl.maximum(last - window, 0))
     if HAS_TARGETS:
-        # A target is seen by itself alone; keys of both kinds have no row that sees them all.
+        # Only a target itself sees it; a range of both kinds of keys has no row that sees all of them.
         target = first >= seen
         low = tl.where(target, first, low)
         high = tl.where(target, tl.minimum(last + 1, rows), tl.maximum(high, tl.where(last >= seen, last + 1, 0)))
@@ -181,10 +181,10 @@ def rows_of_keys(
 
 
 class KeyTiles(NamedTuple):
-    """Tiles of keys that rows see, counted from key 0.
+    """Key tiles that a range of rows sees, counted from key 0.
 
-    Masked are [begin, whole), [split, end) and, the rows' own among the targets, those from `own` on.  [whole, split)
-    are seen by every row.
+    [begin, whole), [split, end) and, for the rows' own targets, tiles from `own` on are masked; every row sees all keys of
+    [whole, split).
     """
 
     begin: Any
@@ -193,7 +193,7 @@ class KeyTiles(NamedTuple):
     end: Any
     own: Any
     masked: Any
-    "how many are"
+    "number of masked tiles"
 
 
 @triton.jit
@@ -228,7 +228,7 @@ def tiles_of_rows(
     count = whole - begin + end - split
     own = end
     if HAS_TARGETS:
-        # The tile where the history ends is among those above, with the targets in it.
+        # The tile in which the history ends is one of those above, including the targets in it.
         own = tl.maximum(tl.maximum(first, seen) // BLOCK_N, end)
         count += tl.maximum(tl.where(last >= seen, last // BLOCK_N + 1 - own, 0), 0)
     return KeyTiles(begin=begin, whole=whole, split=split, end=end, own=own, masked=count)
@@ -237,7 +237,7 @@ def tiles_of_rows(
 @triton.jit
 @no_type_check
 def masked_tile(index, tiles, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """The index-th of the masked ones of `KeyTiles`."""
+    """The index-th masked tile of `KeyTiles`."""
     before = tiles.whole - tiles.begin
     tile = tiles.split + index - before
     if HAS_WINDOW:
@@ -249,14 +249,14 @@ def masked_tile(index, tiles, HAS_TARGETS: tl.constexpr, HAS_WINDOW: tl.constexp
 
 
 class Rows(NamedTuple):
-    """The rows of a head of a sequence, of which `load_whole` loads tiles."""
+    """The rows of a head of a sequence, from which `load_whole` loads tiles."""
 
     base: Any
-    "pointer to the first"
+    "pointer to the first row"
     desc: Any
-    "descriptor of the tensor, where tiles come by TMA"
+    "TMA descriptor of the tensor, if tiles are loaded by TMA"
     start: Any
-    "the first in the packed tensor"
+    "first row in the packed tensor"
     head: Any
     stride: Any
     "elements from one row to the next"
@@ -265,7 +265,7 @@ class Rows(NamedTuple):
 @triton.jit
 @no_type_check
 def load_whole(rows, first, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr, TMA: tl.constexpr):
-    """A tile of `Rows` that all belong to their sequence."""
+    """A tile of `Rows` of which all rows belong to the sequence."""
     if TMA:
         tile = rows.desc.load([tl.cast(rows.start + first, tl.int32), tl.cast(rows.head, tl.int32), 0])
         return tile.reshape(BLOCK, BLOCK_DIM)
@@ -277,7 +277,7 @@ def load_whole(rows, first, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: t
 @triton.jit
 @no_type_check
 def half_tanh(half, APPROXIMATE: tl.constexpr):
-    """tanh(half): one instruction of an NVIDIA card (error 2⁻¹¹), or by a plain exponential."""
+    """tanh(half): by one instruction of NVIDIA cards (error 2⁻¹¹), or by an exponential."""
     if APPROXIMATE:
         return tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=f,f", [half], dtype=tl.float32, is_pure=True, pack=1

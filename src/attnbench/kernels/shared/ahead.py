@@ -1,16 +1,16 @@
-"""Kernels compiled ahead of the call that needs them, in processes without a card, into Triton's cache on disk.
+"""Kernels compiled before the call that needs them, in processes without a card, into Triton's cache on disk.
 
-What a call needs is found by making it, on tensors without memory (device "meta") that count as lying on the
-card (`card.stood_in_for`), while Triton has a driver that knows the card's architecture and nothing else, and a mode in
-which whatever it would compile is handed over.  So checks, configurations, specialisations and with them the keys of
-the cache are those of the real call, and there is no second description.
+What a call needs is found by making it, on tensors without memory (device "meta") that are treated as tensors of the card
+(`card.stood_in_for`).  Triton then has a driver that only knows the card's architecture, and is in a mode in which every
+kernel that it would compile is collected.  So checks, configurations, specialisations and the keys of the cache are those
+of the real call, and there is no second description of them.
 
     with gathered(card) as jobs:
-        flash_attention(q, k, v)            # launches nothing; `jobs` has a kernel more, under its key in the cache
+        flash_attention(q, k, v)            # launches nothing; `jobs` has one more kernel, by its key in the cache
     compile_all(jobs.values(), processes=8)
 
-Each kernel is compiled in a fork of its own.  If a compiler dies or hangs, the real call compiles that kernel itself and
-reports the error.
+Each kernel is compiled in a forked process of its own.  If a compiler dies or hangs, the real call compiles that kernel
+itself and reports the error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from triton.runtime.driver import driver
 from attnbench.kernels.shared.card import Card, stood_in_for
 
 LIMIT_S = 300
-"Seconds of a core that a kernel may take to compile, as may the assembler."
+"CPU seconds that a kernel, or the assembler, may take to compile."
 PR_SET_PDEATHSIG = 1
 
 
@@ -40,47 +40,47 @@ class Job(NamedTuple):
     """A kernel that Triton would compile."""
 
     key: str
-    "of Triton's cache"
+    "key in Triton's cache"
     compile: Callable[[], Any]
-    "compiles it, or finds it there"
+    "compiles it, or finds it in the cache"
 
 
 class _Gathering:
-    """Stands for Triton's mode of compiling asynchronously: of what it is given it compiles nothing."""
+    """Replaces Triton's mode of asynchronous compilation: collects what should be compiled, and compiles nothing."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
 
     def submit(self, key: str, compile_kernel: Callable[[], Any], *then: Callable[..., Any]) -> None:
-        """Note a kernel; None says that there is none to launch."""
+        """Collect a kernel; None: there is no kernel to launch."""
         self.jobs.setdefault(key, Job(key, compile_kernel))
 
 
 class _Driver:
-    """Of Triton's driver what compiling asks for."""
+    """The part of Triton's driver that compiling needs."""
 
     def __init__(self, card: Card) -> None:
         self.target = GPUTarget("cuda", 10 * card.capability[0] + card.capability[1], 32)
 
     def get_current_device(self) -> str:
-        """No number: kernels that Triton keeps for a real card stay apart."""
+        """Not a number, so that kernels that Triton caches for a real card stay apart."""
         return f"ahead of sm_{self.target.arch}"
 
     def get_current_stream(self, device: object) -> int:
-        """None that anything is launched on."""
+        """None: nothing is launched."""
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        """What the card runs."""
+        """The target of the card."""
         return self.target
 
 
 @contextmanager
 def gathered(card: Card) -> Iterator[dict[str, Job]]:
-    """Launch nothing in this thread while open, but gather what would be compiled, each kernel once.
+    """Launch nothing in this thread while open, but collect each kernel that would be compiled, once.
 
     Args:
-        card: on which every tensor counts as lying.
+        card: all tensors are treated as tensors of this card.
 
     Yields:
         The jobs so far, by key.
@@ -99,12 +99,12 @@ def gathered(card: Card) -> Iterator[dict[str, Job]]:
 def compile_all(
     jobs: Iterable[Job], *, processes: int, on_end: Callable[[Job, bool], None] = lambda job, done: None
 ) -> None:
-    """Compile kernels, each in a fork of this process, which therefore may have no card of CUDA's.
+    """Compile kernels, each in a fork of this process, which therefore must not have initialized CUDA.
 
     Args:
-        jobs: drawn from one by one, whenever there is room for another process.
+        jobs: an iterator from which a job is taken whenever another process may start.
         processes: at a time.
-        on_end: called for each job with whether it is in the cache now, in no order.
+        on_end: called for each job, in any order, with whether it is in the cache now.
     """
     running: dict[int, Job] = {}
 
@@ -123,7 +123,7 @@ def compile_all(
 
 def _forked(job: Job) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of this process hold no lock we need
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads hold no lock that the fork needs
         pid = os.fork()
     if pid:
         return pid
@@ -136,21 +136,21 @@ def _forked(job: Job) -> int:
             os.dup2(silence, stream)
         _launchable(job.compile())
         code = 0
-    finally:  # whatever it was, nothing of the parent's is to run here
+    finally:  # on any error: no code of the parent must run in the fork
         os._exit(code)
 
 
 def _launchable(kernel: Any) -> None:
-    """Build the launcher of a compiled kernel too, where that is a module in C of its own (Triton 3.6)."""
+    """Also build the launcher of a compiled kernel, where that is a C module of its own (Triton 3.6)."""
     from triton.backends.nvidia import driver as nvidia
 
     if hasattr(nvidia, "make_launcher"):
-        with suppress(Exception):  # a machine without libcuda has no use for it
+        with suppress(Exception):  # a machine without libcuda does not need it
             nvidia.CudaLauncher(kernel.src, kernel.metadata)
 
 
 def die_with(parent: int) -> None:
-    """Ask the system for SIGKILL when the parent dies (Linux); catch the parent that is dead already."""
+    """Ask the system for SIGKILL when the parent dies (Linux); also detects a parent that has died already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

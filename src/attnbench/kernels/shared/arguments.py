@@ -1,4 +1,4 @@
-"""Arguments of kernels that every family has, by name."""
+"""Arguments that kernels of every family share, in groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Strides(NamedTuple):
-    """Elements from one sequence, row and head of a tensor to the next; the dims of a row are neighbours."""
+    """Elements from one sequence, row and head of a tensor to the next; the dims of a row are contiguous."""
 
     batch: Any
     row: Any

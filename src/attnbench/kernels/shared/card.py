@@ -1,4 +1,4 @@
-"""Facts of the card that a tensor lies on, or of the one that kernels are compiled for ahead of a call."""
+"""Properties of the card that a tensor is on, or of the card for which kernels are compiled ahead of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Card(NamedTuple):
-    """What of a card decides which kernels are compiled for it, and how."""
+    """Properties of a card that determine which kernels are compiled for it, and how."""
 
     capability: tuple[int, int]
     "(9, 0) of an H200"
@@ -20,7 +20,7 @@ class Card(NamedTuple):
 
     @classmethod
     def current(cls) -> Card | None:
-        """PyTorch's current one; None where there is none."""
+        """PyTorch's current card; None if there is none."""
         if not torch.cuda.is_available():
             return None
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -28,12 +28,12 @@ class Card(NamedTuple):
 
 
 stand_in: Card | None = None
-"The card that tensors of no card are taken to lie on."
+"Card that tensors on no card are treated as being on."
 
 
 @contextmanager
 def stood_in_for(card: Card) -> Iterator[None]:
-    """Take every tensor for one on this card: for tensors without memory (`shared.ahead`), in a process of its own."""
+    """Treat every tensor as one on this card: for tensors without memory (`shared.ahead`), in a process of its own."""
     global stand_in
     before, stand_in = stand_in, card
     try:
@@ -43,19 +43,19 @@ def stood_in_for(card: Card) -> Iterator[None]:
 
 
 def takes_compiled(x: Tensor) -> bool:
-    """Whether a tensor is one for compiled kernels: on a card, or taken for it."""
+    """Whether a tensor is for compiled kernels: on a card, or treated as such."""
     return x.is_cuda or stand_in is not None
 
 
 def capability_of(x: Tensor) -> tuple[int, int] | None:
-    """Compute capability of a tensor's card; None elsewhere."""
+    """Compute capability of a tensor's card; None without a card."""
     if stand_in is not None:
         return stand_in.capability
     return torch.cuda.get_device_capability(x.device) if x.is_cuda else None
 
 
 def processors(x: Tensor) -> int:
-    """SMs of a tensor's card; elsewhere few enough that a program has several tiles."""
+    """SMs of a tensor's card; without a card so few that a program processes several tiles."""
     if stand_in is not None:
         return stand_in.processors
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2

@@ -45,32 +45,32 @@ class Spelled:
     """How a field is spelled in a short form, and which values it accepts."""
 
     form: str
-    "with {} for the value; a leading - begins a word of its own, else it continues the word before it"
+    "with {} for the value; a leading - begins a new word, otherwise it continues the previous word"
     accepted: Collection[Any] = ()
-    "values; of a text its words, each its own spelling; empty: any of the type"
+    "accepted values; of a text each is its own spelling; empty: all values of the type"
     none: str | None = None
-    "how None is spelled, where it is never left out"
+    "spelling of None; such a field is never left out"
     words: Mapping[bool, str] = field(default_factory=dict)
     "spelling of a boolean"
     far: float = 2.0
-    "how far apart two words are where the nearest configuration is looked for; a factor of two in a number is 1"
+    "distance of two words, for finding the nearest configuration; a factor of two in a number is 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A field of a table, with its type resolved."""
+    """A field of a table, with its resolved type."""
 
     name: str
     kind: Any
-    "int, float, bool, str, or a LaunchConfig within this one"
+    "int, float, bool, str, or a nested LaunchConfig"
     default: Any
-    "MISSING: it is always spelled"
+    "MISSING: the field is always spelled"
     spelled: Spelled
     optional: bool
 
     @property
     def always(self) -> bool:
-        """Whether every short form says it."""
+        """Whether every short form contains it."""
         return self.default is MISSING or self.spelled.none is not None
 
     @property
@@ -82,7 +82,7 @@ class Column:
         elif self.kind is str:
             value = "|".join(map(re.escape, self.spelled.accepted))
         elif issubclass(self.kind, LaunchConfig):
-            # Groups within the value have no names, so that only the whole counts here.
+            # No named groups within the value, so that the only named group is the field's.
             inner = "".join(column.pattern for column in self.kind.table().values())
             value = re.sub(r"\(\?P<\w+>", "(?:", inner)
         else:
@@ -91,7 +91,7 @@ class Column:
         return f"(?:{whole}|(?P<{self.name}_none>{self.spelled.none}))" if self.spelled.none else f"(?:{whole})"
 
     def spell(self, value: Any) -> str:
-        """The part of a short form for a value; empty where it is said by leaving it out."""
+        """The part of a short form for a value; empty if the value is the default."""
         lead = "-" if self.spelled.form.startswith("-") else ""
         if value is None:
             return lead + self.spelled.none if self.spelled.none else ""
@@ -101,14 +101,14 @@ class Column:
         return self.spelled.form.format(value.short if isinstance(value, LaunchConfig) else value)
 
     def value(self, text: str) -> Any:
-        """The value a group of `pattern` stands for."""
+        """The value of a group that matched `pattern`."""
         if self.kind is bool:
             return next(value for value, word in self.spelled.words.items() if word == text)
         return self.kind.parse(text, spelled=False) if issubclass(self.kind, LaunchConfig) else self.kind(text)
 
     @property
     def examples(self) -> list[str]:
-        """Words that a message offers."""
+        """Words for an error message."""
         if self.kind is str:
             return [self.spell(word).removeprefix("-") for word in self.spelled.accepted if word != self.default]
         if self.kind is bool:
@@ -121,7 +121,7 @@ class Column:
         return [*filter(None, [self.spelled.none]), self.spelled.form.removeprefix("-").format(letter)]
 
     def fault(self, value: Any) -> str | None:
-        """What is wrong with a value; None of an accepted one."""
+        """What is wrong with a value; None for an accepted one."""
         accepted = self.spelled.accepted
         if (value is None and self.optional) or not accepted or value in accepted:
             return None
@@ -137,7 +137,7 @@ class LaunchConfig:
     """Base of launch configurations: tiles, warps, stages and code path, spelled and read by a table of fields."""
 
     EXAMPLE: ClassVar[str]
-    "a short form that messages show"
+    "a short form for error messages"
 
     def __post_init__(self) -> None:
         """Refuse values that a field does not accept.
@@ -164,27 +164,27 @@ class LaunchConfig:
 
     @property
     def full(self) -> str:
-        """Every field, by name."""
+        """Full form: every field by name."""
         return " ".join(f"{name}={_full(value)}" for name, value in self.values.items())
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every field, as data; a configuration within it as itself."""
+        """All fields as data; a nested configuration as itself."""
         return {name: getattr(self, name) for name in self.table()}
 
     @classmethod
     def spell(cls, said: Mapping[str, Any]) -> str:
-        """Short form of some fields, whatever their defaults are."""
+        """Short form of some fields, including those with default values."""
         parts = (column.spell(said[name]) for name, column in cls.table().items() if name in said)
         return "".join(parts).removeprefix("-")
 
     @classmethod
     def parse(cls, text: str, *, spelled: bool = True) -> Self:
-        """Read a short or a full form.
+        """Parse a short or a full form.
 
         Args:
             text: the form.
-            spelled: it must be spelled as `short` does; else words may come in any order, defaults among them.
+            spelled: whether it must be spelled as `short` does; otherwise words may be in any order, including defaults.
 
         Raises:
             ValueError: it is neither form; the message says what is wrong and what is accepted.
@@ -198,10 +198,10 @@ class LaunchConfig:
 
     @classmethod
     def read_part(cls, text: str) -> dict[str, Any]:
-        """Only the fields that a short form names: a change of some other configuration.
+        """Only the fields that a short form contains: a change of another configuration.
 
         Raises:
-            ValueError: it is no short form, or one that is spelled otherwise.
+            ValueError: it is not a short form, or is spelled differently.
         """
         found = cls.read(text)
         for name, value in found.items():
@@ -213,10 +213,10 @@ class LaunchConfig:
 
     @classmethod
     def read(cls, text: str) -> dict[str, Any]:
-        """Fields by name that a short form says, its words after the first in any order.
+        """Fields by name from a short form, whose words after the first may be in any order.
 
         Raises:
-            ValueError: a word is unknown or comes twice, or the first word is missing.
+            ValueError: a word is unknown or repeated, or the first word is missing.
         """
         grammar = _grammar(cls)
         table, patterns = grammar.columns, grammar.words
@@ -239,7 +239,7 @@ class LaunchConfig:
                 if value is None:
                     continue
                 if name in found:
-                    raise ValueError(f"says {name} twice; each once")
+                    raise ValueError(f"has {name} twice; each once")
                 found[name] = None if group not in table else table[name].value(value)
         lacking = [name for name, column in table.items() if column.always and name not in found]
         if lacking:
@@ -260,7 +260,7 @@ class LaunchConfig:
         return found
 
     def distance(self, other: Self) -> float:
-        """How different two configurations are: a factor of two in a number counts 1, another word 2."""
+        """Distance between two configurations: a factor of two in a number counts 1, a different word 2."""
         return sum(
             _distance(column, getattr(self, name), getattr(other, name)) for name, column in self.table().items()
         )
@@ -270,14 +270,14 @@ _Config = TypeVar("_Config", bound=LaunchConfig)
 
 
 class NoDefaultError(LookupError):
-    """A table of defaults has no row for what was asked."""
+    """A table of defaults has no row that matches."""
 
 
 class Defaults:
-    """Tuned defaults of a kernel family: a TOML table whose first row that fits is taken.
+    """Tuned defaults of a kernel family: a TOML table, whose first matching row is used.
 
-    A row says for what it holds (`RULES` and ``rounds``; a key left out holds for any value) and a ``config`` in its
-    short form.  ``rounds`` is the most rounds of the card's SMs that the programs of this configuration take.  Other
+    The keys of a row are conditions (`RULES` and ``rounds``; a missing key matches everything) and a ``config`` in its
+    short form.  ``rounds`` is the most rounds over the card's SMs that the programs of this configuration may take.  Other
     keys, such as the card and the date of a measurement, are for the reader.
     """
 
@@ -313,17 +313,17 @@ class Defaults:
         rounds: Callable[[_Config], float] = lambda config: math.inf,
         **asked: Any,
     ) -> _Config:
-        """The configuration of the first row that fits.
+        """The configuration of the first row that matches.
 
         Args:
             table: name of the table.
-            kind: of the configuration.
-            also: what else a configuration must be.
-            rounds: of the card's SMs that the programs of a configuration take; rows with ``rounds`` are left out without.
-            asked: values by the keys of `RULES`; cards is one major compute capability.
+            kind: type of the configuration.
+            also: a further condition on the configuration.
+            rounds: rounds over the card's SMs that a configuration's programs take; None: rows with ``rounds`` are skipped.
+            asked: values for the keys of `RULES`; cards is one major compute capability.
 
         Raises:
-            NoDefaultError: no row fits: the kernels do not take this.
+            NoDefaultError: no row matches: the kernels do not support this.
         """
         for row in self.rows(table):
             if all(self.RULES[name](row[name], value) for name, value in asked.items() if name in row):
@@ -334,31 +334,31 @@ class Defaults:
 
 
 def nearest(text: str, there: Collection[str]) -> str:
-    """The name most like a text, of several as like the one that begins like it longest; empty where there is none."""
+    """The name most similar to a text, among equals the one with the longest common prefix; empty if there are none."""
     near = get_close_matches(text, there, n=16, cutoff=0.0)
     alike = [name for name in near if _likeness(text, name) == _likeness(text, near[0])]
     return max(alike, key=lambda name: _beginning(text, name), default="")
 
 
 def _beginning(text: str, name: str) -> int:
-    """Letters that both begin with."""
+    """Length of the common prefix."""
     return sum(1 for _ in takewhile(bool, map(eq, text, name)))
 
 
 def _likeness(text: str, name: str) -> float:
-    # As get_close_matches has it, which keeps the second sequence.
+    # As get_close_matches does it, which caches the second sequence.
     return SequenceMatcher(None, name, text).ratio()
 
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """What a configuration's type says of its short forms, computed once."""
+    """The grammar of the short forms of a configuration type, computed once."""
 
     columns: dict[str, Column]
     words: list[str]
     "a regular expression for each word that a short form may have"
     head: bool
-    "whether it begins with a word that is always there"
+    "whether it begins with a word that is always present"
 
 
 _GRAMMARS: dict[type[LaunchConfig], _Grammar] = {}

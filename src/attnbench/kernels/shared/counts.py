@@ -1,10 +1,10 @@
-"""Integers that depend on the number of rows of tensors, recomputed when a kept call has another number of rows.
+"""Integers that depend on the number of rows of tensors, recomputed when a cached call has another number of rows.
 
-    rows = rows_in(q)                       a `RowCount`: the whole number it is, and how it came about
-    empty((rows * heads,), q)               allocated for as many rows as the next call has
-    programs = min(132, rows // 128)        comparisons are recorded: where one has another result, the plan is made again
+    rows = rows_in(q)                       a `RowCount`: an integer, and the expression that it was computed by
+    empty((rows * heads,), q)               allocated for the number of rows of the call that repeats this
+    programs = min(132, rows // 128)        comparisons are recorded: if one has another result, a new plan is made
 
-A `RowCount` is made of others by sums, products and quotients.  Its source is an expression of Python over `r`, the
+A `RowCount` is computed from others by sums, products and quotients.  Its source is a Python expression over `r`, the
 extents of a call's arguments by number and axis.
 """
 
@@ -23,7 +23,7 @@ Rows = Mapping[tuple[int, int], int]
 
 
 class Extent(NamedTuple):
-    """How long a tensor is along an axis, or how many elements are from one place to the next there."""
+    """Length of a tensor along an axis, or its stride there."""
 
     of: Tensor
     axis: int
@@ -43,7 +43,7 @@ _guards = _Guards()
 
 @contextmanager
 def noting_guards() -> Iterator[list[tuple[Source, bool]]]:
-    """Note in this thread how comparisons of counts come out."""
+    """Record the results of comparisons of counts in this thread."""
     before, _guards.noted = _guards.noted, []
     try:
         yield _guards.noted
@@ -52,13 +52,13 @@ def noting_guards() -> Iterator[list[tuple[Source, bool]]]:
 
 
 class RowCount:
-    """A whole number that follows from how long tensors are."""
+    """An integer that depends on the lengths of tensors."""
 
     __slots__ = ("source", "value")
-    __hash__ = None  # type: ignore[assignment]  # the way to be unhashable
+    __hash__ = None  # type: ignore[assignment]  # makes it unhashable
 
     def __init__(self, value: int, *source: str | Extent) -> None:
-        """A number, and the pieces of the expression that it is."""
+        """An integer, and the pieces of its expression."""
         self.value, self.source = value, source
 
     def __index__(self) -> int:
@@ -135,7 +135,7 @@ class RowCount:
         return self._is(other, ">=")
 
     def parts(self, size: int) -> RowCount:
-        """How many parts of a size it has, the last one maybe smaller."""
+        """Number of parts of a size; the last one may be smaller."""
         return (self + (size - 1)) // size
 
 
@@ -154,17 +154,17 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 
 def rows_in(x: Tensor, axis: int = 0) -> RowCount:
-    """How long an argument, or what was made by `empty`, is along an axis."""
+    """Length of an argument, or of a tensor made by `empty`, along an axis."""
     return RowCount(x.shape[axis], Extent(x, axis, is_stride=False))
 
 
 def stride_in(x: Tensor, axis: int) -> RowCount:
-    """How many elements are from one place to the next along an axis of the same, which is contiguous."""
+    """Stride of such a tensor, which must be contiguous, along an axis."""
     return RowCount(x.stride(axis), Extent(x, axis, is_stride=True))
 
 
 def now(value: Any) -> Any:
-    """A value with the numbers that its counts are, in tuples too."""
+    """A value with its counts replaced by their integers, also within tuples."""
     if isinstance(value, RowCount):
         return value.value
     if isinstance(value, tuple) and any(isinstance(one, RowCount | tuple) for one in value):
@@ -177,21 +177,21 @@ def _like(value: tuple[Any, ...], parts: Any) -> Any:
 
 
 class Follows(NamedTuple):
-    """A count without its tensors."""
+    """A count's expression, without its tensors."""
 
     source: str
     at: Callable[[Rows], int]
-    "the number, for arguments of these extents"
+    "computes the integer from the extents of the arguments"
 
 
-@lru_cache(4096)  # to compile an expression takes longer than all it is for
+@lru_cache(4096)  # compiling an expression takes longer than everything else here
 def following(source: str) -> Follows:
-    """What follows from a source in one piece."""
+    """Compile an expression."""
     return Follows(source, eval(f"lambda r: {source}", {"__builtins__": {"max": max}}))
 
 
 def describes(descriptor: Any, *, shape: Mapping[int, RowCount], strides: Mapping[int, RowCount]) -> Any:
-    """A descriptor of which some extents and strides, by axis, are counts."""
+    """Attach to a descriptor the extents and strides, by axis, that are counts."""
     descriptor.counts = shape, strides
     return descriptor
 

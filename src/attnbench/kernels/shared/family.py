@@ -1,8 +1,8 @@
-"""Names of a kernel family's launch configurations: listed, read, refused with the nearest, and which is the default.
+"""Names of a kernel family's launch configurations: which there are, how they are read and refused, which is the default.
 
-A family has a `Part` for each kernel that is configured apart: the forward (``m128n128w8s2-tma-pp``) and the backward
-(``b64x128w8s2-atomic-tma-ws``).  A name is one part, or one of each joined by ``+``.  What a part is spelled like says
-`shared.configs`; which of them a shape has says the family.  Imports neither torch nor Triton.
+A family has a `Part` for each kernel that is configured on its own: the forward (``m128n128w8s2-tma-pp``) and the backward
+(``b64x128w8s2-atomic-tma-ws``).  A name is one part, or one of each joined by ``+``.  `shared.configs` defines the spelling
+of a part, the family which configurations a shape has.  Imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Values = Mapping[str, Any]
 _Shape = TypeVar("_Shape")
 _Config = TypeVar("_Config", bound=LaunchConfig)
 _SIDES = {"fwd": ("both", "forward"), "bwd": ("both", "backward"), "fwd-bwd": ("both", "backward")}
-"""Whose parts are listed and tuned, by mode: in a mode with a backward the forward is as it is by default."""
+"""Sides that are listed and tuned, by mode: in a mode with a backward the forward keeps its default."""
 
 
 class Misnamed(ValueError):
-    """A name that cannot be read, or of a configuration the shape does not have: the words of a refusal."""
+    """A name that cannot be read, or of a configuration that the shape does not have: the words of the error."""
 
     def __init__(self, text: str, wrong: str, accepted: str, near: str = "") -> None:
         super().__init__(f"config={text} {wrong}; {accepted}")
@@ -37,11 +37,11 @@ class Part(ABC, Generic[_Shape]):
     side: ClassVar[str]
     "forward, backward, or both"
     hint: ClassVar[str]
-    "what its names look like"
+    "pattern of its names, for messages"
 
     @abstractmethod
     def begins(self, text: str) -> bool:
-        """Whether a text is meant for this part."""
+        """Whether a name is one of this part."""
 
     @abstractmethod
     def space(self, shape: _Shape) -> Mapping[str, Values]:
@@ -49,7 +49,7 @@ class Part(ABC, Generic[_Shape]):
 
     @abstractmethod
     def read(self, text: str, shape: _Shape) -> Values:
-        """What a name says.
+        """The fields that a name stands for.
 
         Raises:
             ValueError: it cannot be read, or is not valid for the shape: ``<what is wrong>; <what is accepted>``.
@@ -60,31 +60,31 @@ class Part(ABC, Generic[_Shape]):
         """Short form of the tuned default.
 
         Raises:
-            NoDefaultError: the kernels do not take such a shape.
+            NoDefaultError: the kernels do not support such a shape.
         """
 
     def default(self, shape: _Shape) -> str:
-        """Short form of the tuned default; empty of a shape that the kernels do not take."""
+        """Short form of the tuned default; empty for a shape that the kernels do not support."""
         try:
             return self.tuned(shape)
         except NoDefaultError:
             return ""
 
     def check(self, text: str, shape: _Shape) -> None:
-        """Refuse a name that was read, on a card that it is not for.
+        """Refuse a name that was read, if its configuration is not for this card.
 
         Raises:
             ValueError: as of `read`.
         """
 
     def nearest(self, text: str, shape: _Shape) -> str:
-        """The valid short form most like a text; empty where there is none."""
+        """The valid short form most similar to a text; empty if there is none."""
         return nearest(text, self.space(shape))
 
 
 @dataclass(frozen=True)
 class Forward(Part[_Shape], Generic[_Shape, _Config]):
-    """The forward of a family whose configurations are a table's fields and whose rules say which of them a shape has."""
+    """The forward of a family, whose configurations are a table of fields; rules say which of them a shape has."""
 
     side, hint = "forward", "m…"
 
@@ -92,7 +92,7 @@ class Forward(Part[_Shape], Generic[_Shape, _Config]):
     valid: Callable[[_Shape], Sequence[_Config]]
     "every configuration that is listed and tuned for a shape, in one order"
     fault: Callable[[_Config, _Shape], tuple[str, str] | None]
-    "the rule by which a shape has not a configuration, and its words; None of a valid one"
+    "the rule that a configuration breaks for a shape, and its message; None for a valid one"
     usual: Callable[[_Shape], _Config]
     "the tuned default"
 
@@ -105,7 +105,7 @@ class Forward(Part[_Shape], Generic[_Shape, _Config]):
         return {config.short: config.values for config in self.valid(shape)}
 
     def read(self, text: str, shape: _Shape) -> Values:
-        """As of `Part`; the default is read whatever a rule says."""
+        """As of `Part`; the default is accepted whatever the rules say."""
         config = self.config.parse(text)
         if (found := self.fault(config, shape)) and text != self.default(shape):
             rule, said = found
@@ -121,7 +121,7 @@ class Forward(Part[_Shape], Generic[_Shape, _Config]):
         return self.usual(shape).short
 
     def nearest(self, text: str, shape: _Shape) -> str:
-        """The valid short form most like a text, or like what it says if it can be read; empty where there is none."""
+        """The valid short form nearest to a text, or to its configuration if it parses; empty if there is none."""
         there = self.valid(shape)
         try:
             wanted = self.config.parse(text, spelled=False)
@@ -132,14 +132,14 @@ class Forward(Part[_Shape], Generic[_Shape, _Config]):
         return min(there, key=wanted.distance).short if there else ""
 
     def given(self, who: str, given: _Config | str, shape: _Shape) -> _Config:
-        """The configuration that a call gives, itself or its name.
+        """The configuration that a caller passed, as itself or by name.
 
         Raises:
-            ValueError: it cannot be read or used; the line, begun by `who`, says why, and which valid one is nearest.
+            ValueError: it cannot be read or used; the message begins with `who`, says why, and names the nearest valid one.
         """
         if not isinstance(given, str | self.config):
             accepted = f"a {self.config.__name__}, its name or None"
-            raise ValueError(f"{who}: config={given!r} is no configuration; {accepted}")
+            raise ValueError(f"{who}: config={given!r} is not a configuration; {accepted}")
         text = given if isinstance(given, str) else given.short
         try:
             config = self.config.parse(given) if isinstance(given, str) else given
@@ -165,11 +165,11 @@ class Family(Generic[_Shape]):
         return {short: values for part in self._listed(mode) for short, values in part.space(shape).items()}
 
     def default(self, shape: _Shape, mode: str) -> str:
-        """Short form of the default; empty of a shape that the kernels do not take."""
+        """Short form of the default; empty for a shape that the kernels do not support."""
         return self._listed(mode)[0].default(shape)
 
     def split(self, text: str, mode: str = "fwd-bwd") -> dict[str, str]:
-        """A name's text for each side it has.
+        """The parts of a name, by side.
 
         Raises:
             Misnamed: a side has two, or one is empty.
@@ -182,11 +182,11 @@ class Family(Generic[_Shape]):
         if len(found) < len(pieces) or not all(pieces):
             hints = [part.hint for part in self.parts]
             joined = ["+".join(hints)] if len(hints) == 2 else []
-            raise Misnamed(text, "joins more than one of each", " or ".join([", ".join(hints), *joined]))
+            raise Misnamed(text, "has two parts for one side", " or ".join([", ".join(hints), *joined]))
         return found
 
     def read(self, text: str, shape: _Shape, mode: str) -> dict[str, Any]:
-        """What a name says of a launch.
+        """The fields that a name stands for.
 
         Raises:
             Misnamed: with what is wrong, what is accepted and the nearest.
@@ -198,7 +198,7 @@ class Family(Generic[_Shape]):
         return values
 
     def check(self, text: str, shape: _Shape, mode: str) -> None:
-        """Refuse a name that was read, on a card that it is not for.
+        """Refuse a name that was read, if its configuration is not for this card.
 
         Raises:
             Misnamed: as of `read`.
@@ -211,7 +211,9 @@ class Family(Generic[_Shape]):
         for side, piece in self.split(text, mode).items():
             if side == "backward" and mode == "fwd":
                 raise Misnamed(
-                    piece, f"is of the backward, which mode={mode} has not", f"{self.parts[0].hint} of the forward"
+                    piece,
+                    f"is for the backward, which mode={mode} does not have",
+                    f"{self.parts[0].hint} of the forward",
                 )
             yield piece, next(part for part in self.parts if part.side == side)
 
@@ -221,7 +223,7 @@ class Family(Generic[_Shape]):
 
 @contextmanager
 def _refused(text: str, part: Part[_Shape], shape: _Shape) -> Iterator[None]:
-    """Say with what is wrong of a name which is the nearest."""
+    """The error for a name, with the nearest valid one."""
     try:
         yield
     except ValueError as why:

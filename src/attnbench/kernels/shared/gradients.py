@@ -1,4 +1,4 @@
-"""A function that is differentiable once, for eager calls, with little host overhead."""
+"""Functions that are differentiable once, for eager calls, with little host overhead."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _Backward = Callable[..., tuple[Any, ...]]
 
 
 class Differentiable(torch.autograd.Function):
-    """A `torch.autograd.Function` that is entered by `call`, for plain tensors outside of transforms."""
+    """A `torch.autograd.Function` that is called by `call`, for plain tensors outside of transforms."""
 
     @classmethod
     def call(cls, *arguments: Any) -> Any:
-        """`apply`, but for its search for tensors of a transform that has ended: `facts_of` refuses these."""
+        """`apply` without its search for tensors of a finished transform, which `facts_of` refuses."""
         return super(torch.autograd.Function, cls).apply(*arguments)
 
 
 def once(backward: _Backward) -> _Backward:
-    """Refuse a second derivative, which would be missing in silence.
+    """Refuse a second derivative, which would otherwise be silently missing.
 
-    Where none is asked for, `once_differentiable` only switches off what is off: the engine runs a backward so.
+    If no second derivative is requested, `once_differentiable` only disables gradients, which the engine has done already.
     """
     refusing: _Backward = once_differentiable(backward)
 

@@ -2,19 +2,19 @@
 """Building blocks of warp-specialized kernels for Hopper, written in Gluon.
 
 A producer warp fills ring buffers of tiles in shared memory by TMA; it waits only for free stages.  Consumer
-warpgroups of four warps process the tiles for 64 rows each: products read a tile from shared memory, and its stage is
-free again when every warpgroup has released it.
+warpgroups of four warps process 64 rows each: products read a tile from shared memory, and its stage is free again when
+every warpgroup has released it.
 
     Ring        a ring buffer of tiles, with two mbarriers a stage: full and empty
-    WorkQueue   a ring buffer of two stages, by which the producer publishes work items to the consumers
-    count       how many tiles a warp has had of a ring: stage = count % stages, phase = count // stages % 2
+    WorkQueue   a ring buffer of two stages, through which the producer publishes work items to the consumers
+    count       number of tiles that a warp has processed in a ring: stage = count % stages, phase = count // stages % 2
 
 Ping-pong scheduling (`wait_turn`, `pass_turn`): one warpgroup issues its products while the others compute what lies
 between products, so that the tensor cores stay busy (Shah et al. 2024, arXiv:2407.08608, section 3.1).
 
-Rows come and go through descriptors that end where a sequence does, packed or not (`rows_of`): two outer axes whose
-strides wrap around 64 bits bring a coordinate past the sequence's end to one past the tensor's end, which reads as 0
-and is not written.  Nothing here runs in Triton's interpreter; tests/kernels/hopper_machine executes it.
+Rows are loaded and stored through descriptors that end at the end of a sequence, packed or not (`rows_of`): two outer
+axes whose strides wrap around 64 bits map a coordinate past the sequence's end to one past the tensor's end, which reads
+as 0 and is not written.  Nothing here runs in Triton's interpreter; tests/kernels/hopper_machine executes it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ ROWS = gl.constexpr(64)
 "Rows of a warpgroup's product."
 
 END = gl.constexpr(2**30)
-"What a sequence's last row is to the descriptor of `rows_of`, and one more."
+"Coordinate of the row after a sequence's last, in the descriptor of `rows_of`."
 
 Argument = gl.tensor | gl.constexpr
-"Type of a field that holds an argument of the launch: one that is None or 1 the launcher may compile in."
+"Type of a field that holds a launch argument; Triton may compile in an argument that is None or 1."
 
 # Triton 3.6 has other names.
 load_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -58,7 +58,7 @@ else:
     @builtin
     @no_type_check
     def add_tile(tensor_desc, coord, src, _semantic=None) -> None:
-        """Add a tile of shared memory to global memory, which Triton 3.6 can but has no name for."""
+        """Add a tile of shared memory to global memory by TMA; Triton 3.6 supports it without a function for it."""
         _semantic.builder.create_async_tma_reduce(
             ir.DESCRIPTOR_REDUCE_KIND.ADD,
             tensor_desc.handle,
@@ -68,17 +68,17 @@ else:
 
 
 def aggregate(cls: type) -> Any:
-    """Make a class with annotated fields a Triton aggregate: values that a kernel passes as one, by name.
+    """Make a class with annotated fields a Triton aggregate: a group of values with names, passed as one value.
 
-    A field annotated `gl.constexpr` stays a constant wherever the aggregate goes; inside a tuple it would become a
+    A field annotated `gl.constexpr` stays a constant wherever the aggregate is passed; inside a tuple it would become a
     runtime value.  Methods are `gluon.jit` functions.  The constructor takes the fields in order or by name.
     """
-    fields = get_type_hints(cls)  # Triton 3.6 reads no strings, and makes no constructor
+    fields = get_type_hints(cls)  # Triton 3.6 does not resolve string annotations, and creates no constructor
     signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in fields])
 
     def init(self: Any, *values: Any, **named: Any) -> None:
         for name, value in signature.bind(*values, **named).arguments.items():
-            # Triton 3.6 gives a field of META as it is.
+            # Triton 3.6 passes a field of META unwrapped.
             plain = fields[name] is gl.constexpr and not isinstance(value, core.base_value)
             setattr(self, name, gl.constexpr(value) if plain else value)
 
@@ -91,9 +91,9 @@ def aggregate(cls: type) -> Any:
 
 @aggregate
 class Ring:
-    """A ring buffer of tiles in shared memory, that one warp fills and warpgroups read.
+    """A ring buffer of tiles in shared memory, filled by one warp and read by warpgroups.
 
-    A tile is that of a descriptor, [1, 1, rows, 1, columns]; in shared memory lie `tiles` [stages, *tile].  Of a
+    A tile has the descriptor's shape, [1, 1, rows, 1, columns]; `tiles` in shared memory are [stages, *tile].  Of a
     stage's mbarriers `full` completes when its tile has been loaded, `empty` when all warpgroups have released it.
     """
 
@@ -106,9 +106,9 @@ class Ring:
     @gluon.jit
     @no_type_check
     def fill(self, count, desc, start, rows, first, head, EXTRA_BYTES: gl.constexpr = 0, column=0):
-        """Load rows from `first` of a sequence that begins at row `start` and has `rows`, once a stage is free.
+        """Load rows from `first` of a sequence with `rows` rows that begins at row `start`, when a stage is free.
 
-        The caller then loads EXTRA_BYTES on the same barrier.
+        The caller then loads EXTRA_BYTES on the same mbarrier.
         """
         tile, barrier = self.begin(count, EXTRA_BYTES)
         load_tile(desc, coordinates(start, rows, first, head, column), barrier, tile)
@@ -116,7 +116,7 @@ class Ring:
     @gluon.jit
     @no_type_check
     def begin(self, count, EXTRA_BYTES: gl.constexpr = 0):
-        """Wait until the count-th tile's stage is free: the stage, and the mbarrier on which to load all of it."""
+        """Wait until the count-th tile's stage is free.  Returns the stage, and the mbarrier on which all of it is loaded."""
         BYTES: gl.constexpr = self.tiles.numel // self.STAGES * self.tiles.dtype.primitive_bitwidth // 8
         stage = count % self.STAGES
         mbarrier.wait(self.empty.index(stage), (count // self.STAGES & 1) ^ 1)
@@ -128,37 +128,37 @@ class Ring:
     def wait(self, count):
         """Wait for the count-th tile.
 
-        The assembler moves waits for products up before work that does not need them, and with that nothing runs beside
-        the product any more; it moves none across the loop that waits for a tile.  So the next tile is awaited there.
+        The assembler moves waits for products up before work that does not depend on them, so that nothing overlaps with the
+        product any more; it moves none across the loop that waits for a tile.  So kernels wait for the next tile there.
         """
         mbarrier.wait(self.full.index(count % self.STAGES), count // self.STAGES & 1)
 
     @gluon.jit
     @no_type_check
     def tile(self, count):
-        """The count-th tile, which has been waited for: [rows, columns]."""
+        """The count-th tile, which must have been waited for: [rows, columns]."""
         return flat(self.tiles.index(count % self.STAGES))
 
     @gluon.jit
     @no_type_check
     def take(self, count):
-        """Wait for the count-th tile: [rows, columns]."""
+        """Wait for the count-th tile and return it: [rows, columns]."""
         self.wait(count)
         return self.tile(count)
 
     @gluon.jit
     @no_type_check
     def release(self, count, condition=True):
-        """Say that this warpgroup has read the count-th tile; products that read it must have been waited for.
+        """Signal that this warpgroup has read the count-th tile; products that read it must have been waited for.
 
-        Nothing happens where the condition, which is the same in all threads, does not hold.
+        If `condition`, which must be uniform across threads, is false, nothing happens.
         """
         mbarrier.arrive(self.empty.index(count % self.STAGES), pred=condition)
 
     @gluon.jit
     @no_type_check
     def release_stored(self, count):
-        """Release the last of `count` tiles, if there is one, once the output that was stored from its place has left."""
+        """Release the last of `count` tiles, if there is one, when the output that was stored from its buffer has left."""
         if count > 0:
             tma.store_wait(0)
             self.release(count - 1)
@@ -167,7 +167,7 @@ class Ring:
 @gluon.jit
 @no_type_check
 def allocate_ring(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """A ring of `desc`'s tiles that so many warpgroups read; before the warps are specialized."""
+    """A ring of `desc`'s tiles, read by this many warpgroups; before warp specialization."""
     tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_shape, desc.layout)
     COLUMNS: gl.constexpr = desc.block_shape[4]
     return Ring(tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS), STAGES, COLUMNS)
@@ -176,7 +176,7 @@ def allocate_ring(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Mbarriers that so many arrivals complete; before the warps are specialized."""
+    """Mbarriers that complete after this many arrivals; before warp specialization."""
     many = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(COUNT):
         mbarrier.init(many.index(index), ARRIVALS)
@@ -188,7 +188,7 @@ class Rings:
     """The rings of an attention forward."""
 
     q: gl.tuple
-    "a Ring for each warpgroup"
+    "one Ring for each warpgroup"
     k: Ring
     v: Ring
 
@@ -196,7 +196,7 @@ class Rings:
 @gluon.jit
 @no_type_check
 def coordinates(start, rows, first, head, column=0):
-    """Coordinates of `rows_of`: row `first` of a sequence that begins at row `start` and has `rows`."""
+    """Coordinates for `rows_of`: row `first` of a sequence with `rows` rows that begins at row `start`."""
     return [END, start + rows, END - rows + first, head, column]
 
 
@@ -210,7 +210,7 @@ def flat(tile):
 @gluon.jit
 @no_type_check
 def store_output(out_desc, place, part, start, rows, first, head, column=0):
-    """Begin to store rows of an output by way of `place`, which nothing reads any more; where to: `coordinates`."""
+    """Start to store rows of an output through the buffer `place`, which must not be in use; target: `coordinates`."""
     flat(place).store(part.to(out_desc.dtype))
     fence_async_shared()
     sync_warps()
@@ -220,21 +220,21 @@ def store_output(out_desc, place, part, start, rows, first, head, column=0):
 @gluon.jit
 @no_type_check
 def wait_turn(turns, count, WARPGROUP: gl.constexpr):
-    """Wait for this warpgroup's count-th turn; the first is warpgroup 0's."""
+    """Wait until it is this warpgroup's turn for the count-th time; warpgroup 0 is the first."""
     mbarrier.wait(turns.index(WARPGROUP), (count & 1) ^ (WARPGROUP == 0))
 
 
 @gluon.jit
 @no_type_check
 def pass_turn(turns, WARPGROUP: gl.constexpr):
-    """Let the next warpgroup issue its products."""
+    """Pass the turn to the next warpgroup."""
     mbarrier.arrive(turns.index((WARPGROUP + 1) % turns.shape[0]))
 
 
 @gluon.jit
 @no_type_check
 def skip_tiles(rings, count, unseen, turns=None, WARPGROUP: gl.constexpr = 0, TURNS: gl.constexpr = False):
-    """Release the next `unseen` tiles of keys and values as they come, which other warpgroups read; the count then."""
+    """Release the next `unseen` tiles of keys and values, which only other warpgroups read.  Returns the new tile count."""
     for _index in range(unseen):
         if TURNS:
             wait_turn(turns, count, WARPGROUP)
@@ -258,7 +258,7 @@ class WorkRange(NamedTuple):
 @gluon.jit
 @no_type_check
 def work_range(items, stretch, sharers, SEVERAL: gl.constexpr):
-    """Static tile scheduler: the `WorkRange` of a program: one item, or every so many-th of a `stretch`."""
+    """Static tile scheduler: the `WorkRange` of a program, which has one item, or items of a `stretch` at a fixed stride."""
     program = gl.program_id(0)
     first = program
     end = program + 1
@@ -276,9 +276,9 @@ def work_range(items, stretch, sharers, SEVERAL: gl.constexpr):
 @gluon.jit
 @no_type_check
 def next_work(counter_ptr):
-    """Dynamic tile scheduler: the next work item that no program has, by an atomic counter.
+    """Dynamic tile scheduler: the next work item that no program has taken, from an atomic counter.
 
-    The first items are those of each program's own number.
+    Each program's first item is that of its program id.
     """
     return gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
 
@@ -286,27 +286,27 @@ def next_work(counter_ptr):
 @gluon.constexpr_function
 @no_type_check
 def place_of(fields, name):
-    """Index of a name among others; a name that is not there is an error of the compiler."""
+    """Index of a name; an unknown name is a compile-time error."""
     return fields.index(name)
 
 
 @aggregate
 class WorkQueue:
-    """A ring buffer of two stages, by which the producer tells all consumer warpgroups of work items.
+    """A ring buffer of two stages, through which the producer publishes work items to all consumer warpgroups.
 
-    An item is a named tuple of integers, none of them negative.
+    A work item is a named tuple of integers, none of them negative.
     """
 
     numbers: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     FIELDS: gl.constexpr
-    "names of an item's integers"
+    "field names of a work item"
 
     @gluon.jit
     @no_type_check
     def publish(self, turn, item):
-        """Publish the turn-th item when all warpgroups have released the stage."""
+        """Publish the turn-th item, when all warpgroups have released the stage."""
         COUNT: gl.constexpr = len(self.FIELDS)
         stage = turn % 2
         mbarrier.wait(self.empty.index(stage), (turn // 2 & 1) ^ 1)
@@ -319,7 +319,7 @@ class WorkQueue:
     @gluon.jit
     @no_type_check
     def finish(self, turn):
-        """Publish that there is no turn-th item: its first integer is negative."""
+        """Publish the end of the work as the turn-th item: its first integer is negative."""
         self.publish(turn, (-1,))
 
     @gluon.jit
@@ -331,29 +331,29 @@ class WorkQueue:
     @gluon.jit
     @no_type_check
     def number(self, turn, FIELD: gl.constexpr):
-        """One integer of the turn-th item, which has been waited for, by its name."""
+        """One field of the turn-th item, which must have been waited for, by name."""
         return self.number_at(turn, place_of(self.FIELDS, FIELD))
 
     @gluon.jit
     @no_type_check
     def number_at(self, turn, PLACE: gl.constexpr):
-        """The same by its place among FIELDS."""
+        """The same by its index in FIELDS."""
         at = turn % 2 * len(self.FIELDS) + PLACE
         return gl.max(self.numbers.index(at).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
     @gluon.jit
     @no_type_check
     def has_work(self, turn):
-        """Whether the turn-th item, which has been waited for, is one, and not the end."""
+        """Whether the turn-th item, which must have been waited for, is a work item, and not the end."""
         return self.number_at(turn, 0) >= 0
 
     @gluon.jit
     @no_type_check
     def release(self, turn):
-        """Free the turn-th item's stage.
+        """Release the turn-th item's stage.
 
-        Not where its numbers have just been loaded: warps that have met may still wait for that, while products keep
-        shared memory busy.
+        Not right after its numbers were loaded: some warps may still wait for these loads, which products that keep shared
+        memory busy delay.
         """
         mbarrier.arrive(self.empty.index(turn % 2))
 
@@ -361,7 +361,7 @@ class WorkQueue:
 @gluon.jit
 @no_type_check
 def allocate_work_queue(CONSUMERS: gl.constexpr, FIELDS: gl.constexpr):
-    """A queue of items with these FIELDS that so many warpgroups read; before the warps are specialized."""
+    """A queue of items with these FIELDS, read by this many warpgroups; before warp specialization."""
     numbers = gl.allocate_shared_memory(gl.int32, [2 * len(FIELDS), 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return WorkQueue(
         numbers=numbers, full=allocate_barriers(2, 1), empty=allocate_barriers(2, CONSUMERS), FIELDS=FIELDS
@@ -377,14 +377,14 @@ _NAMES = {
 }
 
 
-@cache  # Triton takes 5 µs for one, and a call has four to eight.
+@cache  # Making one takes Triton 5 µs, and a call has four to eight.
 def tile_layout(dtype: torch.dtype, rows: int, columns: int) -> Any:
-    """How a tile [1, 1, rows, 1, columns] lies in shared memory: swizzled by up to 128 bytes, as products read it."""
+    """Shared-memory layout of a tile [1, 1, rows, 1, columns]: swizzled by up to 128 bytes, as products read it."""
     return gl.NVMMASharedLayout.get_default_for([1, 1, rows, 1, columns], _NAMES[dtype])
 
 
 def is_rows(x: Tensor) -> bool:
-    """Whether `rows_of` can describe a tensor: its sequences lie behind one another, strides are of 16 bytes."""
+    """Whether `rows_of` can describe a tensor: sequences follow one another in memory, strides are multiples of 16 bytes."""
     item = x.element_size()
     strides = x.stride()[-3:-1]
     behind = x.dim() == 3 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
@@ -398,17 +398,17 @@ def is_rows(x: Tensor) -> bool:
 
 
 def heads_apart(descriptor: Any, x: Tensor) -> Any:
-    """A descriptor of `rows_of` of [heads, rows, ...] that was turned round: as far apart as heads are, rows follow."""
+    """The descriptor with the stride of the heads, which depends on the number of rows, marked as a count."""
     return describes(descriptor, shape={}, strides={3: stride_in(x, 0)})
 
 
 def rows_of(x: Tensor, rows: int, columns: int) -> Any:
-    """Describe packed [rows, heads, dims] or [sequences, rows, heads, dims] for `coordinates`.
+    """A TMA descriptor of packed [rows, heads, dims] or [sequences, rows, heads, dims], for `coordinates`.
 
     Args:
         x: as `is_rows` accepts.
         rows: of a tile.
-        columns: of a tile, a power of two; past the dims they are 0.
+        columns: of a tile, a power of two; columns past the dims read as 0.
 
     Returns:
         A descriptor of tiles [1, 1, rows, 1, columns].

@@ -1,20 +1,20 @@
-"""Host work of a call, cached: the next call with the same key repeats its launches on other tensors.
+"""Cached host work of a call: the next call with the same key repeats its launches on other tensors.
 
     launches = Launches(function)       function allocates by `empty`, clears by `clear`, launches by `launch`
-    launches(q, k, v)                   runs it, and notes what it allocates, clears and launches
+    launches(q, k, v)                   runs it, and records what it allocates, clears and launches
     launches(q2, k2, v2)                allocates, clears and launches the same on other tensors
 
-All that a function does on the host must follow from the key under which its `Launches` are kept: shapes, strides,
-precisions, cards and the alignment of addresses (`facts_of`), every other argument, and `switches`.  So checks,
+All that a function does on the host must follow from the key under which its `Launches` are cached: shapes, strides,
+dtypes, cards and the alignment of addresses (`facts_of`), every other argument, and `switches`.  So checks,
 configurations, grids, specialisations and descriptors are those of the first call.  What depends on more is never
-kept: the stream, the current device, memory (only shapes of it), values inside tensors.
+cached: the stream, the current device, memory (only its shapes), values inside tensors.
 
-Packed sequences have a different total number of rows in almost every batch.  Of arguments that are `jagged` the key
-leaves it out, and what follows from it (allocations, grids, descriptors, counts that kernels take) is computed in each
-call: the function has to take that number by `rows_in`, never from a shape.  Where a comparison of such numbers, or what
-a kernel is compiled for, would differ, the function runs again and a second plan is kept.
+Packed sequences have a different total number of rows in almost every batch.  For arguments that are `jagged` the key
+leaves it out, and what depends on it (allocations, grids, descriptors, counts that kernels take) is recomputed in each
+call: the function must take that number by `rows_in`, never from a shape.  If a comparison of such numbers, or what a
+kernel is compiled for, would have another result, the function runs again and a second plan is cached.
 
-A call that cannot be repeated runs its function each time, as do the interpreter and the machine of the tests.
+A call that cannot be repeated runs its function each time; so do the interpreter and the machine of the tests.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ __all__ = [
 ]
 
 MOST_KEPT = 1024
-"Calls of a function that are kept, some 5 KB each; the oldest goes first."
+"Cached calls of a function, some 5 KB each; the oldest is dropped first."
 MOST_PLANS = 8
-"Of a call: of how comparisons of its numbers of rows come out; the oldest goes first."
+"Cached plans of a call, by the results of comparisons of its row counts; the oldest is dropped first."
 MOST_ELEMENTS = 2**30
-"Of a jagged argument whose rows are left out of a key: what follows from them then has 32 bits, and no limit is near."
+"Most elements of a jagged argument whose rows are left out of the key: sizes derived from it then fit 32 bits."
 
 _Call = TypeVar("_Call")
 Results = tuple[Tensor | None, ...]
 
 
 class Kept(Generic[_Call]):
-    """What was computed for a key: no more than MOST_KEPT."""
+    """A cache with at most MOST_KEPT entries."""
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, _Call] = {}
@@ -70,14 +70,14 @@ class Kept(Generic[_Call]):
         return len(self._calls)
 
     def get(self, key: Hashable) -> _Call | None:
-        """What is kept for a key; of arguments that cannot be a key, nothing."""
+        """The entry for a key; None for arguments that cannot be a key."""
         try:
             return self._calls.get(key)
         except TypeError:
             return None
 
     def keep(self, key: Hashable, call: _Call) -> _Call:
-        """Keep a call, or what another thread has kept meanwhile."""
+        """Add an entry, unless another thread has added one meanwhile, and return it."""
         try:
             hash(key)
         except TypeError:
@@ -89,18 +89,18 @@ class Kept(Generic[_Call]):
 
 
 def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = ()) -> Hashable:
-    """What a call on these tensors depends on, but values and addresses; of an address how it is aligned.
+    """All that a call on these tensors depends on, except values and addresses; of an address its alignment.
 
-    Of something else than tensors, what is never met again: it has to be checked each time.
+    For arguments that are not tensors, an object that equals nothing: such a call is checked each time.
 
     Args:
         tensors: of the call.
-        jagged: numbers of those whose rows are counted in each call, and their axis if that is not the first; those
-            of another axis are contiguous, or counted here.  In place of how many stands which of them have equally
-            many; none, one, and those of very large tensors are said all the same.
+        jagged: numbers of the tensors whose rows are counted in each call, and their axis if it is not the first; those
+            with another axis are contiguous, or keep their number of rows in the key.  The key only has which of them have
+            equally many rows; 0 or 1 rows, and those of very large tensors, stay in the key.
 
     Raises:
-        ValueError: a tensor has no memory as kernels read it: fake, sparse, wrapped, or negated when it is read.
+        ValueError: kernels cannot read a tensor's memory: it is fake, sparse, wrapped, or negated lazily.
     """
     facts: list[Any] = []
     counts: list[int] = []
@@ -112,9 +112,11 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
                 continue
             address = x.data_ptr()
             if x.is_neg():
-                raise ValueError("a tensor is negated when it is read (Tensor.is_neg); its resolve_neg()")
+                raise ValueError("a tensor is lazily negated (Tensor.is_neg); its resolve_neg()")
             if not address and x.device.type == "cuda" and x.numel():
-                raise ValueError(f"a tensor of shape {tuple(x.shape)} has no memory on {x.device}; one with values")
+                raise ValueError(
+                    f"a tensor of shape {tuple(x.shape)} has no memory on {x.device}; a tensor with values"
+                )
             shape, strides, axis = x.shape, x.stride(), axes.get(number)
             if axis is not None and (rows := shape[axis]) > 1 and x.numel() < MOST_ELEMENTS:
                 if axis:
@@ -129,19 +131,19 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
         return object()
     except RuntimeError:
         layout = ", ".join(sorted({str(x.layout) for x in tensors if isinstance(x, Tensor)}))
-        raise ValueError(f"a tensor of these has no memory that a kernel reads ({layout}); dense ones") from None
+        raise ValueError(f"a tensor has no memory that a kernel can read ({layout}); dense tensors") from None
     return (*facts, *switches(), card.stand_in)
 
 
 def exact(*values: Any) -> tuple[Any, ...]:
-    """Arguments as a key that distinguishes what compares as equal: 1, 1.0 and True."""
+    """Arguments as a key that distinguishes values that compare as equal: 1, 1.0 and True."""
     return values + tuple(map(type, values))
 
 
 class Plan:
-    """Allocations, clearings and launches of one call, on tensors by number: given, own, workspaces, inside of them.
+    """Allocations, clearings and launches of a call, on numbered tensors: arguments, own ones, workspaces, parts of them.
 
-    Nobody keeps a workspace, so all of them are parts of two allocations, one of which is cleared before the launches.
+    Workspaces do not outlive the call, so they are parts of two allocations, one of which is cleared before the launches.
     """
 
     __slots__ = ("counted", "device", "guard", "inside", "known", "own", "results", "steps", "workspaces")
@@ -171,24 +173,24 @@ class Plan:
         rows = _Asked(recorder.tensors)
         self.known = self._extents(rows)
         if not self.guard.at(rows):
-            raise LookupError("what was compared follows no argument")
+            raise LookupError("a compared count does not depend on an argument")
         self.counted = tuple(rows)
         self.known = self.known._replace(rows=dict(rows))
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> Results | None:
-        """Run it on other tensors, on the current stream of their card; None: they have rows that it is not for."""
+        """Run it on other tensors, on the current stream of their card; None: the plan is not for their numbers of rows."""
         extents = self.known
         if self.counted:
             rows = {}
             for at in self.counted:
                 number, axis = at
-                rows[at] = tensors[number].shape[axis]  # type: ignore[union-attr]  # tensors with counted rows are given
+                rows[at] = tensors[number].shape[axis]  # type: ignore[union-attr]  # not None
             if extents.rows != rows:
                 if not self.guard.at(rows):
                     return None
                 self.known = extents = self._extents(rows)
         like: Any = tensors[0]
-        make, known = like.new_empty_strided, [*tensors]  # quicker than `new_empty`
+        make, known = like.new_empty_strided, [*tensors]  # faster than `new_empty`
         for shape, strides, dtype in extents.own:
             known.append(make(shape, strides, dtype=dtype))
         if current_device() == self.device:
@@ -199,7 +201,7 @@ class Plan:
         return tuple([None if number < 0 else known[number] for number in self.results])
 
     def _extents(self, rows: Rows) -> _Extents:
-        """What is allocated and launched where the arguments have so many rows."""
+        """Allocations and launches for arguments with these numbers of rows."""
         shapes = [layout.at(rows) for layout in self.own]
         own = [(shape, contiguous_strides(shape), layout.dtype) for shape, layout in zip(shapes, self.own, strict=True)]
         cleared, uncleared = (
@@ -211,7 +213,7 @@ class Plan:
 
     def _run(self, tensors: list[Tensor | None], like: Tensor, extents: _Extents) -> None:
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        workspaces = []  # alive until everything is launched
+        workspaces = []  # keeps them alive until everything is launched
         for parts in (extents.cleared, extents.uncleared):
             if parts.words:
                 workspace = like.new_empty(parts.words, dtype=torch.int32)
@@ -232,11 +234,11 @@ class Plan:
 
 
 PART_BYTES = 512
-"What a part of a workspace begins at a multiple of, as PyTorch's allocations do."
+"Alignment of the parts of a workspace: that of PyTorch's allocations."
 
 
 class _Asked(dict[tuple[int, int], int]):
-    """Extents of tensors by number and axis: those that were asked for."""
+    """Extents of tensors by number and axis, recorded on access."""
 
     def __init__(self, tensors: Sequence[Tensor | None]) -> None:
         super().__init__()
@@ -251,7 +253,7 @@ class _Asked(dict[tuple[int, int], int]):
 
 
 class _Extents(NamedTuple):
-    """What a plan allocates and launches for arguments with so many rows, each by its number and axis."""
+    """Allocations and launches of a plan for these numbers of rows."""
 
     rows: Rows
     own: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
@@ -261,7 +263,7 @@ class _Extents(NamedTuple):
 
 
 class _Parts:
-    """Workspaces as parts of one allocation: its size in words of 4 bytes, and where each begins in bytes."""
+    """Workspaces as parts of one allocation: its size in 4-byte words, and the byte offset of each."""
 
     __slots__ = ("offsets", "words")
 
@@ -275,22 +277,22 @@ def _renumbered(step: Repeat | int, order: Mapping[int, int]) -> Repeat | int:
 
 
 def is_on_card(x: Tensor | None) -> bool:
-    """Whether a tensor lies on a card of CUDA's: elsewhere nothing is launched that could be repeated."""
+    """Whether a tensor is on a CUDA card: elsewhere no launch is repeated."""
     return x is not None and x.is_cuda
 
 
 def current_device() -> int:
-    """Of CUDA, by number; a tensor is on some card, so that CUDA has been set up."""
+    """Index of the current CUDA device; CUDA is initialized, because a tensor is on a card."""
     return torch._C._cuda_getDevice()
 
 
 def current_stream(device: int) -> int:
-    """Of a CUDA device, as the driver knows it."""
+    """The current stream of a CUDA device, as the driver's handle."""
     return torch._C._cuda_getCurrentRawStream(device)
 
 
 class Launches:
-    """A function of tensors that launches kernels, repeated from its second call on.
+    """A function of tensors that launches kernels; from the second call on its launches are repeated.
 
     The function returns tensors that it made by `empty`, and keeps none.  `fault` says why it is not repeated.
     """
@@ -303,7 +305,7 @@ class Launches:
         self.fault: str | None = None
 
     def __call__(self, *tensors: Tensor | None) -> Results:
-        """Run the function, or repeat what it did; the first tensor is there, and says on which card."""
+        """Run the function, or repeat what it did.  The first tensor must not be None; its card is used."""
         if is_observed():
             return self._whole(*tensors)
         for plan in self.plans:

@@ -1,11 +1,11 @@
-"""Launch a kernel through Triton, and launch it again without Triton's work of a call.
+"""Launch a kernel through Triton, and launch it again without Triton's host work.
 
-`kernel[grid](...)` binds the signature, specialises each argument, looks the compiled kernel up by that and makes a
-tensor map of each descriptor: 100 to 400 µs of the host.  A `Repeat` has all of it but the addresses, and calls the
-launcher of the compiled kernel, which Triton itself calls at the end.  That launcher takes an address as it takes a
-tensor, and a tensor map as made by `make_tensordesc_arg`; Triton 3.6 and 3.9 have it in different places (`_launcher`).
+`kernel[grid](...)` binds the signature, specialises each argument, looks up the compiled kernel and makes a tensor map for
+each descriptor: 100 to 400 µs on the host.  A `Repeat` stores the results except for the addresses, and calls the launcher
+of the compiled kernel, which Triton itself calls at the end.  That launcher takes an address in place of a tensor, and a
+tensor map made by `make_tensordesc_arg`; it is in different places in Triton 3.6 and 3.9 (`_launcher`).
 
-What is not as expected there gives no `Repeat`, and the kernel is launched through Triton each time.
+If anything there is not as expected, there is no `Repeat`, and the kernel is launched through Triton each time.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from triton import knobs
 from attnbench.kernels.shared.counts import Follows, RowCount, Rows, counts_of, now
 
 MOST_MAPS = 64
-"Tensor maps that are kept of an argument, one an address: allocators give few addresses again and again."
+"Tensor maps cached for an argument, one for each address: allocators return few addresses again and again."
 
 
 def is_observed() -> bool:
-    """Whether hooks for launches or compilations are registered with Triton: then Triton launches."""
+    """Whether launch or compile hooks are registered with Triton: then Triton has to launch."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or runtime.add_stages_inspection_hook)
 
 
 def switches() -> tuple[Any, ...]:
-    """Triton's switches that choose another compiled kernel for the same call."""
+    """Triton's settings that select another compiled kernel for the same call."""
     casts = getattr(knobs.compilation, "fpsan_homomorphic_casts", None)  # Triton 3.6 has none
     return knobs.runtime.debug, knobs.compilation.instrumentation_mode, casts
 
 
 class _Address(NamedTuple):
-    """Stands for a tensor in a descriptor."""
+    """Replaces a tensor in a descriptor."""
 
     value: int
 
@@ -49,7 +49,7 @@ class _Address(NamedTuple):
 
 
 class _TensorMap:
-    """The tensor map of a descriptor, made anew for other addresses, extents and strides."""
+    """The tensor map of a descriptor, remade for other addresses, extents and strides."""
 
     __slots__ = ("descriptor", "extents", "known", "make", "strides")
 
@@ -61,12 +61,12 @@ class _TensorMap:
         strides: Sequence[tuple[int, Follows]],
     ) -> None:
         self.descriptor = copy(descriptor)
-        self.descriptor.base = self.descriptor.counts = None  # nothing here keeps a tensor alive
+        self.descriptor.base = self.descriptor.counts = None  # keeps no tensor alive
         self.make, self.extents, self.strides = make, extents, strides
         self.known = dict[tuple[int, Sequence[int], Sequence[int]], Any]()
 
     def numbers(self, rows: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Extents and strides, for arguments of these extents."""
+        """Extents and strides, for arguments with these extents."""
         shape, strides = [*self.descriptor.shape], [*self.descriptor.strides]
         for axis, found in self.extents:
             shape[axis] = found.at(rows)
@@ -75,7 +75,7 @@ class _TensorMap:
         return tuple(shape), tuple(strides)
 
     def at(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
-        """The map of a tensor at this address, which is made, and `known` then by all three."""
+        """The map of a tensor at this address; made here, and cached in `known` by all three."""
         described = copy(self.descriptor)
         described.base, described.shape, described.strides = _Address(address), [*shape], [*strides]
         found = self.make(described)[0]
@@ -86,7 +86,7 @@ class _TensorMap:
 
 
 class _BoundMap(NamedTuple):
-    """A `_Described` for arguments of known extents."""
+    """A `_Described` for arguments with known extents."""
 
     at: int
     number: int
@@ -96,26 +96,26 @@ class _BoundMap(NamedTuple):
 
 
 class _Described(NamedTuple):
-    """An argument that is a descriptor."""
+    """A launch argument that is a descriptor."""
 
     at: int
-    "its place among the arguments"
+    "its index among the arguments"
     number: int
-    "of its tensor"
+    "number of its tensor"
     tensor_map: _TensorMap
 
     @property
     def moves(self) -> bool:
-        """Whether an extent or a stride follows the rows."""
+        """Whether an extent or a stride depends on the rows."""
         return bool(self.tensor_map.extents or self.tensor_map.strides)
 
     def bound(self, rows: Rows) -> _BoundMap:
-        """The same with its extents and strides, for arguments of these extents."""
+        """The same with its extents and strides, for arguments with these extents."""
         return _BoundMap(self.at, self.number, self.tensor_map, *self.tensor_map.numbers(rows))
 
 
 class _Filled:
-    """A tuple of arguments with tensors or counts in it, made anew for other addresses and extents."""
+    """A tuple argument that contains tensors or counts, remade for other addresses and extents."""
 
     __slots__ = ("at", "counts", "pointers", "tuples", "values")
 
@@ -135,23 +135,23 @@ class _Filled:
 
     @property
     def numbers(self) -> set[int]:
-        """Of the tensors in it."""
+        """Numbers of the tensors in it."""
         return {number for _, number in self.pointers}.union(*(inner.numbers for _, inner in self.tuples))
 
     @property
     def moves(self) -> bool:
-        """Whether a number in it follows the rows."""
+        """Whether an integer in it depends on the rows."""
         return bool(self.counts) or any(inner.moves for _, inner in self.tuples)
 
     def renumber(self, order: Mapping[int, int]) -> None:
-        """Have the same tensors by other numbers."""
+        """Renumber the tensors."""
         self.pointers = [(at, order[number]) for at, number in self.pointers]
         for _, inner in self.tuples:
             inner.renumber(order)
         self.at = self._at()
 
     def bound(self, rows: Rows) -> _Filled:
-        """The same for arguments of these extents."""
+        """The same for arguments with these extents."""
         if not self.moves:
             return self
         found = copy(self)
@@ -163,7 +163,7 @@ class _Filled:
         return found
 
     def _at(self) -> Callable[[Sequence[int]], tuple[Any, ...]]:
-        """What makes the tuple of tensors at given addresses: where there are only tensors, no loop does."""
+        """A function from addresses to the tuple; without a loop if there are only tensors."""
         numbers = [number for _, number in self.pointers]
         return itemgetter(*numbers) if 1 < len(numbers) == len(self.values) else self._one_by_one
 
@@ -183,18 +183,18 @@ def _filled(value: Any, number: Callable[[Tensor], int], follows: Callable[[RowC
 
 
 class Bound(NamedTuple):
-    """A launch for arguments of some extents: everything but addresses."""
+    """A launch for arguments with known extents: everything except addresses."""
 
     before: Sequence[int]
     "the grid"
     arguments: Sequence[Any]
     tuples: Sequence[tuple[int, _Filled]]
-    "those with tensors or counts in them"
+    "tuples that contain tensors or counts"
     maps: Sequence[_BoundMap]
 
 
 class Repeat:
-    """A launch with everything bound but addresses, numbered as the caller numbers its tensors, and counts of rows."""
+    """A launch with everything bound except addresses and row counts; tensors have the caller's numbers."""
 
     __slots__ = (
         "after",
@@ -218,28 +218,28 @@ class Repeat:
         number: Callable[[Tensor], int],
         follows: Callable[[RowCount], Follows | None] = lambda count: None,
     ) -> None:
-        """Keep a launch.
+        """Record a launch.
 
         Args:
             compiled: Triton's compiled kernel, which has run.
             grid: programs along each axis.
             values: all arguments in the kernel's order.
-            number: of a tensor.
-            follows: a count without its tensors; None: it is always the same.
+            number: returns the number of a tensor.
+            follows: returns the expression of a count; None: the count is constant.
 
         Raises:
-            LookupError: the launcher, an argument or a tensor is none that can be repeated.
+            LookupError: the launcher, an argument or a tensor does not support repeating.
         """
         launcher = compiled.run
         self.launch, between, self.nested = _launcher(launcher, compiled.packed_metadata)
         scratch = ("global_scratch_size", "profile_scratch_size")
         if any(getattr(launcher, name) for name in scratch) or getattr(launcher, "gsan_enabled", False):
-            raise LookupError("the kernel needs memory of Triton's")
-        self.compiled = compiled  # its code stays loaded
+            raise LookupError("the kernel needs scratch memory from Triton")
+        self.compiled = compiled  # keeps its code loaded
         self.grid = [(axis, found) for axis, n in enumerate(grid) if isinstance(n, RowCount) and (found := follows(n))]
-        "extents of the grid that follow a count"
+        "extents of the grid that depend on a count"
         self.counts: list[tuple[int, Follows]] = []
-        "arguments that do"
+        "arguments that depend on a count"
         flags = launcher.launch_cooperative_grid, launcher.launch_pdl
         self.after: tuple[Any, ...] = (compiled.function, *flags, *between)
         self.arguments: list[Any] = []
@@ -271,18 +271,18 @@ class Repeat:
 
     @property
     def numbers(self) -> set[int]:
-        """Of the tensors that it is launched on."""
+        """Numbers of the tensors that it is launched on."""
         alone = {number for _, number in self.pointers} | {one.number for one in self.maps}
         return alone.union(*(filled.numbers for _, filled in self.tuples))
 
     @property
     def follows(self) -> bool:
-        """Whether anything but addresses differs from call to call."""
+        """Whether anything except addresses differs from call to call."""
         moving = any(one.moves for one in self.maps) or any(filled.moves for _, filled in self.tuples)
         return bool(self.grid or self.counts or moving)
 
     def renumbered(self, order: Mapping[int, int]) -> Repeat:
-        """The same launch, of tensors that have other numbers."""
+        """The same launch, with the tensors renumbered."""
         self.pointers = [(at, order[number]) for at, number in self.pointers]
         self.maps = [one._replace(number=order[one.number]) for one in self.maps]
         for _, filled in self.tuples:
@@ -292,7 +292,7 @@ class Repeat:
         return self
 
     def bound(self, rows: Rows) -> Bound:
-        """The launch for arguments of these extents."""
+        """The launch for arguments with these extents."""
         if not self.follows:
             return self.fixed
         before, arguments, maps = [*self.fixed.before], [*self.arguments], []
@@ -307,7 +307,7 @@ class Repeat:
         return Bound(before, arguments, [(at, filled.bound(rows)) for at, filled in self.tuples], maps)
 
     def __call__(self, stream: int, addresses: Sequence[int], bound: Bound | None = None) -> None:
-        """Launch on a stream of the current device, on tensors at these addresses; `bound`: of `bound`."""
+        """Launch on a stream of the current device, with tensors at these addresses; `bound`: result of `bound`."""
         before, given, tuples, maps = bound or self.fixed
         arguments = [*given]
         for at, number in self.pointers:
@@ -324,7 +324,7 @@ class Repeat:
 
 
 def _following(descriptor: Any, follows: Callable[[RowCount], Follows | None]) -> Iterator[list[tuple[int, Follows]]]:
-    """Of a descriptor the extents, then the strides, that follow a count."""
+    """The extents, then the strides, of a descriptor that depend on a count."""
     for counts in counts_of(descriptor):
         yield [(axis, found) for axis, count in counts.items() if (found := follows(count)) is not None]
 
@@ -336,16 +336,16 @@ def _is_constant(value: Any) -> bool:
 
 
 def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[Any, ...], bool]:
-    """The function in C that launches, what it takes between the flags and the arguments, and whether these nest.
+    """The C launch function, its arguments between flags and kernel arguments, and whether the latter are one tuple.
 
     Raises:
-        LookupError: Triton has another launcher than the two known.
+        LookupError: Triton has an unknown launcher.
     """
     launch: Any = getattr(launcher, "launch", None)
-    if hasattr(launch, "__closure__"):  # of a kernel with descriptors, whose maps it makes
+    if hasattr(launch, "__closure__"):  # for a kernel with descriptors, whose maps it makes
         launch = getclosurevars(launch).nonlocals.get("launcher")
     if launch is None:
-        raise LookupError("the launcher has no function to launch")
+        raise LookupError("the launcher has no launch function")
     unobserved = (None, None, None)  # launch metadata, and the hooks before and after
     if hasattr(launcher, "arg_annotations"):
         scratch = (None, None)
@@ -354,7 +354,7 @@ def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[
 
 
 def _makers(compiled: Any) -> list[Callable[[Any], Sequence[Any]]]:
-    """Of each descriptor of a kernel, what makes its tensor map.
+    """For each descriptor of a kernel, the function that makes its tensor map.
 
     Raises:
         LookupError: Triton makes them in another way.
@@ -369,7 +369,7 @@ def _makers(compiled: Any) -> list[Callable[[Any], Sequence[Any]]]:
 
     def maker(metadata: Mapping[str, Any]) -> Callable[[Any], Sequence[Any]]:
         if metadata is None:
-            raise LookupError("a descriptor is passed in parts")
+            raise LookupError("a descriptor is not passed as a tensor map")
         return lambda descriptor: make(descriptor, metadata, *rest)
 
     return [maker(metadata) for metadata in described]

@@ -1,4 +1,4 @@
-"""What the 32-bit numbers in kernels can hold: rows, strides, tiles, and factors in fp32."""
+"""Limits of the 32-bit numbers in kernels: rows, strides, tiles, and factors in fp32."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 LARGEST_ROWS = 2**30
-"Of all sequences: kernels number rows, and coordinates of descriptors, in 32 bits."
+"Most rows of all sequences: kernels number rows, and descriptor coordinates, in 32 bits."
 LARGEST_STRIDE = 2**23
-"Elements between rows: up to 256 of a tile are counted from its first row in 32 bits; from tile to tile it is 64."
+"Most elements between rows: within a tile, up to 256 rows are addressed in 32 bits; between tiles in 64."
 LARGEST_TILES = 2**30
-"Tiles of 16 rows of all sequences and heads, each as long as the longest: kernels number their tiles in 32 bits."
+"Most tiles of 16 rows of all sequences and heads, each as long as the longest: kernels number tiles in 32 bits."
 LARGEST_FACTOR = 1e30
-"Of scores: kernels have it in fp32, with log2(e) or halved."
+"Largest factor of the scores: kernels hold it in fp32, multiplied by log2(e) or halved."
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether an argument is a whole number, and not True or False; one that a compiler traces is too."""
+    """Whether an argument is an integer and not a boolean; also one that a compiler traces."""
     return type(value) is int or type(value) is torch.SymInt
 
 
 def check_flags(who: str, **flags: object) -> None:
-    """Refuse what is neither True nor False: "no" would be taken for True, and None for False.
+    """Refuse what is neither True nor False: "no" would count as True, and None as False.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -37,7 +37,7 @@ def check_flags(who: str, **flags: object) -> None:
 
 
 def as_float(value: Any) -> Any:
-    """A number as a float, infinite if it is too large for one; a tensor's only one is read.  What is none as it is."""
+    """A number as a float, infinite if too large; a one-element tensor is read.  Anything else is returned unchanged."""
     if isinstance(value, bool) or not isinstance(value, Real | torch.SymInt | torch.SymFloat | Tensor):
         return value
     try:
@@ -49,12 +49,12 @@ def as_float(value: Any) -> Any:
 
 
 def lies_in_rows(x: Tensor) -> bool:
-    """Whether the portable kernels can read [..., rows, heads, dims] as it lies."""
+    """Whether the portable kernels can read [..., rows, heads, dims] with its strides."""
     return x.stride(-1) == 1 and (x.shape[-3] <= 1 or x.stride(-3) <= LARGEST_STRIDE)
 
 
 class Fault(NamedTuple):
-    """What a refusal says, in its order."""
+    """What an error says, in this order."""
 
     argument: str
     value: object
@@ -65,13 +65,13 @@ class Fault(NamedTuple):
 def extent_fault(tensors: Mapping[str, Tensor], sequences: int, longest: int) -> Fault | None:
     """What is too large for the kernels' 32-bit numbers.
 
-    Numbers of elements are 64 bits wide in every kernel, so tensors may have more than 2³¹ of them.  What kernels have
-    in 32 bits are rows, tiles, and the elements within a tile.
+    Element offsets are 64-bit in every kernel, so tensors may have more than 2³¹ elements.  Rows, tiles, and the elements
+    within a tile are numbered in 32 bits.
 
     Args:
         tensors: by name, [..., rows, heads, dims].
         sequences: how many.
-        longest: at least the most rows of a sequence.
+        longest: upper bound of the rows of a sequence.
     """
     for name, x in tensors.items():
         rows, columns = math.prod(x.shape[:-2]), math.prod(x.shape[-2:])

@@ -16,7 +16,7 @@ from attnbench.kernels.shared.launch import Repeat
 
 
 class Notes(threading.local):
-    """What is being noted in this thread."""
+    """What this thread records."""
 
     recorder: Recorder | None = None
 
@@ -25,52 +25,52 @@ notes = Notes()
 
 
 class Inside(NamedTuple):
-    """Where a tensor begins that lies inside an own one."""
+    """Position of a tensor that lies inside an own tensor."""
 
     number: int
-    "of the own one"
+    "number of the own tensor"
     offset: int
-    "bytes from its begin"
+    "byte offset from its beginning"
 
 
 class Recorder:
-    """Notes what a function allocates, clears and launches, on tensors by number: its arguments', then its own."""
+    """Records what a function allocates, clears and launches, on numbered tensors: its arguments, then its own."""
 
     def __init__(self, tensors: Sequence[Tensor | None]) -> None:
         self.given = len(tensors)
         self.tensors: list[Tensor | None] = []
         self.shapes: list[list[str | int]] = []
-        "of own tensors: the extents, those that follow arguments as sources"
+        "shapes of own tensors; extents that depend on arguments are expressions"
         self.inside: list[Inside] = []
         self.kinds: list[tuple[Source, bool]] = []
-        "comparisons of counts that kernels are compiled for, and how they came out"
+        "conditions on counts that kernels are specialized for, and their results"
         self.numbers: dict[int, int] = {}
-        "of tensors, by identity"
+        "numbers of tensors, by identity"
         self.known: dict[tuple[int, int, bool], str] = {}
-        "extents as they are written"
+        "cached expressions of extents"
         for x in tensors:
-            # One tensor given twice is two arguments.
+            # A tensor that is passed twice is two arguments.
             twice = any(x is other for other in self.tensors)
             self.add(x.view_as(x) if x is not None and twice else x)
         self.steps: list[Repeat | int] = []
         self.fault: str | None = None
 
     def add(self, x: Tensor | None) -> None:
-        """Give a tensor the next number."""
+        """Assign the next number to a tensor."""
         if x is not None:
             self.numbers[id(x)] = len(self.tensors)
         self.tensors.append(x)
 
     def around(self, step: Repeat | int) -> set[int]:
-        """Numbers of the tensors that a step is of, and of those that it is inside of."""
+        """Numbers of the tensors that a step uses, with those inside an own tensor replaced by it."""
         numbers = {step} if isinstance(step, int) else step.numbers
         return {number if number >= 0 else self.inside[-2 - number].number for number in numbers}
 
     def number(self, x: Tensor) -> int:
-        """Number of a tensor, or of the one whose beginning it is another view of; under -1 of one inside an own one.
+        """Number of a tensor or of the tensor that it is a view of from the beginning; below -1 for one inside an own tensor.
 
         Raises:
-            LookupError: it is none of them, or may be of several.
+            LookupError: it is none of them, or could be several.
         """
         if id(x) in self.numbers:
             return self.numbers[id(x)]
@@ -91,10 +91,10 @@ class Recorder:
         return -2 - self.inside.index(around[0])
 
     def written(self, source: Source) -> str:
-        """A source in one piece.
+        """An expression as one string.
 
         Raises:
-            LookupError: it is of no known tensor, or of strides that do not follow.
+            LookupError: it contains an unknown tensor, or a stride that does not follow from extents.
         """
         return "".join(one if isinstance(one, str) else self._extent(one) for one in source)
 
@@ -119,27 +119,27 @@ class Recorder:
         return "*".join(factor if factor.isdigit() else f"max(1,{factor})" for factor in factors) or "1"
 
     def _written_of_view(self, x: Tensor, axis: int, *, is_stride: bool) -> str:
-        """Rows of another view of a tensor, as pages are keys, by the rows of that tensor."""
+        """Rows of a view with another shape, such as the pages of keys, from the rows of the tensor."""
         number = self.number(x)
         of = self.tensors[number] if number >= 0 else None
         if of is None or axis or is_stride:
-            raise LookupError("a count is of a part of a tensor, or of no first dim of a view")
+            raise LookupError("a count is of a part of a tensor, or not of the first dim of a view")
         times, rest = divmod(math.prod(of.shape[1:]), math.prod(x.shape[1:]) or 1)
         if rest or x.shape[0] != of.shape[0] * times:
             raise LookupError("a count is of a part of a tensor")
         return f"{self._extent(Extent(of, 0, is_stride=False))}*{times}"
 
     def follows(self, count: RowCount) -> Follows | None:
-        """A count by the arguments that it follows; None: it follows none.
+        """The expression of a count; None: the count does not depend on arguments.
 
         Raises:
-            LookupError: it is of no known tensor.
+            LookupError: it contains an unknown tensor.
         """
         source = self.written(count.source)
         return following(source) if "r[" in source else None
 
     def made(self, shape: Sequence[SupportsIndex], x: Tensor) -> None:
-        """Note what was allocated, by the shape that was asked for."""
+        """Record an allocation, with the requested shape."""
         self.add(x)
         extents: list[str | int] = list(x.shape)
         for axis, extent in enumerate(shape):
@@ -153,37 +153,35 @@ class Recorder:
         self.shapes.append(extents)
 
     def layout(self, number: int) -> Layout:
-        """Shape and precision of an own tensor."""
+        """Shape and dtype of an own tensor."""
         x = self.tensors[number]
         assert x is not None
         shape = [following(one) if isinstance(one, str) else one for one in self.shapes[number - self.given]]
         return Layout(shape, x.dtype)
 
     def note(self, step: Callable[[], Repeat | int]) -> None:
-        """Note a step, or why the call cannot be repeated."""
+        """Record a step, or why the call cannot be repeated."""
         try:
             self.steps.append(step())
         except LookupError as fault:
             self.fault = str(fault)
-        except (
-            Exception
-        ) as fault:  # another launcher than the known: this call has been launched, the next go by Triton
+        except Exception as fault:  # such as an unknown launcher: later calls are launched through Triton
             self.fault = f"{type(fault).__name__}: {fault}"
 
 
 class Layout(NamedTuple):
-    """What is allocated: contiguous, some extents of which follow arguments."""
+    """An allocation: a contiguous tensor, of which some extents depend on arguments."""
 
     shape: Sequence[int | Follows]
     dtype: torch.dtype
 
     def at(self, rows: Rows) -> tuple[int, ...]:
-        """The shape, for arguments of these extents."""
+        """The shape, for arguments with these extents."""
         return tuple([one if isinstance(one, int) else one.at(rows) for one in self.shape])
 
 
 def empty(shape: Sequence[SupportsIndex], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Allocate a contiguous tensor on the card of another, by default of its precision."""
+    """Allocate a contiguous tensor on the card of another, by default with its dtype."""
     made = like.new_empty([int(extent) for extent in shape], dtype=dtype)
     recorder = notes.recorder
     if recorder is not None:
@@ -192,7 +190,7 @@ def empty(shape: Sequence[SupportsIndex], like: Tensor, dtype: torch.dtype | Non
 
 
 def zeros(shape: Sequence[SupportsIndex], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Allocate as `empty` does, and clear."""
+    """Allocate as `empty` does, and write zeros."""
     made = empty(shape, like, dtype)
     clear(made)
     return made
@@ -207,7 +205,7 @@ def clear(x: Tensor) -> None:
 
 
 def launch(kernel: Any, grid: tuple[SupportsIndex, ...], *values: Any, **named: Any) -> None:
-    """Launch a kernel of Triton's on the current device: ``kernel[grid](*values, **named)``."""
+    """Launch a Triton kernel on the current device: ``kernel[grid](*values, **named)``."""
     plain = {name: now(value) for name, value in named.items()}
     compiled = kernel[tuple(map(int, grid))](*map(now, values), **plain)
     recorder = notes.recorder
@@ -247,7 +245,7 @@ def _counts_in(value: Any) -> Iterable[RowCount]:
 
 
 def _kinds(count: RowCount, *, specialised: bool) -> Iterable[tuple[Source, bool]]:
-    """What Triton compiles a kernel for of a whole number: how wide it is, whether it is 1, whether 16 divides it."""
+    """What Triton specializes a kernel for in an integer: its width, whether it is 1, whether 16 divides it."""
     n, source = count.value, count.source
     yield (*source, f">={2**31}"), n >= 2**31
     if specialised:
@@ -256,5 +254,5 @@ def _kinds(count: RowCount, *, specialised: bool) -> Iterable[tuple[Source, bool
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a contiguous tensor."""
+    """Strides of a contiguous tensor."""
     return tuple(accumulate((max(1, extent) for extent in reversed(shape[1:])), int.__mul__, initial=1))[::-1]

@@ -1,7 +1,7 @@
 """Operators of PyTorch (`torch.ops.attnbench`) for compilers, exports, dispatch modes and transforms.
 
-An eager call on plain tensors bypasses them: a dispatch to Python costs more than all that a kept call does.
-`is_followed` says which calls do.
+An eager call on plain tensors bypasses them, because a dispatch to Python costs more than a whole cached call.
+`is_followed` decides.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch.autograd import forward_ad
 
 NAMESPACE = "attnbench"
 _PLAIN = (Tensor, torch.nn.Parameter)
-"Types of tensors that hold numbers in memory, and nothing else."
+"Types of tensors that are plain memory."
 
 
 def is_followed(*tensors: Tensor | None) -> bool:
-    """Whether a call has to be one operator: it is compiled, exported or transformed, or its tensors are not plain."""
+    """Whether a call must go through its operator: it is compiled, exported or transformed, or its tensors are not plain."""
     if torch.compiler.is_compiling():
         return True
     for x in tensors:
         if type(x) in _PLAIN:
-            if x.is_neg():  # type: ignore[union-attr]  # memory has it with another sign; the dispatcher makes it plain
+            if x.is_neg():  # type: ignore[union-attr]  # lazily negated: the dispatcher materializes it
                 return True
         elif isinstance(x, Tensor):
             return True
@@ -33,7 +33,7 @@ def is_followed(*tensors: Tensor | None) -> bool:
 
 
 def needs_graph(*tensors: Tensor | None) -> bool:
-    """Whether autograd has to see a call: for gradients, or to refuse derivatives in forward mode."""
+    """Whether autograd must see a call: for gradients, or to refuse forward-mode derivatives."""
     if forward_ad._current_level >= 0:
         return True
     if torch.is_grad_enabled():
@@ -44,7 +44,7 @@ def needs_graph(*tensors: Tensor | None) -> bool:
 
 
 def cast(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """Tensors in the precision that autocast has, where it is on: as for PyTorch's own attention."""
+    """Tensors cast to autocast's dtype where autocast is on, as for PyTorch's own attention."""
     if not torch._C._is_any_autocast_enabled():
         return tensors
     first = tensors[0]
@@ -61,32 +61,32 @@ def _is_cast(x: Tensor, device: str) -> bool:
 
 
 def refuse_followed(who: str, *, validate: bool, **configs: object) -> None:
-    """Refuse what an operator does not take.
+    """Refuse what an operator does not support.
 
     Raises:
         ValueError: naming the argument, and what is accepted.
     """
     if validate:
-        raise ValueError(f"{who}: validate=True waits for the device; False in what is compiled")
+        raise ValueError(f"{who}: validate=True synchronizes with the device; False in compiled code")
     for name, config in configs.items():
         if config is not None:
-            raise ValueError(f"{who}: {name} is given; None, the tuned default, in what is compiled")
+            raise ValueError(f"{who}: {name} is given; None, the tuned default, in compiled code")
 
 
 def without_gradients(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Set an operator up of which no gradient passes through: its results are constants, as those of an eager call."""
+    """Register an operator without gradients: its results are constants, like those of an eager call."""
     results = output if isinstance(output, tuple) else (output,)
     ctx.mark_non_differentiable(*results)
     ctx.given = len(inputs)
 
 
 def no_gradients(ctx: Any, *_grads: Tensor | None) -> tuple[None, ...]:
-    """Gradients of its arguments: none."""
+    """No gradients for the arguments."""
     return (None,) * ctx.given
 
 
 class Operator:
-    """One operator, whose parts are functions of a module: found anew in each call, as tests import modules anew."""
+    """One operator, whose parts are functions of a module, looked up in each call because tests import modules anew."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class Operator:
             schema: name, arguments and results.
             run: computes it.
             fake: checks its arguments, and makes empty results.
-            setup: saves for the backward, as `torch.library.register_autograd` says.
+            setup: saves for the backward, as for `torch.library.register_autograd`.
             backward: gradients of all arguments.
-            casts: so many first arguments are cast by autocast.
+            casts: number of leading arguments that autocast casts.
         """
         self.name = schema.partition("(")[0]
         defined: dict[str, torch.library.Library] = vars(getattr(torch.ops, NAMESPACE)).setdefault("_defined", {})
@@ -120,7 +120,7 @@ class Operator:
         torch.library.register_fake(whole, _now(fake), lib=library)
         if backward is not None and setup is not None:
             torch.library.register_autograd(whole, _now(backward), setup_context=_now(setup), lib=library)
-        if not schema.endswith("()"):  # one that changes its arguments PyTorch takes apart by itself
+        if not schema.endswith("()"):  # PyTorch decomposes an operator that changes its arguments by itself
             torch.library.register_vmap(whole, self._one_by_one, lib=library)
         if casts:
             for key in ("AutocastCPU", "AutocastCUDA"):
@@ -130,17 +130,17 @@ class Operator:
         excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
         def autocast(*arguments: Any) -> Any:
-            given = cast(*arguments[:count])  # before the key is excluded, which is how autocast is off
+            given = cast(*arguments[:count])  # read before the key is excluded, which disables autocast
             with torch._C._ExcludeDispatchKeyGuard(excluded):
                 return self(*given, *arguments[count:])
 
         return autocast
 
     def _one_by_one(self, info: Any, dims: tuple[object, ...], *arguments: Any) -> tuple[Any, Any]:
-        """Of a batch of `torch.vmap` each by itself: kernels know the batches that they know."""
+        """Run `torch.vmap` over a batch one element at a time: the kernels' own batch axes are fixed."""
 
         def of(index: int) -> Any:
-            pairs = zip(arguments, dims, strict=True)  # of a list there is a list of dims: of none
+            pairs = zip(arguments, dims, strict=True)  # a list has a list of dims: none of them batched
             return self(*(x.select(dim, index) if isinstance(dim, int) else x for x, dim in pairs))
 
         found = [of(index) for index in range(info.batch_size)]
@@ -149,13 +149,13 @@ class Operator:
         return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it through PyTorch."""
+        """Call it through PyTorch's dispatcher."""
         return getattr(getattr(torch.ops, NAMESPACE), self.name).default(*arguments)
 
 
 def _refusing_forward_mode(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
-        # PyTorch would take a derivative of 0 for one that there is not.
+        # Otherwise PyTorch would return a derivative of 0 for one that is not supported.
         if forward_ad._current_level >= 0:
             raise NotImplementedError(f"{NAMESPACE}::{name} has no derivatives in forward mode")
         return function(*arguments)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 class Reach(NamedTuple):
-    """Keys (or rows) [low, high) that some of a range's rows (or keys) see, and [all_low, all_high) that all see."""
+    """Keys [low, high) that some rows of a range see, and [all_low, all_high) that all of them see; or vice versa."""
 
     low: Any
     all_low: Any
@@ -21,7 +21,7 @@ class Reach(NamedTuple):
 @triton.jit
 @no_type_check
 def section_of(program, tiles, pairs, group):
-    """Tile number, longest first, and pair of a program: sections of `group` pairs, each through all tiles."""
+    """Tile (longest first) and pair of a program: sections of `group` pairs are processed one after another."""
     section = program // (tiles * group)
     within = program - section * (tiles * group)
     wide = tl.minimum(group, pairs - section * group)
@@ -33,7 +33,7 @@ def section_of(program, tiles, pairs, group):
 def load_rows(
     base, first, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """A tile [BLOCK, BLOCK_DIM] of rows from `first`, zeros from row `count` on (never looked at if WHOLE)."""
+    """A tile [BLOCK, BLOCK_DIM] of rows from `first`, zeros from row `count` on (not checked if WHOLE)."""
     where, mask = place_of(base, first, count, stride, DIM, BLOCK, BLOCK_DIM)
     if not WHOLE:
         return tl.load(where, mask=mask, other=0.0)
@@ -45,7 +45,7 @@ def load_rows(
 @triton.jit
 @no_type_check
 def place_of(base, first, count, stride, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """Where the elements of a tile of rows from `first` lie, and which of them there are before row `count`."""
+    """Offsets of the elements of a tile of rows from `first`, and the mask of those before row `count`."""
     at = tl.arange(0, BLOCK)
     dims = tl.arange(0, BLOCK_DIM)
     where = (base + tl.cast(first, tl.int64) * stride) + (at[:, None] * stride + dims[None, :])

@@ -1,4 +1,4 @@
-"""How large a tile is for so many dims, how many (sequence, head) pairs stay in the L2 together, and grids of programs."""
+"""Tile widths, sections of (sequence, head) pairs that stay in the L2 together, and how grids divide work items."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import triton
 
 FEW = 4
-"Work items of a program in the grid of that name: they share its start and end."
+"Work items of a program in the grid `few`, which share its start and end."
 
 
 def block_of(dim: int) -> int:
@@ -16,27 +16,27 @@ def block_of(dim: int) -> int:
 
 
 def group_of(pair_bytes: int, section_mib: float, pairs: int) -> int:
-    """(sequence, head) pairs whose reread tensors fit in so many MiB of L2; at least one."""
+    """(sequence, head) pairs whose reread tensors fit into this much L2; at least one."""
     return max(1, min(pairs, int(section_mib * 2**20) // max(1, pair_bytes)))
 
 
 class GridShares(NamedTuple):
-    """How a grid shares out its work items, for `hopper.work_range`."""
+    """How a grid divides its work items among programs, for `hopper.work_range`."""
 
     programs: int
     stretch: int
     "work items of a stretch"
     sharers: int
-    "programs that share one"
+    "programs that share a stretch"
 
 
 def partition_work(grid: str, tiles: int, pairs: int, group: int, processors: int) -> GridShares:
-    """How a grid of the name shares out its work items.
+    """How the grid with this name divides its work items.
 
     Args:
-        grid: tiles: an item each; few: FEW items of a section each, which lie far apart; else one an SM, of all items.
+        grid: tiles: one item per program; few: FEW items of a section per program, far apart; else one program per SM.
         tiles: work items of a (sequence, head) pair.
-        pairs: of these.
+        pairs: number of pairs.
         group: pairs of a section.
         processors: SMs of the card.
     """

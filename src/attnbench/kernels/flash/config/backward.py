@@ -46,7 +46,7 @@ class Tiles(LaunchConfig):
     "keys of a tile"
     warps: Annotated[int, Spelled("w{}")]
     stages: Annotated[int, Spelled("s{}")]
-    "tiles in flight: of rows in the kernel for dK and dV, of keys in the kernel for dQ"
+    "pipeline stages: tiles of rows in flight in the kernel for dK and dV, tiles of keys in the kernel for dQ"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,14 +56,14 @@ class BackwardConfig(LaunchConfig):
     EXAMPLE: ClassVar[str] = "b64x128w8s3-atomic-tma or b64x128w8s3-r128x64w8s2-tma"
 
     columns: Annotated[Tiles, Spelled("b{}")]
-    "of the kernel for dK and dV, which loops over the rows that see a tile of keys"
+    "tiles of the kernel for dK and dV, which loops over the rows that see a tile of keys"
     rows: Annotated[Tiles | None, Spelled("-r{}", none="atomic", far=3)] = None
-    "of the kernel for dQ, which loops over the keys of a tile of rows; None: the first kernel adds dQ by atomics"
+    "tiles of the kernel for dQ, which loops over the keys of a tile of rows; None: the first kernel adds dQ by atomics"
     loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
     "pointer, or tma: by the tensor memory accelerator (sm_90 and later; pointer for tensors it cannot read)"
     order: Annotated[str, Spelled("-{}", ("early", "late", "ahead", "ws"), far=3)] = "early"
-    """dO Vᵀ early, before the exponentials, or late; ahead: the next tile's scores before dK of this tile;
-    ws: hopper.backward (over 128 dims backward_wide), a producer warp and two consumer warpgroups"""
+    """whether dO Vᵀ is issued before (early) or after (late) the exponentials; ahead: the next tile's scores are issued
+    before dK of this tile; ws: hopper.backward (above 128 dims backward_wide), a producer warp and two consumer warpgroups"""
     mask: Annotated[str, Spelled("-{}", ("apart", "fused"))] = "apart"
     "for columns; apart: masked tiles in a loop of their own; fused: all tiles in one loop (dense tensors by tma only)"
     add: Annotated[str, Spelled("-{}", ("last", "beside"))] = "last"
@@ -88,7 +88,7 @@ class BackwardConfig(LaunchConfig):
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
     def columns_of_sums(self, dim: int) -> int:
-        """Columns of the fp32 workspace for dQ of so many dims; with the order `ws` its rows are whole tiles."""
+        """Columns of the fp32 workspace for dQ; with the order `ws` its rows are stored in whole tiles."""
         if self.order != "ws":
             return dim
         return 256 if self.columns.block_n == 64 else 8192 // self.columns.block_m
@@ -110,14 +110,14 @@ class BackwardConfig(LaunchConfig):
 
 parse_backward = BackwardConfig.parse
 WORDS = {name: tuple(column.spelled.accepted) for name, column in BackwardConfig.table().items() if column.kind is str}
-"""Values of the fields that are words, the default first."""
+"""Values of the fields that are spelled as words, the default first."""
 
 
 def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int) -> str | None:
-    """Why a configuration is not in the space, beginning with the name of the rule; None if it is.
+    """Why a configuration is not valid, beginning with the name of the rule; None if it is.
 
     Args:
-        config: to be checked.
+        config: the configuration.
         capability: of the card; (0, 0) is the interpreter, which has no limits.
         item_bytes: bytes of an element.
         dim: of queries and keys.
@@ -135,19 +135,19 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
     if config.order == "ws":
         return _not_hopper(config, capability, item_bytes, dim, dim_v)
     if config.loads == "tma" and 0 < capability[0] < 9:
-        return "tma: sm_90 and later have it"
+        return "tma: only sm_90 and later have it"
     if config.mask == "fused" and config.loads != "tma":
-        return "mask: fused takes whole tiles by tma"
+        return "mask: fused requires tma"
     if config.add == "beside" and config.deterministic:
-        return "add: beside is of atomics"
+        return "add: beside requires atomics"
     if (config.precision != "ieee") and item_bytes == 2:
-        return f"precision: {config.precision} is of fp32 products"
+        return f"precision: {config.precision} is for fp32 inputs only"
     if config.registers is not None and not 32 <= config.registers <= 255:
-        return f"registers: at most {config.registers} of a thread; from 32 to 255"
+        return f"registers: a limit of {config.registers} per thread; from 32 to 255"
     if not 1 <= config.masked_stages <= 4 or config.section_mib < 1:
         return "stages: masked_stages from 1 to 4, section_mib from 1"
     if capability[0] == 9 and item_bytes == 2 and (narrow := _narrow(config)):
-        return f"warpgroup: {narrow}, products of single warps; at least 64"
+        return f"warpgroup: {narrow} is too small for warpgroup products; at least 64"
     return _too_large(config, capability, item_bytes, _padded(dim), _padded(dim_v)) if capability[0] else None
 
 
@@ -162,13 +162,13 @@ def _not_hopper(
         return f"ws: {item_bytes}-byte elements of {dim} and {dim_v} dims; 2 bytes, multiples of 8 up to 256"
     plain = BackwardConfig(columns=tiles, loads="tma", order="ws", section_mib=config.section_mib)
     if config != plain or config.section_mib < 1:
-        return f"ws: it has its own loads, mask and registers; {replace(plain, section_mib=SECTION_MIB).short}"
+        return f"ws: loads, mask, add, registers and rows cannot be chosen; {replace(plain, section_mib=SECTION_MIB).short}"
     rows, keys, fewest = (128, 128, 2) if widest <= 64 else (64, 128, 2) if widest <= 128 else (64, 64, 1)
     if (tiles.block_m, tiles.block_n, tiles.warps) != (rows, keys, 8) or tiles.stages not in (fewest, fewest + 1):
-        return f"ws: {tiles.short} at {widest} dims; {rows}x{keys}w8s{fewest} or s{fewest + 1}"
+        return f"ws: {tiles.short} is not supported at {widest} dims; {rows}x{keys}w8s{fewest} or s{fewest + 1}"
     if widest > 128:
         return None
-    # Keys and values, tiles of rows, dS twice, half of dQ per warpgroup, and row statistics and barriers.
+    # Keys and values, tiles of rows, dS twice, half of dQ for each warpgroup, row statistics and barriers.
     columns = 64 if dim <= 64 else 128
     taken = 4 * columns * (128 + tiles.stages * rows) + 4 * 128 * rows + 4 * columns * rows
     taken += 9 * rows * tiles.stages + 1024
@@ -176,7 +176,7 @@ def _not_hopper(
 
 
 def _narrow(config: BackwardConfig) -> str | None:
-    """Which side of a tile is below the 64 rows of a warpgroup product of sm_90."""
+    """The side of a tile that is below the 64 rows of a warpgroup product of sm_90."""
     products = [("block_n", config.columns.block_n)]
     products += [("block_m", config.columns.block_m if config.rows is None else config.rows.block_m)]
     return next((f"{name}={value}" for name, value in products if value < 64), None)
@@ -197,10 +197,10 @@ def _too_large(
             resident, streamed, held = tiles.block_m, tiles.block_n, tiles.block_m * dim
         held = (held + 2 * tile) // (32 * tiles.warps)
         if held > limit:
-            return f"registers: {name} hold {held} of a thread in sums and scores; at most {limit}"
+            return f"registers: sums and scores of {name} take {held} a thread; at most {limit}"
         streams = dim + dim_v + (dim if name == "columns" and config.order == "ahead" else 0)
         taken = item_bytes * (resident * (dim + dim_v) + tiles.stages * streamed * streams + tile)
-        # What TMA adds to global memory is first written to shared memory.
+        # TMA adds to global memory from shared memory.
         if name == "columns" and config.rows is None and config.loads == "tma" and tiles.stages > 1:
             taken += 4 * tiles.block_m * dim
         if taken > shared:

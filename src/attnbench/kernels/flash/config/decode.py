@@ -1,8 +1,8 @@
 """Decode: few queries attend to many keys; into how many programs the keys are divided.
 
-Such a call reads keys and values once and computes little, so its speed is that of memory.  With one program per sequence
-and KV head, small batches would leave most of the card idle.  The order `decode` (`portable.decode`) lists the key tiles
-of all sequences and KV heads one after another, and gives every program an equal share of the list:
+Such a call reads keys and values once and computes little, so it is limited by memory bandwidth.  With one program per
+sequence and KV head, small batches would leave most of the card idle.  The order `decode` (`portable.decode`) lists the key
+tiles of all sequences and KV heads one after another, and gives every program an equal share of the list:
 
     programs = min(SMs x `sharers`, tiles / LEAST_TILES)      share = tiles / programs, or one tile more
 

@@ -29,11 +29,11 @@ class Grid(NamedTuple):
     "SMs of the card; those of an H100 or H200 in SXM form"
 
     def rounds(self, config: ForwardConfig) -> int:
-        """How often every SM has a tile of such a configuration, the last time rounded up."""
+        """Rounds over the SMs that the tiles of such a configuration take, rounded up."""
         return -(-self.heads * -(-self.seqlen_q // config.block_m) // self.processors)
 
 
-@lru_cache(maxsize=1024)  # a grid for each shape: a million shapes are not kept
+@lru_cache(maxsize=1024)  # depends on the shape: not cached, because there may be very many shapes
 def forward_config(
     capability: tuple[int, int],
     item_bytes: int,
@@ -51,7 +51,7 @@ def forward_config(
         item_bytes: bytes of an element.
         dim: the larger of head and value dim.
         seqlen: most keys of a sequence.
-        right: whether the mask has a right bound, as causal does.
+        right: whether the mask has a right bound, as with causal.
         grid: of the call; None: more tiles than any card has SMs.
         hopper: whether hopper.forward supports the tensors; otherwise its orders are not used.
     """

@@ -1,4 +1,4 @@
-"""Configurations of flash attention by name: ``m…`` of the forward, ``b…`` of the backward, ``m…+b…`` of both.
+"""Names of flash configurations: ``m…`` for the forward, ``b…`` for the backward, ``m…+b…`` for both.
 
 Can be imported without torch and Triton.
 """
@@ -110,7 +110,7 @@ def _facts(shape: Shape) -> tuple[tuple[int, int], int, int, int]:
 
 
 def _odd(shape: Shape) -> bool:
-    """Whether rows are not a multiple of the 16 bytes that tensor maps need."""
+    """Whether some rows are not a multiple of 16 bytes, which tensor maps require."""
     return any(dim * shape.item_bytes % 16 for dim in (shape.dim, shape.dim_v))
 
 

@@ -1,7 +1,7 @@
 """Launch configuration of the flash forward: tiles, warps, stages and code path.
 
-Short form, which spells out what differs from the defaults:  ``m128n128w8s3-tma-pp-persistent``
-Full form, every field:  ``block_m=128 block_n=128 warps=8 stages=3 loads=tma order=pp mask=apart ...``
+The short form spells out what differs from the defaults:  ``m128n128w8s3-tma-pp-persistent``
+The full form has every field:  ``block_m=128 block_n=128 warps=8 stages=3 loads=tma order=pp mask=apart ...``
 
 `space` lists those that are valid for a shape; the tuned defaults are in `defaults`.  Can be imported without torch and
 Triton.
@@ -19,7 +19,7 @@ HOPPER = ("ws", "pp")
 DECODE = "decode"
 "Order of the kernels in portable.decode, for few queries."
 WARPGROUPS = {8: 240, 12: 160, 16: 112}
-"Consumer warps, and registers of each of their threads."
+"Consumer warps, and the registers of each of their threads."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,17 +34,17 @@ class ForwardConfig(LaunchConfig):
     "keys of a tile"
     warps: Annotated[int, Spelled("w{}", (1, 2, 4, 8, 12, 16))]
     stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4, 5, 6, 7, 8))]
-    "tiles of keys and values in flight"
+    "pipeline stages: tiles of keys and values in flight"
     loads: Annotated[str, Spelled("-{}", ("pointer", "tma"))] = "pointer"
     "pointer, or tma: by the tensor memory accelerator (sm_90 and later; needs tensors aligned for it)"
     order: Annotated[str, Spelled("-{}", ("plain", "ahead", "ws", "pp", DECODE), far=3)] = "plain"
     """ahead: a tile's scores are issued before the previous tile's value product, so that softmax overlaps with that product
-    (not on sm_90); ws: the same, with a producer warp for warpgroups of 64 rows each; pp: ws with warpgroups that take
-    turns (ping-pong); decode: the queries of all heads that share keys are one tile, and keys are divided among programs"""
+    (not on sm_90); ws: the same, with a producer warp and consumer warpgroups of 64 rows; pp: ws with ping-pong scheduling;
+    decode: the queries of all heads that share keys are one tile, and keys are divided among programs"""
     mask: Annotated[str, Spelled("-{}", ("apart", "fused"))] = "apart"
     "apart: masked tiles in a loop of their own; fused: all tiles in one loop (packed tensors by TMA are always apart)"
     exp: Annotated[str, Spelled("-{}", ("unit", "mix"))] = "unit"
-    "unit: exponentials by the card's own unit; mix: one in four by a polynomial, to relieve it (ws and pp: one in eight)"
+    "unit: exponentials by the special function unit; mix: one in four (ws, pp: one in eight) by a polynomial, to relieve it"
     queries: Annotated[str, Spelled("-{}", ("shared", "split"))] = "shared"
     """shared: products read queries from shared memory; split: half of their dims from registers (ws and pp, from 128
     dims on)"""
@@ -61,8 +61,8 @@ class ForwardConfig(LaunchConfig):
     tile's weights have others (ws and pp)"""
     grid: Annotated[str, Spelled("-{}", ("tiles", "few", "ticket", "persistent"))] = "tiles"
     """tiles: a program per tile; persistent: a program per SM, with tiles at a fixed stride.  ws and pp also have few: a
-    program takes four tiles of a section, long and short ones; ticket: a program per SM, which takes the next tile from
-    a counter"""
+    program computes four tiles of a section, long and short ones; ticket: a program per SM, which fetches the next tile
+    from a counter"""
     registers: Annotated[int | None, Spelled("-r{}", range(24, 249, 8))] = None
     "limit per thread, to fit more programs on an SM; None: the compiler's choice"
     section_mib: Annotated[int, Spelled("-l{}", range(1, 1000))] = 24
@@ -106,4 +106,4 @@ class ForwardConfig(LaunchConfig):
 
 parse = ForwardConfig.parse
 WORDS = {name: column.spelled.accepted for name, column in ForwardConfig.table().items() if column.kind is str}
-"""Values of the fields that are words, the default first."""
+"""Values of the fields that are spelled as words, the default first."""

@@ -1,7 +1,7 @@
-"""Which launch configurations of the flash forward a shape has: what they take, the rules, and all that are left.
+"""Launch configurations of the flash forward that a shape has: resource estimates, rules, and the space that is left.
 
-Of what `candidates` enumerates the `RULES` leave out what cannot run, is wrong or cannot be fast, each with its reason.
-Imports without torch and Triton.
+`candidates` enumerates configurations; `RULES` exclude those that cannot run, give wrong results or cannot be fast, each
+with its reason.  Can be imported without torch and Triton.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attnbench.kernels.shared.configs import nearest as closest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What of a case and its card the rules ask for."""
+    """Properties of a case and its card that the rules use."""
 
     dim: int
     dim_v: int
@@ -27,7 +27,7 @@ class Shape:
     seqlen_k: int = 1 << 20
     packed: bool = False
     right: bool = True
-    "the mask ends to the right, as causal does"
+    "the mask has a right bound, as with causal"
     capability: tuple[int, int] = (9, 0)
     repeats: int = 1
     "query heads of a KV head"
@@ -36,17 +36,17 @@ class Shape:
 
     @property
     def decodes(self) -> bool:
-        """Whether the order `decode` is its default."""
+        """Whether the order `decode` is the default."""
         return is_decode(self.seqlen_q, self.seqlen_k, self.repeats)
 
     @property
     def grid(self) -> Grid | None:
-        """By which defaults are chosen."""
+        """The grid by which defaults are chosen."""
         return None if self.heads is None else Grid(self.heads, self.seqlen_q)
 
     @property
     def described(self) -> bool:
-        """Whether tensor maps of the Hopper path can describe contiguous tensors of it."""
+        """Whether tensor maps of the Hopper path can describe contiguous tensors with these dims."""
         return self.capability == (9, 0) and self.dim % 8 == self.dim_v % 8 == 0
 
     def block(self, dim: int) -> int:
@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """Columns of the tiles that dims are cut into: powers of two, of which two are fewer than one."""
+        """Columns of the tiles into which dims are divided: two powers of two, where their sum is below one padded tile."""
         dim = max(self.dim, self.dim_v)
         first = self.block(dim) // 2
         rest = self.block(dim - first)
@@ -63,15 +63,15 @@ class Shape:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory a program may have (CUDA programming guide, compute capabilities)."""
+        """Shared memory of a program (CUDA programming guide, compute capabilities)."""
         kib = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.capability, 99)
         return kib * 1024
 
 
 def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
-    """Shared memory of a program: queries, `stages` tiles of keys and values, and those of the last masked one.
+    """Shared memory of a program: queries, `stages` tiles of keys and values, and those of the last masked tile.
 
-    Barriers and row sums are less than 2 KiB beside them.  Below sm_90 queries go through on their way to registers.
+    Without barriers and row sums, which take less than 2 KiB.  Below sm_90 queries pass through shared memory to registers.
     """
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     rows = config.stages * config.block_n * (block_d + block_v)
@@ -79,7 +79,7 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
         apart = config.queries == "shared" and out_columns(config, shape) < first_columns(config, shape)
         return _keys_and_queries(config, shape, query_tiles(config, shape)) + apart * _half_output(config, shape)
     if config.order == DECODE:
-        # Products of single warps read a tile into registers before the next but `stages` comes, and the weights again.
+        # Single-warp products read a tile into registers before the tile `stages` later arrives, and also the weights.
         warps = config.block_m < 64 or shape.capability < (9, 0)
         rows -= warps * config.block_n * (block_d + block_v)
         return (rows + config.block_m * (block_d + warps * config.block_n)) * shape.item_bytes
@@ -92,36 +92,35 @@ def shared_bytes(config: ForwardConfig, shape: Shape) -> int:
 
 
 def tile_columns(config: ForwardConfig, shape: Shape) -> tuple[int, ...]:
-    """Columns of a tile of keys of the Hopper path, and those of its second piece if it has one; of values as many."""
+    """Columns of a key tile of the Hopper path, and of its second piece if it has one; value tiles have as many."""
     return shape.pieces if config.dims == "pieces" else (shape.block(shape.dim),)
 
 
 def first_columns(config: ForwardConfig, shape: Shape) -> int:
-    """Columns of a tile of keys of the Hopper path, of its first piece where it has two."""
+    """Columns of a key tile of the Hopper path, or of its first piece."""
     first, *_ = tile_columns(config, shape)
     return first
 
 
 def query_columns(config: ForwardConfig, shape: Shape) -> int:
-    """Columns of a tile of queries of the Hopper path: half where the other half is another tile's, for registers."""
+    """Columns of a query tile of the Hopper path: with split queries half, because the other half goes to registers."""
     return first_columns(config, shape) // (2 if config.queries == "split" else 1)
 
 
 def key_stages(config: ForwardConfig) -> int:
-    """Tiles of keys in flight of the Hopper path."""
+    """Key tiles in flight in the Hopper path."""
     return config.stages + (config.rings == "deep")
 
 
 def query_tiles(config: ForwardConfig, shape: Shape) -> int:
-    """How many tiles of queries a program of the Hopper path has room for: of several the next too, if that fits."""
+    """Query tiles of a warpgroup in the Hopper path: two, if there are several work items and the next one's queries fit."""
     return 1 + (config.grid != "tiles" and _keys_and_queries(config, shape, 2) + 2048 <= shape.shared_bytes)
 
 
 def out_columns(config: ForwardConfig, shape: Shape) -> int:
-    """Columns of the tile that an output of the Hopper path leaves by: half where its place is half the queries'.
+    """Columns of the tile through which the Hopper path stores an output: half with split queries, whose buffer is half.
 
-    Or where it has one beside theirs: where a program of several jobs has no room for the next queries, but for half an
-    output.
+    Also half where a program with several work items has no room for the next queries, but for half an output.
     """
     block_v = first_columns(config, shape)
     if config.dims == "pieces":
@@ -132,7 +131,7 @@ def out_columns(config: ForwardConfig, shape: Shape) -> int:
 
 
 def _keys_and_queries(config: ForwardConfig, shape: Shape, tiles: int) -> int:
-    """Bytes of the Hopper path: rings, with so many tiles of queries and one of what registers hold, and stored weights."""
+    """Bytes of the rings of the Hopper path, of query tiles with the half that goes to registers, and of stored weights."""
     columns = sum(tile_columns(config, shape))
     held = columns // 2 if config.queries == "split" else 0
     keys = (key_stages(config) + config.stages) * config.block_n * columns
@@ -146,10 +145,10 @@ def _half_output(config: ForwardConfig, shape: Shape) -> int:
 
 
 def registers(config: ForwardConfig, shape: Shape) -> int:
-    """Registers of a thread: output, scores and weights of a tile, and some thirty for rows and sizes.
+    """Registers of a thread: output, scores and weights of a tile, and about thirty for rows and sizes.
 
-    With the scores ahead the last tile's weights are still read while the next come about.  Pointers are two a 16-byte
-    piece.  Below sm_90 products take the queries, and pieces of keys and values, out of registers too.
+    With the order `ahead` the previous tile's weights are still read while the next ones are computed.  Pointers take two
+    registers for 16 bytes.  Below sm_90 queries, and pieces of keys and values, are register operands too.
     """
     block_d, block_v = shape.block(shape.dim), shape.block(shape.dim_v)
     if config.dims == "pieces":
@@ -174,7 +173,7 @@ def _limit(config: ForwardConfig) -> int:
 
 
 def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
-    """What keeps a configuration of a Hopper order from a shape; None where nothing does."""
+    """Why a shape does not have a configuration of a Hopper order; None if it does."""
     if config.order not in HOPPER:
         said = {config.queries, config.rings, config.rescale, config.dims, config.weights}
         if {"split", "deep", "lazy", "pieces", "stored", "double"} & said:
@@ -183,52 +182,56 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
-        (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
+        (shape.item_bytes != 2, "needs 16-bit inputs; plain"),
         (
             shape.block(shape.dim) != shape.block(shape.dim_v),
-            f"stores {shape.dim_v} dims of values where {shape.dim} of queries were; plain",
+            f"stores outputs of {shape.dim_v} dims in buffers of queries with {shape.dim}; plain",
         ),
-        (config.loads != "tma", "loads by tensor maps alone; tma"),
-        ((config.mask, config.registers) != ("apart", None), "has no fused or r…; without"),
+        (config.loads != "tma", "loads only by tensor maps; tma"),
+        ((config.mask, config.registers) != ("apart", None), "does not support fused or r…; without"),
         (
             config.block_m != 16 * config.warps or config.warps not in WARPGROUPS,
-            "has 64 rows to four warps, two to four times; m128w8, m192w12 or m256w16",
+            "needs 64 rows for four warps, and 8 to 16 warps; m128w8, m192w12 or m256w16",
         ),
-        (config.exp == "mix" and config.block_n < 64, "works one exponential in eight out, and 32 keys have four; n64"),
+        (
+            config.exp == "mix" and config.block_n < 64,
+            "computes one exponential in eight by a polynomial, for which 32 keys are too few; n64",
+        ),
         (
             config.queries == "split" and (shape.block(shape.dim) < 128 or config.warps > 12),
-            "splits queries from 128 dims on, of two or three warpgroups; w8 or w12, or without split",
+            "supports split queries from 128 dims on, with two or three warpgroups; w8 or w12, or without split",
         ),
         (
             config.dims == "pieces" and len(shape.pieces) == 1,
-            f"cuts no {shape.dim} dims into pieces; 65 to 96 or 129 to 192 dims, or without pieces",
+            f"does not divide {shape.dim} dims into pieces; 65 to 96 or 129 to 192 dims, or without pieces",
         ),
-        (config.dims == "pieces" and config.queries == "split", "has pieces or split queries; one of both"),
-        (config.weights == "stored" and config.block_n < 32, "stores weights of 32 keys at least; n32"),
-        (config.weights == "double" and config.rescale != "lazy", "has double weights with lazy alone; lazy"),
-        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+        (
+            config.dims == "pieces" and config.queries == "split",
+            "supports pieces or split queries, not both; one of them",
+        ),
+        (config.weights == "stored" and config.block_n < 32, "stores weights only of tiles of at least 32 keys; n32"),
+        (config.weights == "double" and config.rescale != "lazy", "supports double weights only with lazy; lazy"),
+        (config.stages < 2, "needs at least two stages; s2"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
 
 
 def ahead_fault(config: ForwardConfig, capability: tuple[int, int] | None) -> str | None:
-    """What keeps the order `ahead` from a card; None where nothing does, and of any other order.
+    """Why a card does not have the order `ahead`; None if it does, and for other orders.
 
-    The loop carries the weights as bits, so the compiler does not see that the product in flight reads them, and gives
-    their registers to the next tile's: on an H200 with Triton 3.6 the output was wrong or NaN.
+    The loop carries the weights as integers, so the compiler does not see that the product in flight reads them, and reuses
+    their registers for the next tile's: on an H200 with Triton 3.6 the output was wrong or NaN.
     """
     if config.order != "ahead" or capability != (9, 0):
         return None
-    return (
-        "has the order ahead, which on sm_90 is wrong: the product still reads the weights' registers; plain, ws or pp"
-    )
+    return "has the order ahead, which is wrong on sm_90: a product still reads the weights' registers; plain, ws or pp"
 
 
 def decode_fault(config: ForwardConfig) -> str | None:
-    """What a configuration of the order `decode` has that it cannot have, or another order of `decode`.
+    """Why a configuration of the order `decode` is not valid, or one of another order that has fields of `decode`.
 
-    Products of single warps read keys by loads into registers, and those that Triton 3.6 makes may still be behind when
-    a tensor map's next tile is told to come: their tiles are copied by threads, which wait.
+    Single-warp products load keys into registers, and with Triton 3.6 these loads may still be pending when TMA is told to
+    load the next tile into the same stage: so their tiles are copied by threads, which wait.
     """
     if config.order != DECODE:
         return None if config.sharers == 2 else "has x…, which only the order decode has; without"
@@ -243,28 +246,28 @@ def decode_fault(config: ForwardConfig) -> str | None:
         sharers=config.sharers,
     )
     if config != plain:
-        return f"has words that are not of the order decode; {plain.short}"
+        return f"has fields that the order decode does not support; {plain.short}"
     if config.block_m > 128:
-        return f"has the order decode, whose tiles are of up to 128 rows, not {config.block_m}; m16, m32, m64 or m128"
+        return f"has the order decode, whose tiles have at most 128 rows, not {config.block_m}; m16, m32, m64 or m128"
     if config.loads == "tma" and config.block_m < 64:
-        return f"has the order decode, which loads by tma for products of warpgroups alone, not m{config.block_m}; m64"
+        return f"has the order decode, which uses tma only with warpgroup products, not with m{config.block_m}; m64"
     return None
 
 
 def _too_many_registers(config: ForwardConfig, shape: Shape) -> str | None:
     have, limit = registers(config, shape), _limit(config)
-    return f"takes about {have} registers a thread, and has {limit}" if have > limit else None
+    return f"takes about {have} registers a thread, of {limit} available" if have > limit else None
 
 
 def _too_much_shared_memory(config: ForwardConfig, shape: Shape) -> str | None:
     have, room = shared_bytes(config, shape), shape.shared_bytes
     if config.order == DECODE and config.sharers > 1:
         have, room = config.sharers * (have + 1024), room + 1024
-    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}" if have > room else None
+    return f"takes {have // 1024} KiB of shared memory, of {room // 1024} available" if have > room else None
 
 
 def _warps_without_rows(config: ForwardConfig, shape: Shape) -> str | None:
-    if shape.item_bytes > 2 or config.order == DECODE:  # whose warps divide the keys
+    if shape.item_bytes > 2 or config.order == DECODE:  # of `decode`, whose warps divide the keys
         return None
     least = (16 if shape.capability >= (9, 0) else 8) * config.warps
     return None if config.block_m >= least else f"has too few rows for {config.warps} warps; at least m{least}"
@@ -274,13 +277,13 @@ def _narrow_tiles(config: ForwardConfig, shape: Shape) -> str | None:
     narrow = config.block_n < 64 and config.block_n < shape.seqlen_k
     if shape.item_bytes > 2 or not narrow or config.order == DECODE or max(shape.dim, shape.dim_v) > 128:
         return None
-    return f"has tiles of {config.block_n} keys, too little work for a wait; at least n64 up to 128 dims"
+    return f"has tiles of {config.block_n} keys, which is too little work for each wait; at least n64 up to 128 dims"
 
 
 def _idle_polynomials(config: ForwardConfig, shape: Shape) -> str | None:
     if config.exp == "unit" or config.order not in HOPPER or max(shape.dim, shape.dim_v) <= 64:
         return None
-    return "relieves the unit for exponentials, which over 64 dims has half the products' work; without mix"
+    return "relieves the special function unit, which is not the limit above 64 dims; without mix"
 
 
 def _idle_registers(config: ForwardConfig, shape: Shape) -> str | None:
@@ -288,14 +291,16 @@ def _idle_registers(config: ForwardConfig, shape: Shape) -> str | None:
         return None
     programs = 65536 // (config.registers * config.threads)
     if programs <= 65536 // (256 * config.threads):
-        return f"caps at {config.registers} registers, which lets no more programs in; fewer, or none"
+        return (
+            f"limits registers to {config.registers}, with which no more programs fit on an SM; a lower limit, or none"
+        )
     room = 233472 // max(1, shared_bytes(config, shape) + 1024) if shape.capability == (9, 0) else programs
-    return None if room >= programs else f"makes room for {programs} programs, whose shared memory lets in {room}"
+    return None if room >= programs else f"has registers for {programs} programs on an SM, but shared memory for {room}"
 
 
 def _fused_without_an_end(config: ForwardConfig, shape: Shape) -> str | None:
     if config.mask == "fused" and config.loads == "tma" and shape.packed:
-        return "masks in the one loop packed tensors by TMA, which does not end where a sequence does; apart"
+        return "masks in one loop, but TMA of packed tensors does not end at the end of a sequence; apart"
     return None
 
 
@@ -303,13 +308,13 @@ def _no_tma(config: ForwardConfig, shape: Shape) -> str | None:
     if config.loads != "tma":
         return None
     if shape.capability < (9, 0):
-        return f"loads by TMA, which sm_{shape.capability[0]}{shape.capability[1]} has not; pointer loads"
+        return f"loads by TMA, which sm_{shape.capability[0]}{shape.capability[1]} does not have; pointer loads"
     odd = [dim for dim in (shape.dim, shape.dim_v) if dim * shape.item_bytes % 16]
-    return f"loads by TMA rows of {odd[0]} dims, no multiple of 16 bytes; pointer loads" if odd else None
+    return f"loads rows of {odd[0]} dims by TMA, which needs multiples of 16 bytes; pointer loads" if odd else None
 
 
 def _sequence_shorter_than_a_tile(config: ForwardConfig, shape: Shape) -> str | None:
-    # The smallest tile of an order is right for any length, only wasteful.
+    # The smallest tile of an order gives right results for any length, it only wastes work.
     smallest = 128 if config.order in HOPPER else 64
     for name, block, length, least in (
         ("m", config.block_m, shape.seqlen_q, smallest),
@@ -335,16 +340,16 @@ RULES: dict[str, Callable[[ForwardConfig, Shape], str | None]] = {
     "tma": _no_tma,
     "length": _sequence_shorter_than_a_tile,
 }
-"Why a configuration is left out, by name: what it says is wrong with it, or None."
+"Rules by name: each returns what is wrong with a configuration, or None."
 
 
 def fault(config: ForwardConfig, shape: Shape) -> tuple[str, str] | None:
-    """Name of the first rule that leaves a configuration out, and what it says; None of a valid one."""
+    """The first rule that a configuration breaks, and its message; None for a valid one."""
     return next(((name, said) for name, rule in RULES.items() if (said := rule(config, shape)) is not None), None)
 
 
 def candidates() -> Iterator[ForwardConfig]:
-    """Everything the enumeration looks at, before the rules."""
+    """All enumerated configurations, before the rules."""
     tiles = product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
     for (block_m, block_n, warps, stages), loads, order, mask, exp in product(
         tiles, WORDS["loads"], ("plain", "ahead"), WORDS["mask"], WORDS["exp"]
@@ -353,7 +358,7 @@ def candidates() -> Iterator[ForwardConfig]:
             block_m=block_m, block_n=block_n, warps=warps, stages=stages, loads=loads, order=order, mask=mask, exp=exp
         )
         yield config
-        # One at a time: what changes little, or only beside a few others.
+        # One at a time: these change little, or only together with a few others.
         yield replace(config, registers=128 if warps == 8 else 168)
         if loads == "tma" and exp == "unit":
             yield replace(config, grid="persistent")
@@ -367,7 +372,7 @@ def candidates() -> Iterator[ForwardConfig]:
             yield from (replace(config, section_mib=mib) for mib in (8, 16, 100))
         if grid in ("ticket", "persistent"):
             yield replace(config, exp="mix")
-        # Deep rings of more stages have no room where they would help.
+        # Deep rings with more stages do not fit where they would help.
         if grid != "few" and stages == 2:
             for queries, rings in product(WORDS["queries"], WORDS["rings"]):
                 for weights in ("held", "double"):
@@ -379,7 +384,7 @@ def candidates() -> Iterator[ForwardConfig]:
 
 
 def pieces_candidates() -> Iterator[ForwardConfig]:
-    """Everything the enumeration looks at beside `candidates`, where dims have pieces."""
+    """Further configurations that are enumerated for dims of two pieces."""
     for warps, block_n, stages, order, grid in product((8, 12), (64, 128), (2, 3), HOPPER, ("tiles", "ticket")):
         for rings, rescale, weights in product(WORDS["rings"], WORDS["rescale"], WORDS["weights"]):
             config = ForwardConfig(
@@ -401,7 +406,7 @@ def pieces_candidates() -> Iterator[ForwardConfig]:
 
 
 def decode_candidates(rows: int) -> Iterator[ForwardConfig]:
-    """Everything the enumeration looks at for so many rows of a tile, where queries are few."""
+    """Configurations that are enumerated for few queries; `rows`: of a tile."""
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
     for block_n, warps, stages, sharers in product((16, 32, 64, 128), (4, 8), (2, 3, 4, 5, 6), (1, 2, 3, 4)):
         for loads in WORDS["loads"]:
@@ -411,14 +416,14 @@ def decode_candidates(rows: int) -> Iterator[ForwardConfig]:
 
 
 def space(shape: Shape) -> list[ForwardConfig]:
-    """Every valid configuration of the enumeration for a shape, in one order; of few queries first those of `decode`."""
+    """All valid configurations for a shape, in a fixed order; for few queries those of `decode` first."""
     decode = decode_candidates(shape.seqlen_q * shape.repeats) if shape.decodes else ()
     pieces = pieces_candidates() if len(shape.pieces) == 2 else ()
     return [config for config in (*decode, *candidates(), *pieces) if fault(config, shape) is None]
 
 
 def nearest(text: str, shape: Shape) -> str:
-    """The valid short form most like a text, or like what it says if it can be read; empty where there is none."""
+    """The valid short form nearest to a text, or to its configuration if it parses; empty if there is none."""
     there = space(shape)
     try:
         wanted = parse(text, spelled=False)

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The consumer warpgroups of the flash forwards for Hopper: products and softmax of a work item's tiles of keys.
+"""Consumer warpgroups of the flash forwards for Hopper: matrix products and softmax over a work item's key tiles.
 
-Which key a tile begins with, and what of it is hidden, says the mask of the consumer: tiles of one range
-(`tiles.Mask`), or those of a list (`flash.sparse.hopper.tiles.ListMask`).
+The consumer's mask says at which key a tile begins and which scores are hidden: `tiles.Mask` for consecutive tiles,
+`flash.sparse.hopper.tiles.ListMask` for the tiles of a list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attnbench.kernels.shared.hopper import ROWS, pass_turn, skip_tiles, sync_wa
 @gluon.jit
 @no_type_check
 def scores_of(held, q, k, none):
-    """Issue the scores of queries and of keys, in pieces of dims; of split queries half of them, the first, is `held`."""
+    """Issue the score product.  With split queries, `held` has the first half of the dims in registers."""
     HALF: gl.constexpr = q[0].shape[1] % k[0].shape[1]
     if HALF:
         first = warpgroup_mma(held, k[0].slice(0, HALF, 1).permute([1, 0]), none, use_acc=False, is_async=True)
@@ -38,7 +38,7 @@ def scores_of(held, q, k, none):
 @gluon.jit
 @no_type_check
 def store_weights(weights, place):
-    """Store a tile's weights for products that read them there; those that read the last ones have been waited for."""
+    """Store a tile's weights to shared memory; products that read the previous weights must have been waited for."""
     place.store(weights)
     fence_async_shared()
     sync_warps()
@@ -47,10 +47,10 @@ def store_weights(weights, place):
 @gluon.jit
 @no_type_check
 def release_last(k_ring, v_ring, count, follows):
-    """Release the keys of the count-th tile, and the values of the one before, if the tile follows one of its work item.
+    """Release the keys of the count-th tile and the values of the tile before it, if `follows`: it is not the first tile.
 
-    Keys of an item's first tile have been released by then.  A release is a barrier of the warps, and another precedes
-    the next access to shared memory: here, they are waited for beside a product.
+    The keys of a work item's first tile have already been released.  Each release is a barrier of the warps, and another
+    barrier precedes the next access to shared memory.  Called here, they overlap with a product.
     """
     k_ring.release(count, follows)
     v_ring.release(count + v_ring.STAGES - 1, follows)  # the stage of count - 1, of a number that is never negative
@@ -61,7 +61,7 @@ def release_last(k_ring, v_ring, count, follows):
 def through_keys(
     held, q, acc, row_max, sums, consumer, count, done, row, begin, whole, split, end, WARPGROUP: gl.constexpr
 ):
-    """The `Softmax` over a work item's tiles of keys, one at least, and the count after them."""
+    """Process a work item's key tiles, at least one.  Returns the `Softmax` and the new tile count."""
     turns = consumer.turns
     scale = consumer.scale
     BLOCK_N: gl.constexpr = consumer.BLOCK_N
@@ -86,10 +86,10 @@ def through_keys(
     scores = warpgroup_mma_wait(0, [scores])
     k_ring.release(count)
     if DOUBLE:
-        sync_warps()  # which Triton would put in front of the next access to shared memory, in the loop
+        sync_warps()  # otherwise Triton inserts this barrier before the next access to shared memory, inside the loop
     if q[0].shape[1] != acc[0].shape[1]:
-        # Not before a product that read them: a barrier of the warps does not wait for loads into registers, and shared
-        # memory that products keep busy serves them so late that the next queries could be there.
+        # Not before a product that reads them: a barrier of the warps does not wait for loads into registers, and while
+        # products keep shared memory busy these loads are served so late that the next queries could overwrite the tile.
         consumer.held_rings[WARPGROUP].release(done)
     masked = end > split
     if consumer.mask.HAS_LEFT:
@@ -121,7 +121,7 @@ def through_keys(
         acc = add_values(weights, pieces_of(v_ring, rests.v, count), acc, STORED)
         if TURNS:
             pass_turn(turns, WARPGROUP)
-        scores = warpgroup_mma_wait(len(acc), [scores])  # all but the products that add to the output
+        scores = warpgroup_mma_wait(len(acc), [scores])  # wait for all products except those that add to the output
         if not DOUBLE:
             k_ring.release(count + 1)
         masked = tile >= split
@@ -133,7 +133,7 @@ def through_keys(
         factor, row_max, sums = following.factor, following.row_max, following.sums
         if DOUBLE:
             next_weights = gl.convert_layout(rounded(following.weights, q[0].dtype), WEIGHTS)
-        # Here, and not where they are read: between the softmax and the wait for what it runs beside.
+        # Computed here, not where it is read: between the softmax and the wait for the product that overlaps with it.
         if tile > begin:
             k_ring.wait(count + 2)
         acc = wait_for_output(acc)
@@ -162,7 +162,7 @@ def through_keys(
 @gluon.jit
 @no_type_check
 def attend(consumer, count, done, WARPGROUP: gl.constexpr):
-    """Attend to a work item's keys and store the output; how many tiles of keys there have been then."""
+    """Attend to a work item's keys and store the output.  Returns the new tile count."""
     BLOCK_V: gl.constexpr = consumer.BLOCK_V
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
     rings = consumer.rings
@@ -185,7 +185,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
     q_ring.wait(done)
     q = pieces_of(q_ring, rests.q[WARPGROUP], done)
     if begin < end:
-        held = row  # nothing that is read
+        held = row  # placeholder, never read
         if SPLIT:
             held = held_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2))
         softmax, count = through_keys(
@@ -210,13 +210,13 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
             held_ring.release(done)
         if q_ring.STAGES > 1:
             q_ring.release_stored(done)
-    # The queries have been read: the output leaves from where they were, or the next can come.
+    # The queries have been read: their buffer takes the output, or the next queries.
     place = q_ring.tiles.index(done % q_ring.STAGES)
     APART: gl.constexpr = consumer.out_desc.block_shape[4] != BLOCK_V and not SPLIT
     if APART:
         q_ring.release(done)
         place = consumer.outs.index(WARPGROUP)
-    # A program of one work item needs the place of the held half no more.
+    # A program with one work item does not need the buffer of the held half any more.
     TWO: gl.constexpr = SPLIT and consumer.GRID == "tiles"
     second_place = place
     if TWO:
@@ -244,7 +244,7 @@ def attend(consumer, count, done, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def consume(consumer, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: rows from 64 WARPGROUP of each work item."""
+    """A consumer warpgroup: rows 64 WARPGROUP to 64 WARPGROUP + 63 of each work item."""
     queue = consumer.queue
     count = 0
     done = 0

@@ -1,19 +1,20 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""DK, dV and the sums of dQ of softmax attention for Hopper: a producer warp, two consumer warpgroups of 64 keys each.
+"""dK, dV and the sums of dQ of softmax attention for Hopper: a producer warp, two consumer warpgroups of 64 keys each.
 
-The sums are those of portable.backward_columns with atomics, in another pipeline (arXiv:2407.08608).  Scores are
-[keys, rows], so that P and dS are operands at once.  A step is a tile of rows, each product issued when it can be:
+The arithmetic is that of portable.backward_columns with atomics; the pipeline follows arXiv:2407.08608.  Scores are
+computed transposed, [keys, rows], so that P and dS can be product operands without a transpose.  One step processes
+one tile of rows; each product is issued as soon as its operands are ready:
 
     producer      loads keys and values once, then tiles of Q and dO with -lse / scale and -delta of their rows
     consumer      issues Sᵀ = K Qᵀ and dPᵀ = V dOᵀ
-                  P = exp(Sᵀ), beside the second; issues dV += P dO
-                  dSᵀ = P ∘ (dPᵀ - delta), during that, in registers and in shared memory for both
-                  waits for the other's; issues half of dQ = dS K, and dK += dSᵀ Q
-                  stores dQ by a TMA reduction, beside the last
+                  P = exp(Sᵀ), while the second product runs; issues dV += P dO
+                  dSᵀ = P ∘ (dPᵀ - delta), meanwhile; kept in registers and stored to shared memory for both warpgroups
+                  waits for the other warpgroup's dSᵀ; issues half of dQ = dS K, and dK += dSᵀ Q
+                  adds dQ to memory by a TMA reduction, while the last product runs
 
-Half of dQ is 64 rows by 64 columns, over all 128 keys: up to 64 dims half of a step's 128 rows, above half of the
-columns of its 64.  DS has two stages: when both warpgroups have filled one stage, both have read the other.
-No product is in flight at the end of an iteration: the compiler otherwise waits for each of them.
+Half of dQ is 64 rows by 64 columns, summed over all 128 keys: up to 64 dims it is half of a step's 128 rows, above that
+half of the columns of its 64 rows.  dS has two stages: when both warpgroups have filled one, both have read the other.
+No product is in flight at the end of an iteration, because otherwise the compiler waits for every product.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ KEYS = gl.constexpr(128)
 
 @aggregate
 class Producer:
-    """What the producer warp works with."""
+    """Arguments of the producer warp."""
 
     q_desc: tma.tensor_descriptor
     k_desc: tma.tensor_descriptor
@@ -97,8 +98,8 @@ def produce(producer):
             first = tile.start + which * ROWS
             rings.k.fill(which, producer.k_desc, tile.key_start, tile.keys, first, tile.head_kv)
             rings.v.fill(which, producer.v_desc, tile.key_start, tile.keys, first, tile.head_kv)
-    # Launched while `flash_backward_prepare` ends, which writes the statistics, and zeros where dQ is added up.  Every
-    # program waits: what comes behind this kernel takes that one for ended.
+    # Launched while `flash_backward_prepare` still runs, which writes the statistics and clears the sums of dQ.  Every
+    # program waits for its end, because the kernel after this one relies on that kernel having ended.
     gdc_wait()
     if has_work:
         count = 0
@@ -141,11 +142,11 @@ def consume(consumer, WARPGROUP: gl.constexpr):
         dv = gl.zeros([ROWS, BLOCK_V], gl.float32, OF_V)
         if begin < end:
             low, high = reach_of(key, work, problem.mask)
-            rings.k.take(0)  # half of dQ is of all keys
+            rings.k.take(0)  # half of dQ is summed over all keys
             rings.k.take(1)
             v = rings.v.take(WARPGROUP)
             if problem.BLOCK_M > ROWS:
-                # Registers have room for it, and shared memory is what a step takes longest of.  There is one always.
+                # Registers have room for two, and shared memory traffic limits a step.  There is always at least one.
                 gl.assume(members * (end - begin) > 0)
                 v = v.load(gl.DotOperandLayout(0, SCORES, 2))
             tile = begin
@@ -168,10 +169,10 @@ def consume(consumer, WARPGROUP: gl.constexpr):
                 if tile == end:
                     tile = begin
                     head += 1
-            # Who has come here has read the keys for the last time.
+            # This warpgroup has read the keys for the last time.
             mbarrier.arrive(consumer.done)
             mbarrier.wait(consumer.done, 0)
-        # Gradients leave from where keys and values were.
+        # Gradients are stored through the buffers of keys and values.
         store_gradient(
             rings.v.tiles.index(WARPGROUP),
             dv.to(DTYPE),
@@ -217,7 +218,7 @@ def flash_hopper_backward(
     STAGES: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
-    gdc_launch_dependents()  # of `flash_backward_round`, which waits for the end
+    gdc_launch_dependents()  # allows `flash_backward_round` to start, which waits for the end of this kernel
     PARTS: gl.constexpr = BLOCK_M // ROWS
     PLACES: gl.constexpr = STAGES * PARTS
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
@@ -287,22 +288,22 @@ def launch_hopper_columns(
     problem: Problem,
     config: BackwardConfig,
 ) -> None:
-    """Compute dk and dv, and add the unscaled dQ to `sums`; shapes as `flash.backward.launch_backward` has them.
+    """Compute dk and dv, and add the unscaled dQ to `sums`; shapes as in `flash.backward.launch_backward`.
 
     Args:
-        q: as dout, 16-bit; and so on.
-        k: as v.
+        q: 16-bit, like dout.
+        k: like v.
         v: up to 256 dims.
-        dout: of the output.
+        dout: gradient of the output.
         dk: like k; every row is written.
         dv: like v.
-        stats: fp32 [2, H, rows] of the workspace, of `flash_backward_prepare`.
-        sums: fp32 [H, rows, 64, 128 or 256] of the workspace, in tiles as `portable.backward_rows.place_in_part` says.
+        stats: fp32 [2, H, rows] of the workspace, written by `flash_backward_prepare`.
+        sums: fp32 [H, rows, 64, 128 or 256] of the workspace, in the tiles of `portable.backward_rows.place_in_part`.
         problem: sequences, mask and scale.
-        config: one of the order `ws`.
+        config: with the order `ws`.
 
     Raises:
-        ValueError: a tensor that tensor maps cannot describe; the one line names it.
+        ValueError: tensor maps cannot describe a tensor; the message names it.
     """
     cut, heads, heads_kv = config.columns, q.shape[-2], k.shape[-2]
     if q.numel() == 0:
@@ -314,7 +315,7 @@ def launch_hopper_columns(
         if not is_rows(x):
             raise ValueError(
                 f"flash_attention: {name}.stride={x.stride()} does not fit order=ws; rows and heads a "
-                "multiple of 16 bytes apart, sequences behind one another, or order=early"
+                "multiple of 16 bytes apart, sequences one after another, or order=early"
             )
     wide = cut.block_n == ROWS.value
     tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
@@ -350,7 +351,7 @@ def launch_hopper_columns(
 
 
 def _plain(x: Tensor, *tile: int) -> Any:
-    """Describe a contiguous fp32 tensor: a tile has 64 columns, and they lie one after another in shared memory."""
+    """Describe a contiguous fp32 tensor in tiles of 64 columns, unswizzled in shared memory."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     block = [*tile, ROWS.value]

@@ -38,7 +38,7 @@ class Rings:
 
 @aggregate
 class Statistics:
-    """What belongs to rows, in shared memory, of as many stages as the rings of Q and dO."""
+    """Row statistics in shared memory, with as many stages as the rings of Q and dO."""
 
     leasts: gl.shared_memory_descriptor
     "-lse / scale"
@@ -50,7 +50,7 @@ class Statistics:
 
 @aggregate
 class GridProblem:
-    """Arguments of the launch that say what a program works on."""
+    """Launch arguments that describe the grid of work."""
 
     cu_q_ptr: Argument
     cu_k_ptr: Argument
@@ -58,23 +58,23 @@ class GridProblem:
     seqlen_k: Argument
     mask: Mask
     members: Argument
-    "query heads of a head of keys"
+    "query heads of a KV head"
     heads_kv: Argument
     pairs: Argument
-    "(sequence, head of keys) pairs"
+    "(sequence, KV head) pairs"
     tiles: Argument
-    "of the longest sequence"
+    "key tiles of the longest sequence"
     group: Argument
     "pairs of a section (`section_of`)"
     PACKED: gl.constexpr
     BLOCK_M: gl.constexpr
     KEYS: gl.constexpr
-    "of a program"
+    "keys of a program"
 
 
 @aggregate
 class KeyTile:
-    """The keys that a program is about, and which tiles of rows see them; all rows see the keys in [whole, split)."""
+    """The key tile of a program, and the row tiles that see it; tiles [whole, split) need no mask."""
 
     head_kv: gl.tensor
     padded: gl.tensor
@@ -94,7 +94,7 @@ class KeyTile:
 
 @aggregate
 class Consumer:
-    """What the consumer warpgroups work with."""
+    """Arguments of the consumer warpgroups."""
 
     dk_desc: tma.tensor_descriptor
     dv_desc: tma.tensor_descriptor
@@ -103,13 +103,13 @@ class Consumer:
     rings: Rings
     stats: Statistics
     dscores: gl.shared_memory_descriptor
-    "dSᵀ of both warpgroups, in two stages: tiles [64, 64]"
+    "dSᵀ of both warpgroups, in two stages of tiles [64, 64]"
     filled: gl.shared_memory_descriptor
     "mbarriers of the stages of `dscores`"
     done: gl.shared_memory_descriptor
     "mbarrier: both warpgroups have read the keys for the last time"
     staging: gl.shared_memory_descriptor
-    "tiles by way of which dQ leaves, one a warpgroup"
+    "tiles through which dQ is stored, one for each warpgroup"
     problem: GridProblem
     scale_log2: Argument
 
@@ -117,7 +117,7 @@ class Consumer:
 @gluon.jit
 @no_type_check
 def allocate_statistics(desc, LEASTS: gl.constexpr, DELTAS: gl.constexpr):
-    """Room for so many tiles' rows of each, and the numbers; before the warps are specialized."""
+    """Allocate buffers for the statistics of so many tiles, and for the row numbers; before warp specialization."""
     leasts = gl.allocate_shared_memory(gl.float32, [LEASTS] + desc.block_shape, desc.layout)
     deltas = gl.allocate_shared_memory(gl.float32, [DELTAS] + desc.block_shape, desc.layout)
     numbers = gl.allocate_shared_memory(gl.int32, desc.block_shape, desc.layout)
@@ -129,10 +129,10 @@ def allocate_statistics(desc, LEASTS: gl.constexpr, DELTAS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def key_tile_of(problem):
-    """The tile of keys that this program is about."""
+    """The key tile of this program."""
     mask = problem.mask
     KEYS: gl.constexpr = problem.KEYS
-    # The first keys are seen by most rows.
+    # The first keys are seen by most rows, so their tiles come first.
     tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads_kv
     head_kv = pair - number * problem.heads_kv
@@ -155,7 +155,7 @@ def key_tile_of(problem):
     tiles = tiles_of(reach, problem.BLOCK_M)
     whole, split = tiles.whole, tiles.split
     if start + KEYS > keys:
-        # Keys past the end are zeros, but their probabilities are not.
+        # Keys past the end are loaded as zeros, but their probabilities would not be 0: such a tile is masked.
         whole = tiles.end
         split = tiles.end
     return KeyTile(
@@ -176,10 +176,10 @@ def key_tile_of(problem):
 @gluon.jit
 @no_type_check
 def reach_of(key, work, mask, LAYOUT: gl.constexpr = SCORES):
-    """The first row that sees each of 64 keys from `key`, and with HAS_LEFT the last."""
+    """The first row that sees each of the 64 keys from `key`; with HAS_LEFT also the last."""
     columns = key + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     shift = work.keys - work.queries
-    # No row is as late as the one that sees a key past the end.
+    # A row number past every row: no row sees a key past the end.
     low = gl.where(columns < work.keys, 0, work.queries + 2 * ROWS)
     high = low
     if mask.HAS_RIGHT:
@@ -192,8 +192,8 @@ def reach_of(key, work, mask, LAYOUT: gl.constexpr = SCORES):
 @gluon.jit
 @no_type_check
 def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
-    """Scores [keys, rows] with those at -∞ that the mask hides; rows from `at`."""
-    # Computed here, the compiler would hold them in sixteen registers all along, which are not there.
+    """Scores [keys, rows] with masked ones set to -∞; the rows begin at `at`."""
+    # Recomputed here; otherwise the compiler would keep these numbers in sixteen registers through the loop.
     rows = numbers.load(scores.type.layout)
     see = rows >= (low - at)[:, None]
     if HAS_LEFT:
@@ -204,7 +204,7 @@ def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
 @gluon.jit
 @no_type_check
 def fold(scores, dweights, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
-    """DSᵀ of 64 rows, and P dO into dV; AFTER products are in flight behind Sᵀ, and then behind dPᵀ."""
+    """dSᵀ of 64 rows, and P dO added to dV.  AFTER products are in flight after Sᵀ, and after dPᵀ."""
     stats = consumer.stats
     least = stats.leasts.index(slot).load(SCORES) * consumer.scale_log2
     scores = warpgroup_mma_wait(AFTER, [scores])
@@ -220,7 +220,7 @@ def fold(scores, dweights, dv, dout, consumer, slot, at, masked, low, high, WEIG
 @gluon.jit
 @no_type_check
 def store_gradient(tile, value, desc, place):
-    """Begin to store a tile of results from shared memory."""
+    """Start to store a tile of a gradient from shared memory."""
     flat(tile).store(value)
     fence_async_shared()
     sync_warps()
@@ -246,9 +246,9 @@ def dq_part(dscores, stage, k_ring, zero, WARPGROUP: gl.constexpr, PARTS: gl.con
 @gluon.jit
 @no_type_check
 def in_order(part):
-    """A tile [64, 64] of `SCORES` in the order of registers and threads: `portable.backward_rows.place_in_part`.
+    """Reorder a tile [64, 64] of `SCORES` by registers and threads, as in `portable.backward_rows.place_in_part`.
 
-    Row by row two rows of a warp would meet in a bank of shared memory.
+    Stored row by row, two rows of a warp would conflict in a shared-memory bank.
     """
     pieces = part.reshape([4, 2, 8, 8, 4, 2])
     return pieces.permute([3, 0, 2, 4, 1, 5]).reshape([ROWS, ROWS])
@@ -257,7 +257,7 @@ def in_order(part):
 @gluon.jit
 @no_type_check
 def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.constexpr):
-    """One tile of rows, one or two times 64, into dK, dV and the sums of dQ."""
+    """Add one tile of rows (64 or 128) to dK, dV and the sums of dQ."""
     rings = consumer.rings
     dscores = consumer.dscores
     PARTS: gl.constexpr = consumer.problem.BLOCK_M // ROWS
@@ -269,7 +269,7 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
     at = tile * (ROWS * PARTS)
     first = count * PARTS
     masked = (tile < work.whole) | (tile >= work.split)
-    # 0, which the compiler does not know: it would hold the addresses of all that follows in registers.
+    # Always 0, which the compiler cannot know: otherwise it would keep the addresses of all later accesses in registers.
     zero = count >> 30
     none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     k = flat(rings.k.tiles.index(WARPGROUP + zero))
@@ -339,7 +339,7 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
     dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
     part, dv = warpgroup_mma_wait(1, [part, dv])
     tma.store_wait(0)
-    # The warps meet before they arrive: the tile that the store read is free.
+    # The warps synchronize before they arrive: the tile that the store read is free.
     for index in gl.static_range(PARTS):
         rings.dout.release(first + index)
     mine = consumer.staging.index(WARPGROUP)

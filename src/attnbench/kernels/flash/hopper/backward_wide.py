@@ -1,18 +1,18 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""DK, dV and the sums of dQ of softmax attention for Hopper over 128 dims: two warpgroups share 64 keys.
+"""dK, dV and the sums of dQ of softmax attention for Hopper above 128 dims: two warpgroups share 64 keys.
 
-dK and dV of 64 keys and 256 dims would fill all registers of one warpgroup.  So each has half the columns of both, and of
-dQ; and since half a product's columns need all of P and dS, each computes these for 32 of a tile's 64 rows and stores
-them to shared memory, where products read them.  Tiles of rows are loaded in halves of their columns.  Apart from that
-it is `hopper.backward`:
+dK and dV of 64 keys and 256 dims would fill all registers of one warpgroup.  So each warpgroup has half of the columns
+of both, and of dQ.  A product for half of the columns needs all of P and dS, so each warpgroup computes P and dS for 32
+of a tile's 64 rows and stores them to shared memory, where the products read them.  Tiles of rows are loaded as two
+halves of their columns.  Otherwise it is `hopper.backward`:
 
     producer      loads keys and values once, then tiles of Q and dO with -lse / scale and -delta of their rows
-    consumer      issues its 32 rows' share of Sᵀ = K Qᵀ and of dPᵀ = V dOᵀ
-                  P = exp(Sᵀ), beside the second, into shared memory for both; waits for the other's
+    consumer      issues its 32 rows of Sᵀ = K Qᵀ and of dPᵀ = V dOᵀ
+                  P = exp(Sᵀ), while the second product runs; stores it for both, and waits for the other warpgroup's
                   issues its columns of dV += P dO
-                  dSᵀ = P ∘ (dPᵀ - delta), beside that, into shared memory for both; waits for the other's
+                  dSᵀ = P ∘ (dPᵀ - delta), meanwhile; stores it for both, and waits for the other warpgroup's
                   issues the first half of its columns of dQ = dS K, and dK += dSᵀ Q
-                  stores that half by a TMA reduction, beside the last; then issues and stores the other half
+                  adds that half to memory by a TMA reduction while the last product runs; then the same for the other half
 
 P and dS have two stages: when both warpgroups have filled one stage, both have read the other.
 """
@@ -61,7 +61,7 @@ from attnbench.kernels.shared.hopper import (
 )
 
 SHARE = gl.constexpr(32)
-"Rows of a tile whose scores a warpgroup computes."
+"Rows of a tile for which one warpgroup computes the scores."
 
 OF_SHARE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHARE.value, 16]))
 "Layout of a product [64, 32]."
@@ -69,7 +69,7 @@ OF_SHARE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHARE.val
 
 @aggregate
 class Producer:
-    """What the producer warp works with."""
+    """Arguments of the producer warp."""
 
     q_desc: tma.tensor_descriptor
     k_desc: tma.tensor_descriptor
@@ -77,14 +77,14 @@ class Producer:
     dout_desc: tma.tensor_descriptor
     stats_desc: tma.tensor_descriptor
     rings: Rings
-    "of tiles with half the columns: two places a tile"
+    "tiles of half of the columns: two stages for one tile of rows"
     stats: Statistics
     problem: GridProblem
 
 
 @aggregate
 class Consumer:
-    """What the consumer warpgroups work with."""
+    """Arguments of the consumer warpgroups."""
 
     dk_desc: tma.tensor_descriptor
     dv_desc: tma.tensor_descriptor
@@ -99,7 +99,7 @@ class Consumer:
     filled: gl.shared_memory_descriptor
     "mbarriers, of each stage one for `weighted` and one for `dscores`"
     staging: gl.shared_memory_descriptor
-    "tiles by way of which dQ leaves, one a warpgroup"
+    "tiles through which dQ is stored, one for each warpgroup"
     problem: GridProblem
     scale_log2: Argument
 
@@ -107,7 +107,7 @@ class Consumer:
 @gluon.jit
 @no_type_check
 def fill_halves(ring, count, desc, start, rows, first, head, EXTRA_BYTES: gl.constexpr = 0):
-    """Load rows as two tiles, of half the columns each; the caller loads EXTRA_BYTES with the first."""
+    """Load rows as two tiles with half of the columns each; the caller loads EXTRA_BYTES on the first tile's mbarrier."""
     ring.fill(2 * count, desc, start, rows, first, head, EXTRA_BYTES)
     ring.fill(count=2 * count + 1, desc=desc, start=start, rows=rows, first=first, head=head, column=ring.COLUMNS)
 
@@ -115,7 +115,7 @@ def fill_halves(ring, count, desc, start, rows, first, head, EXTRA_BYTES: gl.con
 @gluon.jit
 @no_type_check
 def fill_statistics(desc, place, ring, numbers, count):
-    """Load what belongs to the count-th tile's rows, on the mbarrier of its first half."""
+    """Load the row statistics of the count-th tile, on the mbarrier of its first half."""
     STAGES: gl.constexpr = ring.STAGES // 2
     load_tile(desc, place, ring.full.index(2 * count % ring.STAGES), numbers.index(count % STAGES))
 
@@ -171,7 +171,7 @@ def produce(producer):
 @gluon.jit
 @no_type_check
 def multiply_share(keys, zero, ring, count, WARPGROUP: gl.constexpr):
-    """Issue the product [64 keys, 32 rows] of keys, in halves, with this warpgroup's share of a tile of rows."""
+    """Issue the product [64 keys, 32 rows] of the keys, in halves of the dims, with this warpgroup's rows of a tile."""
     share = gl.zeros([ROWS, SHARE], gl.float32, OF_SHARE)
     for half in gl.static_range(2):
         rows = ring.take(2 * count + half).slice(WARPGROUP * SHARE, SHARE, 0)
@@ -184,7 +184,7 @@ def multiply_share(keys, zero, ring, count, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def load_share(numbers, ring, count, WARPGROUP: gl.constexpr):
-    """What belongs to this warpgroup's share of the count-th tile's rows: [1, 32]."""
+    """Statistics of this warpgroup's rows of the count-th tile: [1, 32]."""
     STAGES: gl.constexpr = ring.STAGES // 2
     return numbers.index(count % STAGES).slice(WARPGROUP * SHARE, SHARE, 1).load(OF_SHARE)
 
@@ -192,7 +192,7 @@ def load_share(numbers, ring, count, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def exchange_share(share, tile, filled, phase, WARPGROUP: gl.constexpr):
-    """Store this warpgroup's share to a tile [64 keys, 64 rows] for both, and wait for the other's."""
+    """Store this warpgroup's part of a tile [64 keys, 64 rows] for both, and wait for the other warpgroup's."""
     tile.slice(WARPGROUP * SHARE, SHARE, 1).store(share)
     fence_async_shared()
     mbarrier.arrive(filled)
@@ -210,7 +210,7 @@ def dq_part(dscores, k, PIECE: gl.constexpr):
 @gluon.jit
 @no_type_check
 def add_part(part, consumer, work, head, at, WARPGROUP: gl.constexpr, PIECE: gl.constexpr):
-    """Add columns of dQ to the sums; the last addition has been read, and all warps know."""
+    """Add columns of dQ to the sums, after the previous addition has been read and all warps know it."""
     PIECES: gl.constexpr = consumer.rings.k.COLUMNS // ROWS
     mine = consumer.staging.index(WARPGROUP)
     mine.reshape([ROWS, ROWS]).store(in_order(part))
@@ -223,7 +223,7 @@ def add_part(part, consumer, work, head, at, WARPGROUP: gl.constexpr, PIECE: gl.
 @gluon.jit
 @no_type_check
 def step(dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.constexpr):
-    """One tile of rows into dK, dV and the sums of dQ."""
+    """Add one tile of rows to dK, dV and the sums of dQ."""
     rings = consumer.rings
     stats = consumer.stats
     DTYPE: gl.constexpr = rings.k.tiles.dtype
@@ -232,7 +232,7 @@ def step(dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.con
     at = tile * ROWS
     weighted = consumer.weighted.index(slot)
     dscores = consumer.dscores.index(slot)
-    # 0, which the compiler does not know: it would hold the addresses of keys and values in registers.
+    # Always 0, which the compiler cannot know: otherwise it would keep the addresses of keys and values in registers.
     zero = count >> 30
     scores = multiply_share(rings.k, zero, rings.q, count, WARPGROUP)
     dweights = multiply_share(rings.v, zero, rings.dout, count, WARPGROUP)
@@ -253,7 +253,7 @@ def step(dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.con
     dk = warpgroup_mma(dscores, rings.q.tile(2 * count + WARPGROUP), dk, is_async=True)
     part, later, dv = warpgroup_mma_wait(1, [part, later, dv])
     tma.store_wait(0)
-    # The warps meet before they arrive: the tile that the store read is free.
+    # The warps synchronize before they arrive: the tile that the store read is free.
     rings.dout.release(2 * count)
     rings.dout.release(2 * count + 1)
     add_part(part, consumer, work, head, at, WARPGROUP, 0)
@@ -269,7 +269,7 @@ def step(dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.con
 @gluon.jit
 @no_type_check
 def consume(consumer, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: half the columns of every gradient."""
+    """A consumer warpgroup: half of the columns of every gradient."""
     rings = consumer.rings
     DTYPE: gl.constexpr = consumer.dk_desc.dtype
     HALF: gl.constexpr = rings.k.COLUMNS
@@ -304,8 +304,8 @@ def consume(consumer, WARPGROUP: gl.constexpr):
                 if tile == end:
                     tile = begin
                     head += 1
-        # Gradients leave from where keys and values were: of the half that is not its own a warpgroup has read the last
-        # when it stores its last dS.
+        # Gradients are stored through the buffers of keys and values.  When a warpgroup stores its last dS, it has read for
+        # the last time the half that the other warpgroup stores to.
         column = WARPGROUP * HALF
         place = coordinates(work.key_start, work.keys, work.start, work.head_kv, column)
         store_gradient(rings.v.tiles.index(WARPGROUP), dv.to(DTYPE), consumer.dv_desc, place)
@@ -343,7 +343,7 @@ def flash_hopper_backward_wide(
     BLOCK_M: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step."""
+    """Allocate rings, tiles and barriers, and start the warps.  dO has one stage, which is read early in a step."""
     gdc_launch_dependents()
     mask = Mask(left, right, HAS_LEFT, HAS_RIGHT)
     problem = GridProblem(
@@ -368,7 +368,7 @@ def flash_hopper_backward_wide(
         allocate_ring(dout_desc, 2, 2),
     )
     stats = allocate_statistics(stats_desc, STAGES, 1)
-    # A share of the rows is a tile: swizzled by no more than a share.
+    # One tile holds a warpgroup's rows, so the swizzle is no wider than those.
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(2 * SHARE, 16, 2)
     weighted = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
     dscores = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The epilogue of the flash forward for Hopper: output by way of shared memory, and lse."""
+"""Epilogue of the flash forward for Hopper: the output, stored through shared memory, and lse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LN_2 = gl.constexpr(0.6931471805599453)
 
 @aggregate
 class Consumer:
-    """What the consumer warpgroups work with."""
+    """Arguments of the consumer warpgroups."""
 
     out_desc: tma.tensor_descriptor
     lse_ptr: Argument
@@ -28,54 +28,54 @@ class Consumer:
     "strides"
     rings: Rings
     turns: gl.shared_memory_descriptor
-    "mbarriers, one a warpgroup: whose turn it is to issue products"
+    "mbarriers, one for each warpgroup: it may issue its products (ping-pong)"
     mask: base_value
-    "a `Mask`, or what has its constants and methods: it says what of a tile is hidden"
+    "a `Mask`, or an aggregate with the same constants and methods: it hides scores of a tile"
     scale: Argument
-    "of scores, for powers of two"
+    "scale of the scores, for exponentials in base 2"
     queue: WorkQueue
     outs: gl.shared_memory_descriptor
-    "tiles by way of which outputs leave that do not fit where the queries were"
+    "buffers for outputs that do not fit into the query buffers"
     held_rings: gl.tuple
-    "of queries that are split the first half, a Ring for each warpgroup"
+    "with split queries their first half: a Ring for each warpgroup"
     rests: Rests
     rest_out: gl.tuple
-    "the output's descriptor of dims' second piece, or nothing"
+    "descriptor of the output's second piece of dims, or empty"
     stored: gl.tuple
-    "places of weights that products read from shared memory, one a warpgroup; or nothing: they are in registers"
+    "buffers of weights that products read from shared memory, one for each warpgroup; empty: weights stay in registers"
     PACKED: gl.constexpr
     BLOCK_N: gl.constexpr
     BLOCK_V: gl.constexpr
     REST_V: gl.constexpr
-    "columns of dims' second piece, 0: they are one"
+    "columns of the second piece of dims; 0: there is only one"
     SKIPS: gl.constexpr
-    "whether a warpgroup leaves out the first tiles of keys where its rows see none of them"
+    "whether a warpgroup skips the first key tiles, where none of its rows sees a key"
     TURNS: gl.constexpr
-    "whether warpgroups take turns"
+    "whether warpgroups issue their products in turn (ping-pong)"
     MIX: gl.constexpr
-    "one exponential in eight by a polynomial"
+    "whether one exponential in eight is computed by a polynomial"
     LAZY: gl.constexpr
-    "the output takes a softmax's factor beside the next scores"
+    "whether the output is rescaled while the next score product runs"
     DOUBLE: gl.constexpr
-    "the weights of two tiles have registers; with LAZY"
+    "whether the weights are double-buffered in registers; only with LAZY"
     GRID: gl.constexpr
 
 
 @gluon.jit
 @no_type_check
 def epilogue(consumer, acc, row_max, sums, place, second_place, done, row, ALONE: gl.constexpr):
-    """Output and lse of a warpgroup's rows, those from `row`; the output by way of `place`, a tile of shared memory.
+    """Store output and lse of a warpgroup's rows from `row`; the output goes through the shared-memory tile `place`.
 
-    In two pieces it leaves by two places.  By places of half the columns it leaves in two parts, the second by way of
-    `second_place`: ALONE, that is the same place.  Where no queries have the place, the last output may still be on its
-    way from there.
+    An output of two pieces goes through two tiles.  If a tile has half of the output's columns, the output is stored in two
+    parts, the second through `second_place`; ALONE: both are the same tile.  Where the tile is not a query buffer, the
+    previous output may still be on its way from it.
     """
     out_desc = consumer.out_desc
     work = read_work(consumer.queue, done)
     COLUMNS: gl.constexpr = out_desc.block_shape[4]
     OF_ROWS: gl.constexpr = row_max.type.layout
     row_sum = gl.convert_layout(gl.sum(sums, 1), OF_ROWS)
-    empty = row_sum == 0.0  # which NaN is not
+    empty = row_sum == 0.0  # true for sums above 0, and false for NaN
     total = gl.where(empty, 1.0, row_sum)
     acc = scaled(acc, 1.0 / total)
     if acc[0].shape[1] == COLUMNS:

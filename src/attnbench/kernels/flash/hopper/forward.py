@@ -1,29 +1,29 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Softmax attention forward for Hopper: a producer warp, and two to four consumer warpgroups of 64 rows each.
 
-The sums are those of portable.forward.  The pipeline is another (Shah et al. 2024, arXiv:2407.08608):
+The arithmetic is that of portable.forward; the pipeline follows Shah et al. 2024, arXiv:2407.08608:
 
-    producer      loads rows of queries, then tiles of keys and values, each as soon as its pipeline stage is free
-    consumer      S' = Q K'ᵀ and O += P V are issued together; the softmax of S' runs beside the second, and beside
-                  the products of the warpgroup whose turn comes next
+    producer      loads query tiles, then key and value tiles, each as soon as its pipeline stage is free
+    consumer      S' = Q K'ᵀ and O += P V are issued together; the softmax of S' runs while the second product does,
+                  and, with ping-pong, while the products of the next warpgroup do
 
-Keys go from the last tile to the first, so that the tiles of a causal mask come before the steady state of the loop; a
-warpgroup skips the tiles in front that none of its rows sees.
-A work item is one tile of 64 rows a warpgroup.  A program has one, or several: then the producer is an item ahead, and
-an output leaves beside the next item's first product, where shared memory has ROOM for two tiles of queries; or, where
-it has some for half an output, from there, while the next queries come.
+Key tiles are processed from the last to the first, so that the masked tiles of a causal mask come before the steady
+state of the loop.  A warpgroup skips the tiles at the start of which none of its rows sees a key.
+A work item is one tile of 64 rows for each warpgroup.  A program has one work item or several.  With several, the
+producer loads one item ahead, and an output is stored while the next item's first product runs: through the query
+buffer if shared memory has ROOM for two query tiles, otherwise through a buffer of half an output, if that fits.
 
-Products of 64 rows and 64 keys read as many bytes of shared memory as they have cycles for.  Queries that are split
-have the first half of their dims in registers through an item, HELD there: half the scores' products read keys alone,
-and over 128 dims shared memory has room for the other half of two tiles.
+Options (`config.forward`):
 
-The accumulated output takes the factor of a softmax when that is known, and then the tensor cores have nothing of the
-warpgroup; LAZY, it does so beside the next scores.
-
-Dims between two powers of two may be two tiles (`hopper.pieces`).  Weights that are STORED lie in shared memory for the
-product with values: they leave a thread the registers that a third warpgroup costs.  DOUBLE, the weights of two tiles have
-registers: those of the next are rounded while a product still reads the last ones, and keys and values are released
-beside the next scores.  Then nothing but the wait for that product stands between a softmax and the next scores.
+    split     a product of 64 rows and 64 keys reads shared memory at its full bandwidth.  Queries keep the first half of
+              their dims in registers during a work item (HELD): half of the score product then reads only keys, and above
+              128 dims the other halves of two query tiles fit into shared memory
+    lazy      the output is rescaled while the next score product runs, not at once, when the tensor cores would idle
+    pieces    dims between two powers of two are two tiles (`hopper.pieces`)
+    stored    value products read the weights from shared memory, which frees registers for a third warpgroup
+    double    weights are double-buffered in registers: those of the next tile are rounded while a value product still reads
+              the last ones, and stages are released while the next score product runs.  So only the wait for the value
+              product is between a softmax and the next score product
 """
 
 from __future__ import annotations
@@ -86,22 +86,22 @@ COUNTS = (
     "stretch",
     "sharers",
 )
-"Numbers of a call that no code is compiled anew for."
+"Launch arguments whose values the code is not specialized for."
 
 
 class Pointers(NamedTuple):
-    """Where a call's results are that no tensor map describes, its tile counter and the offsets of packed sequences."""
+    """Pointers that are not tensor maps: lse, the tile counter, and the offsets of packed sequences."""
 
     lse: Any
     counter: Any
-    "None but of the dynamic tile scheduler"
+    "only with the dynamic tile scheduler, otherwise None"
     cu_q: Any
-    "and the last: None where sequences are equally long"
+    "like cu_k: None where all sequences have the same length"
     cu_k: Any
 
 
 class ForwardMeta(NamedTuple):
-    """What `flash_hopper_forward` is compiled for."""
+    """Compile-time constants of `flash_hopper_forward`."""
 
     HAS_LEFT: bool
     HAS_RIGHT: bool
@@ -150,7 +150,7 @@ def flash_hopper_forward(
     sharers,
     META: gl.constexpr,
 ):
-    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    """Allocate rings and barriers, and start the warps; ROOM is the number of query tiles of a warpgroup in shared memory."""
     GROUPS: gl.constexpr = META.GROUPS
     REGISTERS: gl.constexpr = META.REGISTERS
     mask = Mask(left, right, META.HAS_LEFT, META.HAS_RIGHT)
@@ -262,20 +262,20 @@ def flash_hopper_forward(
 def launch_hopper_forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, config: ForwardConfig
 ) -> None:
-    """Compute `out` and `lse`; waits for nothing, and allocates nothing but the tile counter's four bytes.
+    """Compute `out` and `lse` without synchronizing; allocates only the tile counter, four bytes.
 
     Args:
-        q: [B, Sq, H, D] or packed [Tq, H, D]; bf16 or fp16, rows as `hopper.is_rows` accepts, as all of them.
+        q: [B, Sq, H, D] or packed [Tq, H, D]; bf16 or fp16, rows as `hopper.is_rows` accepts, also for the others.
         k: [B, Sk, G, D] or packed.
         v: [B, Sk, G, Dv] or packed; Dv has the same next power of two as D.
         out: [B, Sq, H, Dv] or packed; every row is written.
         lse: fp32 `flash.problem.lse_shape`; every row is written.
-        problem: sequences, mask and scale; checked before.
-        config: an order of `config.forward.HOPPER`.
+        problem: sequences, mask and scale; already checked.
+        config: with an order of `config.forward.HOPPER`.
 
     Raises:
-        ValueError: the configuration is none for these dims or a tensor cannot be described; the one line says which
-            and what is accepted.
+        ValueError: the configuration does not support these dims, or tensor maps cannot describe a tensor; the message
+            says which and what is accepted.
     """
     (heads, dim), (heads_kv, dim_v) = q.shape[-2:], v.shape[-2:]
     shape = Shape(dim=dim, dim_v=dim_v, item_bytes=q.element_size(), capability=capability_of(q) or (9, 0))
@@ -285,13 +285,13 @@ def launch_hopper_forward(
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
     if tiles * pairs == 0 or q.numel() == 0:
         return
-    # Of no keys nothing is read, but a descriptor is of something.
+    # With no keys nothing is read, but a descriptor needs a tensor that is not empty.
     tensors = {"q": q, "k": k if k.numel() else q, "v": v if v.numel() else out, "out": out}
     for name, x in tensors.items():
         if not is_rows(x):
             raise ValueError(
                 f"flash_attention: {name}.stride={x.stride()} does not fit order={config.order}; rows and "
-                "heads a multiple of 16 bytes apart, sequences behind one another, or order=plain"
+                "heads a multiple of 16 bytes apart, sequences one after another, or order=plain"
             )
     (columns, *rest), groups = tile_columns(config, shape), config.block_m // ROWS.value
     rows = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}

@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Head dims in two pieces, each a power of two of columns: 96 dims are 64 and 32.
+"""Head dims as two pieces, each a power of two of columns: 96 dims are 64 and 32.
 
-A tile of Triton's has a power of two of columns, so one tile of 96 dims would be one of 128, a quarter of it zeros that
-are stored, read and multiplied.  In pieces it is two tiles, loaded on the mbarriers of one Ring: scores are the sum of
-two products, and the output has two accumulators, each in a product of its own with the same weights.
+A Triton tile has a power of two of columns, so one tile of 96 dims would have 128, a quarter of them zeros that are
+stored, read and multiplied.  As pieces it is two tiles that are loaded on the mbarriers of one Ring: scores are the sum
+of two products, and the output has two accumulators, each from a product of its own with the same weights.
 
-Whatever comes in pieces is a tuple here: of one where the dims are one tile's.
+Everything that can have two pieces is a tuple here: of length one where the dims are one tile.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Rest:
     desc: tma.tensor_descriptor
     tiles: gl.shared_memory_descriptor
     BYTES: gl.constexpr
-    "of a tile"
+    "bytes of a tile"
 
 
 @aggregate
 class Rests:
-    """The second pieces of the rings of a forward: each a tuple of one, or of none where dims are one piece."""
+    """The second pieces of the rings of a forward: each a tuple of length one, or empty where dims are one piece."""
 
     q: gl.tuple
-    "of each warpgroup"
+    "one for each warpgroup"
     k: gl.tuple
     v: gl.tuple
 
@@ -42,7 +42,7 @@ class Rests:
 @gluon.jit
 @no_type_check
 def allocate_rest(desc, STAGES: gl.constexpr):
-    """Room for the second piece of a ring's tiles, none where that is None; before the warps are specialized."""
+    """Allocate the second piece of a ring's tiles, none if `desc` is None; before warp specialization."""
     rest = ()
     if desc is not None:
         tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_shape, desc.layout)
@@ -66,7 +66,7 @@ def fill_pieces(ring, rest, count, desc, start, rows, first, head, column=0):
 @gluon.jit
 @no_type_check
 def pieces_of(ring, rest, count):
-    """The count-th tile, which has been waited for: a tuple of [rows, columns]."""
+    """The count-th tile, after it was waited for: a tuple of [rows, columns]."""
     pieces = (ring.tile(count),)
     if len(rest) == 1:
         pieces = pieces + (flat(rest[0].tiles.index(count % ring.STAGES)),)
@@ -76,7 +76,7 @@ def pieces_of(ring, rest, count):
 @gluon.jit
 @no_type_check
 def zero_output(COLUMNS: gl.constexpr, REST: gl.constexpr):
-    """The output before any value, of COLUMNS and, unless that is 0, a second piece of REST."""
+    """Zero accumulators of COLUMNS columns and, unless that is 0, of a second piece of REST columns."""
     acc = (zero_piece(COLUMNS),)
     if REST:
         acc = acc + (zero_piece(REST),)
@@ -93,7 +93,7 @@ def zero_piece(COLUMNS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def add_values(weights, values, acc, STORED: gl.constexpr):
-    """Issue the product of weights, STORED or in registers, with a tile of values; one for each piece of the output."""
+    """Issue the product of the weights, from shared memory (STORED) or registers, with a value tile, for each piece."""
     sums = ()
     for piece in gl.static_range(len(acc)):
         sums = sums + (add_piece(weights, values[piece], acc[piece], STORED),)
@@ -113,14 +113,14 @@ def add_piece(weights, values, acc, STORED: gl.constexpr):
 @gluon.jit
 @no_type_check
 def wait_for_output(acc):
-    """The output, when all products have added to it."""
+    """The output, after all products have been added to it."""
     return (warpgroup_mma_wait(0, [acc[0]]),) if len(acc) == 1 else warpgroup_mma_wait(0, [acc[0], acc[1]])
 
 
 @gluon.jit
 @no_type_check
 def scaled(acc, factor):
-    """The output times a factor for each row."""
+    """The output times one factor for each row."""
     products = ()
     for piece in gl.static_range(len(acc)):
         products = products + (scaled_piece(acc[piece], factor),)

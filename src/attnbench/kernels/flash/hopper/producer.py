@@ -16,7 +16,7 @@ from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, ag
 
 @aggregate
 class Producer:
-    """What the producer warp works with."""
+    """Arguments of the producer warp."""
 
     q_desc: tma.tensor_descriptor
     k_desc: tma.tensor_descriptor
@@ -24,12 +24,12 @@ class Producer:
     rings: Rings
     problem: GridProblem
     repeats: Argument
-    "query heads of a head of keys"
+    "query heads of a KV head"
     queue: WorkQueue
     counter_ptr: Argument
-    "of the dynamic tile scheduler"
+    "counter of the dynamic tile scheduler"
     held_rings: gl.tuple
-    "of queries that are split the first half, a Ring for each warpgroup"
+    "with split queries their first half: a Ring for each warpgroup"
     rests: Rests
     BLOCK_N: gl.constexpr
     GROUPS: gl.constexpr
@@ -38,7 +38,7 @@ class Producer:
 @gluon.jit
 @no_type_check
 def fill_keys(producer, work, key_start, at, count):
-    """Load the count-th tile of keys, those from `at` of a work item's sequence."""
+    """Load the count-th key tile, from key `at` of a work item's sequence."""
     head = work.head // producer.repeats
     fill_pieces(
         ring=producer.rings.k,
@@ -55,7 +55,7 @@ def fill_keys(producer, work, key_start, at, count):
 @gluon.jit
 @no_type_check
 def load_work(producer, work, key_start, count, done):
-    """Load a work item's tiles; how many tiles of keys there have been then, and the next item if fetched, else -1."""
+    """Load a work item's tiles.  Returns the new tile count, and the next work item if it was fetched here, else -1."""
     rings = producer.rings
     rests = producer.rests
     BLOCK_N: gl.constexpr = producer.BLOCK_N
@@ -68,7 +68,7 @@ def load_work(producer, work, key_start, count, done):
             producer.held_rings[which].fill(
                 done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS, work.head
             )
-    # Without room for two the queries come after the first keys: the last output may have to leave before.
+    # With one query stage, queries are loaded after the first keys: the previous output may first have to leave the buffer.
     if not Q_AHEAD and begin < end:
         fill_keys(producer, work, key_start, (end - 1) * BLOCK_N, count)
     for which in gl.static_range(producer.GROUPS):
@@ -86,14 +86,14 @@ def load_work(producer, work, key_start, count, done):
         )
     if Q_AHEAD and begin < end:
         fill_keys(producer, work, key_start, (end - 1) * BLOCK_N, count)
-    # Keys a tile before values, as they are read: their stage is free before that of the values.
+    # Keys are loaded one tile before values, as they are read: their stage is free earlier.
     for index in range(end - begin):
         at = (end - 1 - index) * BLOCK_N
         if at > begin * BLOCK_N:
             fill_keys(producer, work, key_start, at - BLOCK_N, count + 1)
         elif producer.problem.GRID == "ticket":
-            # Here, for the answer comes while the last values wait for a stage; earlier, and a long item would hold the
-            # next one back from programs that are done before.
+            # Fetched here, because the answer arrives while the last values wait for a stage.  Fetched earlier, the next
+            # item would wait for this program, if its item is long, while others are idle.
             following = next_work(producer.counter_ptr)
         fill_pieces(
             ring=rings.v,
@@ -112,7 +112,7 @@ def load_work(producer, work, key_start, count, done):
 @gluon.jit
 @no_type_check
 def produce(producer):
-    """The producer warp: find a work item, publish it, load its tiles; the next one, until there is none."""
+    """The producer warp: fetch a work item, publish it and load its tiles, until there are no more."""
     problem = producer.problem
     GRID: gl.constexpr = problem.GRID
     items = problem.pairs * problem.tiles
@@ -131,7 +131,7 @@ def produce(producer):
             done += 1
         if GRID != "ticket":
             following = at + step
-        elif following < 0:  # an item without rows or without keys
+        elif following < 0:  # a work item without rows or without keys
             following = next_work(producer.counter_ptr)
         at = following
     producer.queue.finish(done)

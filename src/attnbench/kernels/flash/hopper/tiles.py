@@ -15,12 +15,12 @@ from attnbench.kernels.shared.rows import section_of
 
 NAN = gl.constexpr(tl.PropagateNan.ALL)
 C1, C2, C3 = (gl.constexpr(c) for c in (0.6932829022407532, 0.2422110140323639, 0.05500895157456398))
-"Of the polynomial that is 1 at 0 of least relative error, 1.01e-4, for powers of two from -1/2 to 1/2."
+"Coefficients of a polynomial that is 1 at 0, with the least relative error (1.01e-4) for powers of two from -1/2 to 1/2."
 
 
 @aggregate
 class Mask:
-    """How far a row sees to either side, and whether there is a limit."""
+    """Window bounds of the mask: how far a row sees to the left and right, and whether there is a bound."""
 
     left: Argument
     right: Argument
@@ -30,13 +30,13 @@ class Mask:
     @gluon.jit
     @no_type_check
     def hide_tile(self, scores, work, tile, row):
-        """Scores of a tile of a work item's keys with those at -∞ that the mask hides; rows from `row`."""
+        """Scores of a key tile of a work item with masked ones set to -∞; the rows begin at `row`."""
         return hide(scores, row, tile * scores.shape[1], work.keys, work.keys - work.queries, self)
 
     @gluon.jit
     @no_type_check
     def unseen(self, row, work, BLOCK_N: gl.constexpr):
-        """How many of a work item's first tiles, the last of its keys, show nothing to the 64 rows from `row`."""
+        """How many of a work item's first tiles (its last keys) are hidden from all 64 rows from `row`."""
         high = work.keys
         if self.HAS_RIGHT:
             last = gl.minimum(row + ROWS, work.queries) - 1
@@ -47,7 +47,7 @@ class Mask:
 
 @aggregate
 class GridProblem:
-    """Arguments of the launch that say which work items there are, and whose."""
+    """Launch arguments that describe the grid of work."""
 
     cu_q_ptr: Argument
     cu_k_ptr: Argument
@@ -58,31 +58,31 @@ class GridProblem:
     pairs: Argument
     "(sequence, head) pairs"
     tiles: Argument
-    "of the longest sequence"
+    "query tiles of the longest sequence"
     group: Argument
-    "pairs of a section (`section_of`)"
+    "pairs of a section (`rows.section_of`)"
     stretch: Argument
     sharers: Argument
-    "as of `tiling.partition_work`"
+    "as in `tiling.partition_work`"
     PACKED: gl.constexpr
     GRID: gl.constexpr
 
 
 class Work(NamedTuple):
-    """A work item as it is published: a tile of rows, and the tiles of keys that they see."""
+    """A work item as it is published: a query tile, and the key tiles that it sees."""
 
     query_start: Any
-    "the sequence's first query among all"
+    "first query of the sequence in the packed tensors"
     head: Any
     batch: Any
-    "the sequence"
+    "index of the sequence"
     queries: Any
     keys: Any
     "of the sequence"
     first: Any
     "the item's first query"
     begin: Any
-    "tiles of keys: the first, the first that all rows see, and behind the last of each"
+    "key tiles: the first, the first that all rows see, and the ends of both ranges"
     whole: Any
     split: Any
     end: Any
@@ -94,9 +94,9 @@ WORK_FIELDS = gl.constexpr(Work._fields)
 @gluon.jit
 @no_type_check
 def read_work(queue, turn):
-    """The turn-th work item, which has been waited for.
+    """The turn-th work item, which must have been waited for.
 
-    Read anew wherever it is needed: ten numbers are more than a thread has registers for.
+    Read again wherever it is needed: a thread has no registers for its ten numbers.
     """
     return Work(
         query_start=queue.number(turn, "query_start"),
@@ -115,11 +115,11 @@ def read_work(queue, turn):
 @gluon.jit
 @no_type_check
 def item_at(turn, tiles, pairs, stretch, step, GRID: gl.constexpr):
-    """Number of the work item that is `turn`-th in a grid's order; `step` as of `hopper.work_range`.
+    """Number of the work item that is `turn`-th in a grid's order; `step` as in `hopper.work_range`.
 
-    From the last section to the first, so that a smaller one comes first and the grid ends with the short tiles of
-    many pairs.  Few items of a section go there and back: whoever took the longest takes the shortest next, and all
-    programs are as long.
+    Sections come from the last to the first, so that a smaller one comes first and the grid ends with the short tiles of
+    many pairs.  In the grid `few`, the items of a section are visited in alternating direction: a program that had the
+    longest item has the shortest next, which balances the programs.
     """
     begin = 0
     end = tiles * pairs
@@ -133,18 +133,18 @@ def item_at(turn, tiles, pairs, stretch, step, GRID: gl.constexpr):
 
 
 class Located(NamedTuple):
-    """Which tile of rows a work item is, and whose."""
+    """A work item's query tile, and its sequence and head."""
 
     tile: Any
     head: Any
     sequence: Any
-    "its number"
+    "index of the sequence"
 
 
 @gluon.jit
 @no_type_check
 def locate(turn, problem, step):
-    """The work item that is `turn`-th in a grid's order, as `Located`; past the last, any."""
+    """The work item that is `turn`-th in a grid's order, as `Located`; arbitrary past the last."""
     item = item_at(turn, problem.tiles, problem.pairs, problem.stretch, step, problem.GRID)
     tile, pair = section_of(gl.maximum(item, 0), problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads
@@ -154,7 +154,7 @@ def locate(turn, problem, step):
 @gluon.jit
 @no_type_check
 def work_of(located, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """The work item of a tile of BLOCK_M rows, and where its keys begin."""
+    """The work item of a tile of BLOCK_M rows, and the first key of its sequence."""
     mask = problem.mask
     bounds = sequence(
         problem.cu_q_ptr, problem.cu_k_ptr, problem.seqlen_q, problem.seqlen_k, located.sequence, problem.PACKED
@@ -192,15 +192,15 @@ def work_of(located, problem, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 @gluon.jit
 @no_type_check
 def hide(scores, row, at, keys, shift, mask):
-    """Scores with those at -∞ that the mask hides; rows from `row`, keys from `at`."""
+    """Scores with masked ones set to -∞; rows begin at `row`, keys at `at`."""
     rows = gl.arange(0, scores.shape[0], gl.SliceLayout(1, scores.type.layout))[:, None]
     columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
-    # Places from the first of every eight keys a thread has two of: what is left of `columns` is then a constant of the
-    # code, where it were a register a column that the compiler keeps through the loop.
+    # Column numbers relative to the first of eight columns, of which a thread has two: the rest of `columns` is then a
+    # compile-time constant, where the compiler would otherwise keep a register for each column through the loop.
     own = columns & 7
     place = row + shift - at - own
     end = keys - at - own
-    if mask.HAS_RIGHT:  # as an end of each row's own: one comparison an element, not two
+    if mask.HAS_RIGHT:  # one comparison with a bound of each row for each element, instead of two
         end = gl.minimum(end, rows + (place + mask.right + 1))
     see = sees(
         rows=rows,
@@ -218,9 +218,9 @@ def hide(scores, row, at, keys, shift, mask):
 @gluon.jit
 @no_type_check
 def not_sooner(x):
-    """fp32 x, which no code before this place has: each thread asks itself for it.
+    """Returns fp32 x unchanged, but the compiler cannot move what depends on it up to before this place.
 
-    Compilers move what is computed from x up to where x is known, past the products that it was to run beside.
+    Compilers move such work up to where x is known, before the products that it should overlap with.
     """
     return gl.inline_asm_elementwise(
         "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1
@@ -245,7 +245,7 @@ def rounded(x, DTYPE: gl.constexpr):
 @gluon.jit
 @no_type_check
 def exp2(x, MIX: gl.constexpr):
-    """2ˣ of x <= 0, by the card's unit alone, or of one in eight that a thread holds by a polynomial, to relieve it."""
+    """2ˣ for x <= 0, by the special function unit; with MIX one element in eight by a polynomial, to relieve it."""
     if MIX:
         eighth = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :] // 8 % 8
         return gl.where(eighth == 0, power(x), gl.exp2(x))
@@ -255,10 +255,11 @@ def exp2(x, MIX: gl.constexpr):
 @gluon.jit
 @no_type_check
 def power(x):
-    """2ˣ of x <= 0 without the card's unit: up to -126.5 it is 0, and NaN stays NaN.
+    """2ˣ for x <= 0 without the special function unit; 0 below -126.5, and NaN stays NaN.
 
-    The nearest whole number, and 127, are the last bits of a sum with 1.5 · 2²³, and shifted they are the power of it.
-    That of the rest, from -1/2 to 1/2, is a polynomial of degree 3, off by a fifth of a step of fp16.
+    Adding 1.5 · 2²³ + 127 rounds x: the low bits of the sum are its nearest integer plus the exponent bias, and shifted
+    left they are that power of two.  The power of the rest, in [-1/2, 1/2], is a polynomial of degree 3, off by a fifth of a
+    rounding step of fp16.
     """
     x = gl.maximum(x, -127.0, propagate_nan=NAN)
     whole = x + 12583039.0
@@ -272,7 +273,7 @@ def power(x):
 def fold(scores, row_max, sums, scale, MIX: gl.constexpr):
     """Merge a tile's scores into the running softmax, as `Folded`."""
     new_max = gl.maximum(row_max, gl.convert_layout(max_of(scores), row_max.type.layout))
-    # A row that has seen no key yet has no maximum to take off.
+    # A row that has seen no key yet has no maximum to subtract.
     pivot = gl.where(new_max == float("-inf"), 0.0, new_max * scale)
     weights = exp2(scores * scale - pivot[:, None], MIX)
     factor = gl.exp2(row_max * scale - pivot)
@@ -283,7 +284,7 @@ def fold(scores, row_max, sums, scale, MIX: gl.constexpr):
 @gluon.jit
 @no_type_check
 def max_of(scores):
-    """Maximum of each row, of four elements a thread holds at a time: of all at once each would wait for the last."""
+    """Maximum of each row, four elements of a thread at a time: one chain over all of them would be latency-bound."""
     FOUR: gl.constexpr = 4 if scores.shape[1] >= 32 else scores.shape[1] // 8
     fours = gl.max(scores.reshape([scores.shape[0], scores.shape[1] // (8 * FOUR), FOUR, 8]), 2)
     return gl.max(gl.max(fours, 1), 1)
@@ -292,5 +293,5 @@ def max_of(scores):
 @gluon.jit
 @no_type_check
 def sums_of(weights):
-    """Sums of each row, [rows, 4]: of what each of a row's four threads holds, which they need not exchange."""
+    """Sums of each row, [rows, 4]: one for each of a row's four threads, which need not exchange them."""
     return gl.sum(gl.sum(weights.reshape([weights.shape[0], weights.shape[1] // 8, 4, 2]), 3), 1)

@@ -17,7 +17,7 @@ class ForwardOperands(NamedTuple, Generic[_Each]):
 
 
 class ForwardMeta(NamedTuple):
-    """What `flash_forward` is compiled for."""
+    """Compile-time constants of `flash_forward`."""
 
     DIM: int
     DIM_V: int
@@ -37,7 +37,7 @@ class ForwardMeta(NamedTuple):
 
 
 class DecodeMeta(NamedTuple):
-    """What `decode_attend` is compiled for."""
+    """Compile-time constants of `decode_attend`."""
 
     DIM: int
     DIM_V: int
@@ -55,7 +55,7 @@ class DecodeMeta(NamedTuple):
 
 
 class CombineMeta(NamedTuple):
-    """What `decode_combine` is compiled for; the first seven are those of the `DecodeMeta` that was launched."""
+    """Compile-time constants of `decode_combine`; the first seven are those of the `DecodeMeta` of the first launch."""
 
     DIM_V: int
     BLOCK_V: int
@@ -81,7 +81,7 @@ class ColumnsOperands(NamedTuple, Generic[_Each]):
 
 
 class ColumnsMeta(NamedTuple):
-    """What `flash_backward_columns` is compiled for."""
+    """Compile-time constants of `flash_backward_columns`."""
 
     DIM: int
     DIM_V: int
@@ -116,7 +116,7 @@ class RowsOperands(NamedTuple, Generic[_Each]):
 
 
 class RowsMeta(NamedTuple):
-    """What `flash_backward_rows` is compiled for."""
+    """Compile-time constants of `flash_backward_rows`."""
 
     DIM: int
     DIM_V: int

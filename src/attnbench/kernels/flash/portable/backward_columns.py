@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""dK and dV of flash attention, a tile of keys a program, and dQ too where atomics accumulate it.
+"""dK and dV of flash attention, one program for a tile of keys; dQ too where atomics accumulate it.
 
-A program loops over the rows that see its tile of keys, for all query heads of its KV head one after another, so the
-sums of dK and dV have a fixed order.  Scores are computed transposed, [keys, rows]: P and dS are then
-operands as they come out of the softmax.  The accumulators of both products start from what would be subtracted from them,
--lse / scale and -delta of `flash_backward_prepare`, so neither is held in registers during the softmax.
+A program loops over the rows that see its tile of keys, for all query heads of its KV head one after another, so dK and
+dV are summed in a fixed order.  Scores are computed transposed, [keys, rows], so that P and dS are product operands in
+the layout in which the softmax leaves them.  The accumulators of both products start at the values that would otherwise
+be subtracted, -lse / scale and -delta (`flash_backward_prepare`), so these are not held in registers during the softmax.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def flash_backward_columns(
     group,
     META: tl.constexpr,
 ):
-    """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into `sums_ptr` [H, rows, D]."""
+    """dK and dV of a tile of keys; with ATOMIC also its part of dQ, unscaled, added to `sums_ptr` [H, rows, D]."""
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_V: tl.constexpr = META.BLOCK_V
     BLOCK_N: tl.constexpr = META.BLOCK_N
     ORDER: tl.constexpr = META.ORDER
     PRECISION: tl.constexpr = META.PRECISION
-    # Which tile of keys: the first are seen by most rows.
+    # The tile of keys of this program; the first keys are seen by most rows, so their tiles come first.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads_kv
     head_kv = pair - number * heads_kv
@@ -95,7 +95,7 @@ def flash_backward_columns(
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
 
-    # In whole tiles of rows: [begin, whole) masked, [whole, split) seen whole, [split, end) masked.
+    # In whole tiles of rows: [begin, whole) masked, [whole, split) unmasked, [split, end) masked.
     shift = keys - queries
     reach = rows_of_keys(
         first=start,
@@ -110,14 +110,14 @@ def flash_backward_columns(
     row_tiles = tiles_of(reach, META.BLOCK_M)
     begin, whole, split, end = row_tiles.begin, row_tiles.whole, row_tiles.split, row_tiles.end
     if start + BLOCK_N > keys:
-        # Keys past the end are zeros, but their probabilities are not.
+        # Keys past the end are loaded as zeros, but their probabilities would not be 0: such a tile is masked.
         whole = end
         split = end
     row_tiles = TileRange(begin=begin, whole=whole, split=split, end=end)
     mask = Mask(
         whole=whole, split=split, columns=columns, queries=queries, keys=keys, shift=shift, left=left, right=right
     )
-    # The one loop takes them all where META.FUSED.
+    # With META.FUSED this loop processes all tiles.
     first = begin if META.FUSED else whole
     last = end if META.FUSED else split
     padded = padded_start(number, bounds.query_start, queries, META.PACKED, META.PAD)
@@ -176,10 +176,10 @@ def flash_backward_columns(
                         begin_at(lse_ptr, following, META.BLOCK_M, BLOCK_N),
                         input_precision=PRECISION,
                     )
-                    # The tile is read twice: none is carried from one turn of the loop to the next.
+                    # The tile is loaded twice, so that it need not be kept across iterations.
                     q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, True, META.TMA)
                     dk = tl.dot(down, q, dk, input_precision=PRECISION)
-                    # Beside the product above, which nothing waits for until here is done.
+                    # Overlaps with the product above, which is not waited for until this is done.
                     scores = hide(scores, following, mask, META, False)
                     weights = tl.exp2(scores * scale_log2)
                     if META.ATOMIC:
@@ -259,7 +259,7 @@ def flash_backward_columns(
             q = load_tile(q_rows, at, META.DIM, META.BLOCK_M, BLOCK_D, False, META.TMA)
             dout = load_tile(dout_rows, at, META.DIM_V, META.BLOCK_M, BLOCK_V, False, META.TMA)
             if META.TMA and META.PACKED:
-                # A descriptor knows no end of a packed sequence.
+                # A descriptor does not end at the end of a packed sequence.
                 own = (at + tl.arange(0, META.BLOCK_M) < queries)[:, None]
                 q = tl.where(own, q, 0.0)
                 dout = tl.where(own, dout, 0.0)

@@ -53,10 +53,11 @@ def flash_backward_prepare(
     ATOMIC: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """-lse / scale and -delta of a tile of rows, and with ATOMIC zeros where dQ is added up.
+    """-lse / scale and -delta of a tile of rows; with ATOMIC also zeros where dQ is accumulated.
 
-    Rows that see no key and the rows between sequences get -inf and 0: their probabilities come out as 0.  DEPENDENT:
-    the kernel behind it may start on SMs that this one has left, and waits by itself for what is written here.
+    Rows that see no key and the padding rows between sequences get -inf and 0, so that their probabilities are 0.
+    DEPENDENT: the next kernel may be launched before this one ends (programmatic dependent launch), and waits itself for
+    what is written here.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -94,7 +95,7 @@ def flash_backward_prepare(
     lse_base = first_row(lse_ptr, batch, query_start, head, Strides(batch=lse_batch, row=1, head=lse_head))
     none = float("-inf")
     lse = tl.load(lse_base + rows, mask=rows < queries, other=none)
-    # A row without keys has the lse -inf, which negated would make its probabilities infinite.
+    # A row without keys has lse -inf; negating it would make its probabilities infinite.
     least = tl.where(lse == none, none, -lse / scale)
     row = tl.cast(head, tl.int64) * stats_rows + padded_start(number, query_start, queries, PACKED, PAD)
     tl.store(stats_ptr + row + rows, least)
@@ -115,7 +116,7 @@ def flash_backward_prepare(
 @triton.jit
 @no_type_check
 def fold_keys(dq, k, v, q, dout, lse, delta, see, scale_log2, PRECISION: tl.constexpr, MASKED: tl.constexpr):
-    """One tile of keys into dQ of the tile of rows."""
+    """Add one tile of keys to dQ of the tile of rows."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     above = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     weights = scores * scale_log2 + lse
@@ -149,11 +150,11 @@ def flash_backward_rows(
     group,
     META: tl.constexpr,
 ):
-    """DQ of a tile of rows."""
+    """dQ of a tile of rows."""
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_M: tl.constexpr = META.BLOCK_M
     PRECISION: tl.constexpr = META.PRECISION
-    # Which tile of rows: the last see most keys.
+    # The tile of rows of this program; the last rows see most keys, so their tiles come first.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
@@ -286,9 +287,10 @@ def flash_backward_rows(
 @triton.jit
 @no_type_check
 def place_in_part(rows, columns):
-    """Where sums of dQ lie behind the first of 64 rows: 64 columns after 64 columns, as four warps hold a product.
+    """Offset of a sum of dQ within its 64 rows, which are stored in the order in which four warps hold a product.
 
-    Of 8 columns after 8, a warp has 16 rows, a thread two neighbours of one row and of the row 8 after it.
+    Columns are in groups of 8.  Within a group a warp has 16 rows, and a thread two adjacent columns of one row and of
+    the row 8 below it.
     """
     warp = rows // 16
     thread = rows % 8 * 4 + columns % 8 // 2
@@ -315,12 +317,12 @@ def flash_backward_round(
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Scale and round what the atomics added up, a tile of rows, into dQ.
+    """Scale the sums that atomics accumulated, a tile of rows, and round them into dQ.
 
-    PARTS: as `place_in_part` has 64 rows, by a kernel behind which this one is launched before it has ended.
+    PARTS: the 64-row order of `place_in_part`, of a kernel before whose end this one may be launched.
     """
     if PARTS:
-        gdc_wait()  # in every program: what comes behind this kernel takes the one before it for ended
+        gdc_wait()  # In every program: the kernel after this one relies on the one before it having ended.
     tile = tl.program_id(0) % tiles
     pair = tl.program_id(0) // tiles
     number = pair // heads

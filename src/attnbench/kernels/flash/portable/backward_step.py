@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""A tile of rows in the columns of the flash backward: its mask, its products, and its part of dQ."""
+"""One step of the flash backward over a tile of keys: the mask, the products, and the part of dQ of a tile of rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from attnbench.kernels.shared.rows import add_rows
 @triton.jit
 @no_type_check
 def begin_at(ptr, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same number of each row of a tile for all keys, [BLOCK_N, BLOCK_M]: what a product begins at."""
+    """One number for each row of a tile, for all keys [BLOCK_N, BLOCK_M]: the initial value of a product's accumulators."""
     return tl.broadcast_to(tl.load(ptr + first + tl.arange(0, BLOCK_M))[None, :], [BLOCK_N, BLOCK_M])
 
 
 class Mask(NamedTuple):
-    """What the rows of a sequence see of a tile of keys, and which tiles of rows see all of it: [whole, split)."""
+    """Mask of a tile of keys against the rows of a sequence; row tiles [whole, split) see all of its keys."""
 
     whole: Any
     split: Any
@@ -36,9 +36,9 @@ class Mask(NamedTuple):
 @triton.jit
 @no_type_check
 def seen_by(first_row, mask, META: tl.constexpr):
-    """The mask [BLOCK_N, BLOCK_M] of rows from `first_row`; the bounds are the keys', a thread has few of those."""
+    """The mask [BLOCK_N, BLOCK_M] for rows from `first_row`.  The bounds are per key, because a thread has few keys."""
     rows = first_row + tl.arange(0, META.BLOCK_M)[None, :]
-    # No row is as late as the one from which a key past the end is seen.
+    # A row number past every row: no row sees a key past the end.
     low = tl.where(mask.columns < mask.keys, 0, mask.queries + META.BLOCK_M)
     if META.HAS_RIGHT:
         low = tl.maximum(low, mask.columns - (mask.shift + mask.right))
@@ -51,10 +51,9 @@ def seen_by(first_row, mask, META: tl.constexpr):
 @triton.jit
 @no_type_check
 def hide(scores, at, mask, META: tl.constexpr, MASKED: tl.constexpr):
-    """Scores with the hidden ones at -inf: before the exponential, which might overflow for them.
+    """Scores with hidden ones set to -inf, before the exponential, which could overflow for them.
 
-    Of every tile where MASKED; where META.FUSED, of those that some row does not see whole, which is asked for the
-    whole tile at once.
+    With MASKED for every tile; with META.FUSED for tiles that some row does not see whole, decided once for the tile.
     """
     if MASKED:
         see = seen_by(at, mask, META)
@@ -67,23 +66,23 @@ def hide(scores, at, mask, META: tl.constexpr, MASKED: tl.constexpr):
 
 
 class RowsFolded(NamedTuple):
-    """Gradients of a tile of keys with a tile of rows in them."""
+    """Gradients of a tile of keys after a tile of rows was added."""
 
     dk: Any
     dv: Any
     part: Any
-    "of dQ, from this tile of keys; without META.ATOMIC nothing that is read"
+    "part of dQ from this tile of keys; without META.ATOMIC a value that is not read"
 
 
 @triton.jit
 @no_type_check
 def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, mask, META: tl.constexpr, MASKED: tl.constexpr):
-    """One tile of rows into dK and dV of the tile of keys, as `RowsFolded`."""
+    """Add one tile of rows to dK and dV of the tile of keys; returns `RowsFolded`."""
     EARLY: tl.constexpr = META.ORDER == "early"
     PRECISION: tl.constexpr = META.PRECISION
     scores = tl.dot(k, tl.trans(q), lse_at, input_precision=PRECISION)
     if EARLY:
-        # dO Vᵀ is there when the exponentials are: dS is computed beside the product with dO.
+        # dO Vᵀ is complete when the exponentials are: dS is computed while the product with dO runs.
         above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
     scores = hide(scores, at, mask, META, MASKED)
     weights = tl.exp2(scores * scale_log2)
@@ -91,9 +90,9 @@ def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, mask, MET
     if not EARLY:
         above = tl.dot(v, tl.trans(dout), delta_at, input_precision=PRECISION)
     down = (weights * above).to(q.dtype)
-    part = down  # a value in any case, as the compiler wants
+    part = down  # the compiler needs a value in every branch
     if META.ATOMIC and META.BESIDE:
-        # Before dK, beside whose product it is then added to memory.
+        # Before dK, so that it is added to memory while dK's product runs.
         part = tl.dot(tl.trans(down), k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
     dk = tl.dot(down, q, dk, input_precision=PRECISION)
     if META.ATOMIC and not META.BESIDE:
@@ -106,7 +105,7 @@ def fold_rows(dk, dv, q, dout, k, v, lse_at, delta_at, scale_log2, at, mask, MET
 def add_part(
     base, desc, row, first, part, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr
 ):
-    """Add dS K of a tile to the fp32 sums; rows past the sequence's end have room there, and add zeros."""
+    """Add dS K of a tile to the fp32 sums; there is room for rows past the sequence's end, which add zeros."""
     if TMA:
         desc.atomic_add([tl.cast(row + first, tl.int32), 0], part)
     else:

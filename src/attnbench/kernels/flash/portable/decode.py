@@ -32,23 +32,23 @@ from attnbench.kernels.flash.tiles import Rows, first_row, keys_of_rows, load_ti
 from attnbench.kernels.shared.arguments import Strides
 
 SCAN = tl.constexpr(256)
-"Packed sequences whose lengths are looked at together."
+"Packed sequences whose lengths are read at a time."
 COUNTS = (
     *("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "left", "right"),
     *("batch", "heads_kv", "repeats", "row_tiles", "lead"),
 )
-"Numbers of a call that no code is compiled anew for."
+"Arguments whose values the code is not specialized for."
 
 
 class JobList(NamedTuple):
-    """What the list follows from."""
+    """Numbers that determine the list."""
 
     batch: Any
-    "sequences"
+    "number of sequences"
     jobs: Any
-    "of a sequence"
+    "jobs of a sequence"
     lead: Any
-    "blanks before a job's tiles"
+    "empty entries before a job's tiles"
     cu_q_ptr: Any
     cu_k_ptr: Any
     seqlen_q: Any
@@ -58,14 +58,14 @@ class JobList(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Where the results of a sequence go."""
+    """Where the results of a sequence are stored."""
 
     out_ptr: Any
     out_strides: Any
     lse_ptr: Any
     lse_strides: Any
     batch: Any
-    "of `sequence`, as `query_start`"
+    "from `sequence`, like `query_start`"
     query_start: Any
 
 
@@ -91,7 +91,7 @@ def tiles_seen(queries, keys, listed, META: tl.constexpr):
 @triton.jit
 @no_type_check
 def entries_of(count, lead):
-    """Entries of a job in the list: blanks and tiles; none of a sequence without queries."""
+    """Entries of a job in the list: empty ones and tiles; none for a sequence without queries."""
     return tl.where(count > 0, count + lead, 0)
 
 
@@ -112,7 +112,7 @@ def entries_listed(first, listed, META: tl.constexpr):
 @triton.jit
 @no_type_check
 def entries_before(number, listed, META: tl.constexpr):
-    """Entries in the list of sequences before this one, and of all."""
+    """Entries in the list before those of this sequence, and of all sequences."""
     if META.PACKED:
         before = number * 0
         total = number * 0
@@ -130,7 +130,7 @@ def entries_before(number, listed, META: tl.constexpr):
 @triton.jit
 @no_type_check
 def sequence_at(index, listed, META: tl.constexpr):
-    """Sequence of the index-th entry in the list, and entries of those before it."""
+    """Sequence of the index-th entry in the list, and the number of entries before that sequence's."""
     if META.PACKED:
         number = index * 0
         before = index * 0
@@ -152,14 +152,14 @@ def sequence_at(index, listed, META: tl.constexpr):
 @triton.jit
 @no_type_check
 def sharers_of(programs, total):
-    """Programs that have a share: no more than entries."""
+    """Programs that get a share: no more than there are entries."""
     return tl.maximum(tl.minimum(programs, total), 1)
 
 
 @triton.jit
 @no_type_check
 def share_of(program, programs, total):
-    """Entries [first, end) of the list that a program has: as many as any other, or one more; none past the sharers."""
+    """Entries [first, end) of the list for a program: shares differ by at most one entry; empty without a share."""
     sharers = sharers_of(programs, total)
     each = total // sharers
     rest = total - each * sharers
@@ -171,14 +171,14 @@ def share_of(program, programs, total):
 @triton.jit
 @no_type_check
 def sharer_of(index, programs, total):
-    """The program whose share has the index-th entry: the last one that begins at it or before."""
+    """The program whose share contains the index-th entry."""
     return (((index.to(tl.int64) + 1) * sharers_of(programs, total) - 1) // tl.maximum(total, 1)).to(tl.int32)
 
 
 @triton.jit
 @no_type_check
 def store_result(results, query, head, there, acc, whole, log, META: tl.constexpr):
-    """Output and lse of the rows that are `there`; `log` is the lse in base 2, -∞ where `whole` is not the sum but 1."""
+    """Store output and lse of the rows in the mask `there`: `whole` is the sum, 1 without keys; `log` its log2, then -∞."""
     dims = tl.arange(0, META.BLOCK_V)
     at = query.to(tl.int64) * results.out_strides.row + head.to(tl.int64) * results.out_strides.head
     tl.store(
@@ -219,9 +219,9 @@ def decode_attend(
     lead,
     META: tl.constexpr,
 ):
-    """A program's share of the list, job after job; CUT: some share may begin or end within a job.
+    """A program's share of the list, one job after another; CUT: some share begins or ends within a job.
 
-    DEPENDENT: `decode_combine` may be launched once all programs are, and waits for their end by itself.
+    DEPENDENT: `decode_combine` may be launched as soon as all programs have started, and itself waits for their end.
     """
     if META.DEPENDENT:
         gdc_launch_dependents()
@@ -288,7 +288,7 @@ def decode_attend(
             at = tile * BLOCK_N
             k = load_tile(k_rows, at, META.DIM, BLOCK_N, BLOCK_D, False, META.TMA)
             scores = tl.dot(q, tl.trans(k), input_precision=META.PRECISION)  # [BLOCK_M, BLOCK_N]
-            # Of every tile, whether it hides a key or not: a few instructions, beside the wait for the next tile.
+            # Every tile is masked, whether it hides keys or not: a few instructions, while the next tile is awaited.
             see = sees(
                 rows=query[:, None],
                 columns=tl.arange(0, BLOCK_N)[None, :],
@@ -305,7 +305,7 @@ def decode_attend(
             v = load_tile(v_rows, at, META.DIM_V, BLOCK_N, BLOCK_V, False, META.TMA)
             acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision=META.PRECISION)
 
-        empty = row_sum == 0.0  # which NaN is not
+        empty = row_sum == 0.0  # true for sums above 0, and false for NaN
         whole = tl.where(empty, 1.0, row_sum)
         log = tl.where(empty, float("-inf"), row_max * scale + tl.math.log2(whole))
         results = Results(
@@ -356,9 +356,10 @@ def decode_combine(
     programs,
     META: tl.constexpr,
 ):
-    """COLUMNS of a head of a query, of `most` a sequence: PARTS partial results at a time, of a job that was cut.
+    """Merge the partial results of one query and head, COLUMNS columns per program and PARTS partial results at a time.
 
-    DEPENDENT: launched while `decode_attend` runs.  What is before the wait reads nothing that it writes.
+    Only jobs whose keys were divided have any.  `most`: upper bound of the queries of a sequence.  DEPENDENT: launched
+    while `decode_attend` runs; before the wait nothing is read that it writes.
     """
     COLUMNS: tl.constexpr = META.COLUMNS
     PARTS: tl.constexpr = META.PARTS

@@ -5,12 +5,12 @@
                             l = a l + rowsum P,  O = a O + P V,  m = m'
     O / l,  lse = m + ln l          (Dao 2023, arXiv:2307.08691, algorithm 1; exponentials in base 2, c folded in)
 
-A row that sees no key has O = 0 and lse = -∞.  `ahead` issues QKᵀ of a tile before PV of the tile before, so that
-the softmax overlaps with PV (Shah et al. 2024, arXiv:2407.08608, section 3.2); on
-sm_90 it is wrong (`flash.config.space.ahead_fault`).
-Masked tiles come after the others, or in the same loop behind a uniform branch.  Programs start with the last rows,
-which under a causal mask see most; they are numbered in sections of (sequence, head) pairs whose keys and values fit
-the L2 together, and heads that share keys are neighbours.  No workspace.
+A row that sees no key has O = 0 and lse = -∞.  The order `ahead` issues QKᵀ of a tile before PV of the previous tile, so
+that the softmax overlaps with PV (Shah et al. 2024, arXiv:2407.08608, section 3.2); on sm_90 it gives wrong results
+(`flash.config.space.ahead_fault`).
+Masked tiles come after the others, or in the same loop behind a uniform branch.  Programs are ordered so that the last
+rows, which see most keys under a causal mask, come first.  They are numbered in sections of (sequence, head) pairs whose
+keys and values fit into the L2 together; heads that share keys are neighbours.  No workspace.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 COUNTS = ("lse_batch", "lse_head", "left", "right", "heads", "repeats", "pairs", "tiles", "group")
-"Numbers of a call that no code is compiled anew for; of lengths one asks only whether 16 divides them."
+"Arguments whose values the code is not specialized for; lengths only by whether 16 divides them."
 
 
 @triton.jit
 @no_type_check
 def exp2(x, MIX: tl.constexpr):
-    """2ˣ of x <= 0: by the card's unit alone, or of every fourth element by a polynomial, where that unit is the limit.
+    """2ˣ for x <= 0 by the special function unit; with MIX every fourth element by a polynomial, to relieve that unit.
 
-    The polynomial is of degree 3 on the fraction in [0, 1), off by 9e-5 at most, a fifth of a step of fp16.  The whole
-    part is added to the exponent of its bits; x up to -127 gives 0.
+    The polynomial has degree 3 on the fraction in [0, 1); its error is at most 9e-5, a fifth of a rounding step of fp16.
+    The integer part is added to the exponent bits; x up to -127 gives 0.
     """
     if MIX:
         return tl.inline_asm_elementwise(
@@ -81,7 +81,7 @@ def exp2(x, MIX: tl.constexpr):
 def fold(scores, row_max, row_sum, scale, MIX: tl.constexpr):
     """Merge a tile's scores into the running softmax, as `Folded`."""
     new_max = tl.maximum(row_max, tl.max(scores, 1))
-    # A row that has seen no key yet has no maximum to take off.
+    # A row that has seen no key yet has no maximum to subtract.
     pivot = tl.where(new_max == float("-inf"), 0.0, new_max * scale)
     weights = exp2(scores * scale - pivot[:, None], MIX)
     factor = tl.math.exp2(row_max * scale - pivot)
@@ -90,10 +90,10 @@ def fold(scores, row_max, row_sum, scale, MIX: tl.constexpr):
 
 
 class Mask(NamedTuple):
-    """What a tile of rows sees of a sequence's keys, and which tiles of keys every row sees whole: [whole, split)."""
+    """Mask of a tile of rows against the keys of a sequence; every row sees all keys of the key tiles [whole, split)."""
 
     rows: Any
-    "numbers of the rows"
+    "row numbers"
     whole: Any
     split: Any
     keys: Any
@@ -106,13 +106,13 @@ class Mask(NamedTuple):
 @triton.jit
 @no_type_check
 def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
-    """Scores of a tile with the hidden ones at -∞.
+    """Scores of a tile with hidden ones set to -∞.
 
-    Of every tile where MASKED; where META.FUSED, of those that some row does not see whole.
+    With MASKED for every tile; with META.FUSED for tiles that some row does not see whole.
     """
     rows = mask.rows[:, None]
     if MASKED:
-        # Counted from the tile's first key: sums of its place and each column would fill registers.
+        # Relative to the tile's first key: the sum of its position and each column would take a register per column.
         see = sees(
             rows=rows,
             columns=tl.arange(0, META.BLOCK_N)[None, :],
@@ -125,10 +125,10 @@ def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
         )
         scores = tl.where(see, scores, float("-inf"))
     elif META.FUSED:
-        cut = tile >= mask.split
+        partial = tile >= mask.split
         if META.HAS_LEFT:
-            cut |= tile < mask.whole
-        if cut:
+            partial |= tile < mask.whole
+        if partial:
             see = sees(
                 rows=rows,
                 columns=tl.arange(0, META.BLOCK_N)[None, :],
@@ -143,8 +143,8 @@ def hide(scores, at, tile, mask, META: tl.constexpr, MASKED: tl.constexpr):
     return scores
 
 
-class Given(NamedTuple):
-    """The arguments of `flash_forward` but META."""
+class Arguments(NamedTuple):
+    """The arguments of `flash_forward` except META."""
 
     tensors: Any
     lse_ptr: Any
@@ -169,48 +169,50 @@ class Given(NamedTuple):
 
 @triton.jit
 @no_type_check
-def attend_rows(program, given, META: tl.constexpr):
+def attend_rows(program, arguments, META: tl.constexpr):
     """Output and lse of a tile of queries."""
     BLOCK_M: tl.constexpr = META.BLOCK_M
     BLOCK_V: tl.constexpr = META.BLOCK_V
     PRECISION: tl.constexpr = META.PRECISION
-    # Only the descriptor of a dense tensor ends where the sequence does.
+    # Only the descriptor of a dense tensor ends at the end of a sequence.
     TMA_ENDS: tl.constexpr = META.TMA and not META.PACKED
-    BITS: tl.constexpr = tl.int16 if given.tensors.q.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
-    tile, pair = section_of(program, given.tiles, given.pairs, given.group)
-    number = pair // given.heads
-    head = pair - number * given.heads
-    head_kv = head // given.repeats
-    bounds = sequence(given.cu_q_ptr, given.cu_k_ptr, given.seqlen_q, given.seqlen_k, number, META.PACKED)
+    BITS: tl.constexpr = tl.int16 if arguments.tensors.q.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
+    tile, pair = section_of(program, arguments.tiles, arguments.pairs, arguments.group)
+    number = pair // arguments.heads
+    head = pair - number * arguments.heads
+    head_kv = head // arguments.repeats
+    bounds = sequence(
+        arguments.cu_q_ptr, arguments.cu_k_ptr, arguments.seqlen_q, arguments.seqlen_k, number, META.PACKED
+    )
     batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
     query_start, key_start = bounds.query_start, bounds.key_start
-    first = (given.tiles - 1 - tile) * BLOCK_M
+    first = (arguments.tiles - 1 - tile) * BLOCK_M
     if first < queries:
-        q_base = first_row(given.tensors.q, batch, query_start, head, given.strides.q)
+        q_base = first_row(arguments.tensors.q, batch, query_start, head, arguments.strides.q)
         k_rows = Rows(
-            base=first_row(given.tensors.k, batch, key_start, head_kv, given.strides.k),
-            desc=given.k_desc,
+            base=first_row(arguments.tensors.k, batch, key_start, head_kv, arguments.strides.k),
+            desc=arguments.k_desc,
             batch=batch,
             start=key_start,
             head=head_kv,
             count=keys,
-            stride=given.strides.k.row,
+            stride=arguments.strides.k.row,
         )
         v_rows = Rows(
-            base=first_row(given.tensors.v, batch, key_start, head_kv, given.strides.v),
-            desc=given.v_desc,
+            base=first_row(arguments.tensors.v, batch, key_start, head_kv, arguments.strides.v),
+            desc=arguments.v_desc,
             batch=batch,
             start=key_start,
             head=head_kv,
             count=keys,
-            stride=given.strides.v.row,
+            stride=arguments.strides.v.row,
         )
-        # By pointers: a reshaped tile of a descriptor would be an operand in registers, copied for every product.
+        # By pointers: a tile loaded by a descriptor and reshaped would be a register operand, copied for every product.
         q = load_rows(
             base=q_base,
             first=first,
             count=queries,
-            stride=given.strides.q.row,
+            stride=arguments.strides.q.row,
             DIM=META.DIM,
             BLOCK=BLOCK_M,
             BLOCK_DIM=META.BLOCK_D,
@@ -223,14 +225,16 @@ def attend_rows(program, given, META: tl.constexpr):
             last=tl.minimum(first + BLOCK_M, queries) - 1,
             keys=keys,
             shift=shift,
-            left=given.left,
-            right=given.right,
+            left=arguments.left,
+            right=arguments.right,
             HAS_LEFT=META.HAS_LEFT,
             HAS_RIGHT=META.HAS_RIGHT,
         )
         key_tiles = tiles_of(reach, META.BLOCK_N)
         whole, split = key_tiles.whole, key_tiles.split
-        mask = Mask(rows=rows, whole=whole, split=split, keys=keys, shift=shift, left=given.left, right=given.right)
+        mask = Mask(
+            rows=rows, whole=whole, split=split, keys=keys, shift=shift, left=arguments.left, right=arguments.right
+        )
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -246,9 +250,9 @@ def attend_rows(program, given, META: tl.constexpr):
                 )
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(scores, start * META.BLOCK_N, start, mask, META, False)
-                folded = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                folded = fold(scores, row_max, row_sum, arguments.scale, META.MIX)
                 factor, row_max, row_sum = folded.factor, folded.row_max, folded.sums
-                # Carried as bits: Triton would bring carried numbers to the product through shared memory.
+                # Carried through the loop as integers: Triton would move carried floats through shared memory.
                 bits = folded.weights.to(q.dtype).to(BITS, bitcast=True)
                 for index in tl.range(start + 1, stop, disable_licm=True):
                     at = index * META.BLOCK_N
@@ -258,9 +262,9 @@ def attend_rows(program, given, META: tl.constexpr):
                         v_rows, at - META.BLOCK_N, META.DIM_V, META.BLOCK_N, BLOCK_V, not META.FUSED, META.TMA
                     )
                     acc = tl.dot(bits.to(q.dtype, bitcast=True), v, acc * factor[:, None], input_precision=PRECISION)
-                    # Beside the product above, which nothing waits for until the next tile's scores are there.
+                    # Overlaps with the product above, which is waited for only when the next tile's scores are ready.
                     scores = hide(scores, at, index, mask, META, False)
-                    following = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                    following = fold(scores, row_max, row_sum, arguments.scale, META.MIX)
                     factor, row_max, row_sum = following.factor, following.row_max, following.sums
                     bits = following.weights.to(q.dtype).to(BITS, bitcast=True)
                 v = load_tile(
@@ -273,40 +277,44 @@ def attend_rows(program, given, META: tl.constexpr):
                 k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, not META.FUSED, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(scores, at, index, mask, META, False)
-                folded = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                folded = fold(scores, row_max, row_sum, arguments.scale, META.MIX)
                 row_max, row_sum = folded.row_max, folded.sums
                 v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, BLOCK_V, not META.FUSED, META.TMA)
                 acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision=PRECISION)
         if not META.FUSED:
-            # Nothing in flight from one to the next: there are few, and with more Triton 3.6 has products wait.
+            # One stage: there are few such tiles, and with more stages Triton 3.6 makes products wait for each other.
             for index in tl.range(0, whole - key_tiles.begin + key_tiles.end - split, num_stages=1, disable_licm=True):
                 at = masked_tile(index, key_tiles) * META.BLOCK_N
-                # Keys of the next sequence may come along: their scores are hidden, whatever they are.
+                # The tile may contain keys of the next sequence: their scores are hidden.
                 k = load_tile(k_rows, at, META.DIM, META.BLOCK_N, META.BLOCK_D, False, META.TMA)
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 scores = hide(scores, at, 0, mask, META, True)
-                folded = fold(scores, row_max, row_sum, given.scale, META.MIX)
+                folded = fold(scores, row_max, row_sum, arguments.scale, META.MIX)
                 row_max, row_sum = folded.row_max, folded.sums
                 v = load_tile(v_rows, at, META.DIM_V, META.BLOCK_N, BLOCK_V, False, TMA_ENDS)
                 acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision=PRECISION)
 
-        empty = row_sum == 0.0  # which NaN is not
+        empty = row_sum == 0.0  # false for NaN
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
-        out_base = first_row(given.tensors.out, batch, query_start, head, given.strides.out)
+        out_base = first_row(arguments.tensors.out, batch, query_start, head, arguments.strides.out)
         store_rows(
             base=out_base,
             first=first,
             count=queries,
-            stride=given.strides.out.row,
+            stride=arguments.strides.out.row,
             tile=acc,
             DIM=META.DIM_V,
             BLOCK=BLOCK_M,
             BLOCK_DIM=BLOCK_V,
         )
-        lse = tl.where(empty, float("-inf"), (row_max * given.scale + tl.math.log2(total)) * LN_2)
+        lse = tl.where(empty, float("-inf"), (row_max * arguments.scale + tl.math.log2(total)) * LN_2)
         lse_base = first_row(
-            given.lse_ptr, batch, query_start, head, Strides(batch=given.lse_batch, row=1, head=given.lse_head)
+            arguments.lse_ptr,
+            batch,
+            query_start,
+            head,
+            Strides(batch=arguments.lse_batch, row=1, head=arguments.lse_head),
         )
         tl.store(lse_base + rows, lse, mask=rows < queries)
 
@@ -335,8 +343,8 @@ def flash_forward(
     group,
     META: tl.constexpr,
 ):
-    """A tile of queries a program; persistent, a program an SM takes every so many-th tile."""
-    given = Given(
+    """One tile of queries per program; with PERSISTENT a program per SM, which takes tiles at a fixed stride."""
+    arguments = Arguments(
         tensors=tensors,
         lse_ptr=lse_ptr,
         k_desc=k_desc,
@@ -359,6 +367,6 @@ def flash_forward(
     )
     if META.PERSISTENT:
         for program in tl.range(tl.program_id(0), tiles * pairs, tl.num_programs(0), num_stages=1):
-            attend_rows(program, given, META)
+            attend_rows(program, arguments, META)
     else:
-        attend_rows(tl.program_id(0), given, META)
+        attend_rows(tl.program_id(0), arguments, META)

@@ -79,7 +79,7 @@ def flash_quant_attention(
         whose out is 0.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.  A configuration
             of the Hopper path is refused on other cards and dims; it is not replaced by another.
     """
     numbers = max_seqlen_q, max_seqlen_k, causal, scale

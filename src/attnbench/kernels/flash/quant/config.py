@@ -82,9 +82,9 @@ class Shape:
 
 def _warps(config: QuantConfig, shape: Shape) -> str | None:
     if config.block_m // config.warps < 16:
-        return f"has {config.block_m // config.warps} rows a warp; such as m128w8"
+        return f"has {config.block_m // config.warps} rows for each warp; such as m128w8"
     if config.order == "plain" and (config.block_m == 192 or config.warps == 12):
-        return "has no power of two of rows and warps, which only ws takes; such as m128w8"
+        return "has rows or warps that are no power of two, which only ws supports; such as m128w8"
     return None
 
 
@@ -93,11 +93,14 @@ def _hopper(config: QuantConfig, shape: Shape) -> str | None:
         return None
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
-        (shape.dim % 8 != 0, f"takes multiples of 8 dims, not {shape.dim}; plain"),
-        (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
-        ((config.groups == 1) != (config.programs == 2), "has one warpgroup where two programs are; m64 with x2"),
+        (shape.dim % 8 != 0, f"supports multiples of 8 dims, not {shape.dim}; plain"),
+        (config.warps != config.block_m // 16, "needs 64 rows for four warps; such as m128w8"),
+        (
+            (config.groups == 1) != (config.programs == 2),
+            "supports one warpgroup only with two programs per SM, and vice versa; m64 with x2",
+        ),
         (config.block_n != 128, "has tiles of 128 keys; n128"),
-        (config.stages < 2, "reads a tile while it waits for the next; s2"),
+        (config.stages < 2, "needs at least two stages; s2"),
     )
     return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
 
@@ -107,7 +110,7 @@ def _registers(config: QuantConfig, shape: Shape) -> str | None:
         return None
     # Output, a tile's partial output, scores and weights, divided among the 32 threads of a warp.
     need = config.block_m * (2 * shape.columns + config.block_n * 5 // 4) // (32 * config.warps)
-    return f"keeps {need} numbers a thread; fewer keys or more warps" if need > 224 else None
+    return f"keeps {need} values a thread in registers; fewer keys or more warps" if need > 224 else None
 
 
 def shared_bytes(config: QuantConfig, shape: Shape) -> int:
@@ -121,7 +124,7 @@ def _shared_memory(config: QuantConfig, shape: Shape) -> str | None:
     room = (SHARED_BYTES + 1024) // config.programs - 1024
     if config.order == "plain" or have <= room:
         return None
-    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}; fewer stages"
+    return f"takes {have // 1024} KiB of shared memory, of {room // 1024} available; fewer stages"
 
 
 RULES: dict[str, Callable[[QuantConfig, Shape], str | None]] = {

@@ -40,22 +40,22 @@ def make_lists(
     config: SparseConfig | str | None = None,
     validate: bool = False,
 ) -> BlockLists:
-    """Turn a map into the lists that the kernels walk: two launches, good for every call with these lengths.
+    """Convert a map to the lists of blocks that the kernels read.  Two launches; valid for every call with these lengths.
 
     Args:
         block_map: bool [B, H, ceil(Sq / bq), ceil(Sk / bk)], any strides.
-        q: [B, Sq, H, D]; of q and k shapes alone count.
+        q: [B, Sq, H, D]; only the shapes of q and k are used.
         k: [B, Sk, G, D].
         block: queries and keys of a block, one of `problem.BLOCKS`.
-        causal: as the calls that use them; blocks that it hides are not listed.
-        config: as the calls that use them: some take several rows of the map together.
-        validate: look into the map too, and wait for the device.
+        causal: as in the calls that will use the lists; blocks that it hides are not listed.
+        config: as in these calls: some configurations process several rows of the map together.
+        validate: also check the values of the map, which synchronizes with the device.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     if is_followed(block_map, q, k):
-        raise ValueError("make_lists: is called in what is compiled; lists made before, or a map")
+        raise ValueError("make_lists: is called in compiled code; lists made outside of it, or a map")
     check_flags("make_lists", causal=causal, validate=validate)
     q, k = cast(q, k)
     problem = sparse_problem_of(q, k, k, block=block, causal=causal)
@@ -76,28 +76,28 @@ def flash_sparse_attention(
     config: SparseConfig | str | None = None,
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attend to the blocks of keys that a map lists; forward only, and no gradient passes through.
+    """Attention to the blocks of keys that a map selects; forward only, without gradients.
 
-    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+    Unless `validate` is set the call does not synchronize with the device, so it can be captured in a CUDA graph.
 
     Args:
         q: [B, Sq, H, D].
         k: [B, Sk, G, D].
         v: [B, Sk, G, D].
-        block_map: bool [B, H, ceil(Sq / bq), ceil(Sk / bk)]; the last blocks may be shorter.  Or the lists of one.
+        block_map: bool [B, H, ceil(Sq / bq), ceil(Sk / bk)]; the last blocks may be shorter.  Or lists of `make_lists`.
         block: queries and keys of a block: (128, 128), (128, 64), (64, 128) or (64, 64).
-        causal: besides, no key after a query's own position; the last query meets the last key.
-        scale: of the scores; None: 1 / sqrt(D).
+        causal: also hide keys after a query's own position; the last query sees the last key.
+        scale: factor of the scores; None: 1 / sqrt(D).
         config: launch configuration, or its name, such as "m128n128w8s2-ws-deep-lazy"; None: the tuned default.
-        validate: look into the map too, and wait for the device.
+        validate: also check the values of the map, which synchronizes with the device.
 
     Returns:
         out, shaped as q, contiguous; and lse, fp32 [B, H, Sq], the logarithm of each row's sum: -∞ for a query that
         sees no key, whose out is 0.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
-            of the Hopper path is refused on other cards, dims and tensors; no other runs in its place.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.  A configuration
+            of the Hopper path is refused on other cards, dims and tensors; it is not replaced by another.
     """
     if is_followed(q, k, v):
         check_flags(WHO, causal=causal, validate=validate)

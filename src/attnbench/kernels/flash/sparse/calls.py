@@ -23,34 +23,34 @@ from attnbench.kernels.shared.limits import as_float, check_flags
 def listed(
     given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, config: SparseConfig, validate: bool
 ) -> BlockLists:
-    """Lists of a map, or those that are given.
+    """The lists of a map, or the lists that were passed.
 
     Raises:
         ValueError: the map does not fit.
     """
-    if isinstance(given, BlockLists):  # the launch checks whose they are
+    if isinstance(given, BlockLists):  # the launch checks what they were made for
         return given
     rows = problem.block_q
     lists = lists_of(given, q, k, problem, share=config.share(rows), unit=config.unit(rows))
     if validate:
         values = given.contiguous().view(torch.uint8)
         if values.numel() and (largest := int(values.max())) > 1:
-            raise wrong("block_map", largest, "is no truth value", "0 and 1")
+            raise wrong("block_map", largest, "is neither True nor False", "0 and 1")
     return lists
 
 
 def config_for(
     given: SparseConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: SparseProblem
 ) -> SparseConfig:
-    """The configuration of a call: the one given, if it is valid for the shape, or the tuned default.
+    """The configuration of a call: the one passed, if it is valid for the shape, otherwise the tuned default.
 
     Raises:
-        ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
+        ValueError: it cannot be parsed or used; the message says why and names the nearest valid one.
     """
     shape = _shape(q, problem)
     if given is None:
         return default_config(shape, described=_described(q, k, v))
-    # A name is judged as for an H200 where there is no card.
+    # Without a card a name is checked as for an H200.
     return FORWARD.given(WHO, given, replace(shape, capability=capability_of(q) or (9, 0)))
 
 
@@ -65,7 +65,7 @@ def _shape(q: Tensor, problem: SparseProblem) -> Shape:
 
 
 def _described(*tensors: Tensor) -> bool:
-    """Whether tensor maps can describe these for the kernel of sm_90."""
+    """Whether tensor maps can describe these tensors for the kernel of sm_90."""
     if capability_of(tensors[0]) != (9, 0):
         return False
     from attnbench.kernels.shared.hopper import is_rows
@@ -74,7 +74,7 @@ def _described(*tensors: Tensor) -> bool:
 
 
 def check_device(q: Tensor) -> None:
-    """Refuse CPU tensors where the kernels are compiled.
+    """Refuse CPU tensors where the kernels are compiled, not interpreted.
 
     Raises:
         ValueError: naming the device and what is accepted.
@@ -84,7 +84,7 @@ def check_device(q: Tensor) -> None:
 
 
 class Call:
-    """A call without its tensors: the problem, checked, the configuration, and the launches by what the lists are."""
+    """A call without its tensors: its checked problem, its configuration, and the cached launches by kind of list."""
 
     __slots__ = ("config", "launches", "problem")
 
@@ -93,7 +93,7 @@ class Call:
         self.launches: Kept[Launches] = Kept()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, lists: BlockLists) -> Results:
-        """Out and lse."""
+        """Compute out and lse."""
         tensors, made_for = of_lists(lists)
         key = facts_of(*tensors), made_for
         launches = self.launches.get(key)
@@ -135,10 +135,10 @@ def call(
     *,
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Check and attend; arguments are those of `flash_sparse_attention`.
+    """Check the arguments, those of `flash_sparse_attention`, and compute attention.
 
     Raises:
-        ValueError: as `flash_sparse_attention` says.
+        ValueError: as `flash_sparse_attention`.
     """
     scale = None if scale is None else as_float(scale)
     sizes = exact(*block) if isinstance(block, tuple | list) else object()

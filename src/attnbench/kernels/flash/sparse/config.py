@@ -1,8 +1,8 @@
 """Launch configuration of the block-sparse forward: tiles, warps, stages and code path.
 
-Short form, what differs from the defaults spelled out:  ``m128n128w8s2-ws-deep-lazy``
-Which of them a case has says `space`, and why not `RULES`; tuned defaults are rows of ``defaults.toml``.  Imports
-without torch and Triton.
+The short form spells out what differs from the defaults:  ``m128n128w8s2-ws-deep-lazy``
+`space` lists the valid configurations of a case, `RULES` say why others are not; tuned defaults are rows of
+``defaults.toml``.  Can be imported without torch and Triton.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attnbench.kernels.shared.family import Family, Forward
 
 TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
 SHARED_BYTES = 227 * 1024
-"Shared memory of a program on sm_90; of a multiprocessor it is 228 KiB, 1 KiB of it a program's own."
+"Shared memory that a program may use on sm_90, where an SM has 228 KiB, of which each program reserves 1 KiB."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,23 +28,23 @@ class SparseConfig(LaunchConfig):
     EXAMPLE: ClassVar[str] = "m128n128w8s2-ws-deep-lazy"
 
     block_m: Annotated[int, Spelled("m{}", (64, 128, 192, 256))]
-    "queries of a tile: those of a block, half of them, or of several blocks, whose keys are loaded once (ws)"
+    "queries of a tile: those of a block, half of them, or those of several blocks, whose keys are loaded once (ws)"
     block_n: Annotated[int, Spelled("n{}", (32, 64, 128))]
     "keys of a tile: those of a block, or a part of them"
     warps: Annotated[int, Spelled("w{}", (4, 8, 12, 16))]
-    "of the products"
+    "warps that compute products"
     stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4, 5, 6))]
-    "tiles of keys and values in flight"
+    "pipeline stages: tiles of keys and values in flight"
     order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
-    "plain: the portable kernel; ws: the Hopper kernel, a producer warp that loads for warpgroups of 64 rows each"
+    "plain: the portable kernel; ws: the Hopper kernel, a producer warp and consumer warpgroups of 64 rows each"
     rings: Annotated[str, Spelled("-{}", ("even", "deep"))] = "even"
-    "even: as many tiles of keys in flight as of values; deep: one of keys more (ws)"
+    "even: as many key tiles in flight as value tiles; deep: one key tile more (ws)"
     rescale: Annotated[str, Spelled("-{}", ("eager", "lazy"))] = "eager"
-    "when the output takes a softmax's factor: eager: as soon as it is known; lazy: beside the next scores (ws)"
+    "when the output is rescaled: eager: as soon as the factor is known; lazy: while the next score product runs (ws)"
     weights: Annotated[str, Spelled("-{}", ("held", "double"))] = "held"
-    "double: the weights of two tiles have registers, as of the dense forward (ws, with lazy)"
+    "double: weights are double-buffered in registers, as in the dense forward (ws, with lazy)"
     programs: Annotated[int, Spelled("-x{}", (1, 2, 3))] = 1
-    "programs of a multiprocessor at a time (ws)"
+    "resident programs of an SM (ws)"
 
     def __post_init__(self) -> None:
         LaunchConfig.__post_init__(self)
@@ -58,36 +58,36 @@ class SparseConfig(LaunchConfig):
 
     @property
     def groups(self) -> int:
-        """Warpgroups of 64 rows each (ws)."""
+        """Number of consumer warpgroups, of 64 rows each (ws)."""
         return self.block_m // 64
 
     @property
     def key_stages(self) -> int:
-        """Tiles of keys in flight (ws)."""
+        """Key tiles in flight (ws)."""
         return self.stages + (self.rings == "deep")
 
     def unit(self, block_q: int) -> int:
-        """Queries that have a list: those of a block, or of half of one where a tile has one and a half."""
+        """Queries of a unit, which has a list: those of a block, or half of them if a tile has one and a half blocks."""
         return block_q if self.block_m % block_q == 0 or block_q % self.block_m == 0 else 64
 
     def share(self, block_q: int) -> int:
-        """How many units a work item takes together."""
+        """How many units a work item processes together."""
         return max(1, self.block_m // self.unit(block_q))
 
     @property
     def registers(self) -> int:
-        """Registers of a thread as a ws program is launched; a multiple of 8 that `programs` of them have room for."""
+        """Registers of a thread at launch of a ws program: a multiple of 8 for which `programs` programs fit on an SM."""
         return 65536 // (self.programs * 128 * (self.groups + 1)) // 8 * 8
 
     @property
     def consumer_registers(self) -> int:
-        """Registers of a thread that multiplies: what the producer's warps, of 24 each, leave."""
+        """Registers of a consumer thread (ws): what the producer's warps, at 24 registers a thread, leave."""
         return min(240, (self.registers * (self.groups + 1) - 24) // self.groups // 8 * 8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What of a case and its card the rules ask for."""
+    """Properties of a case and its card that the rules use."""
 
     dim: int
     block_q: int = 128
@@ -97,17 +97,17 @@ class Shape:
 
     @property
     def columns(self) -> int:
-        """Of a tile: a power of two, at least the 16 of a tensor core."""
+        """Columns of a tile: a power of two, at least the 16 of a tensor core."""
         return max(16, 1 << (self.dim - 1).bit_length())
 
 
 def query_tiles(config: SparseConfig, shape: Shape) -> int:
-    """How many tiles of queries a ws program has room for: the next item's too, if that fits."""
+    """Query tiles of each warpgroup in a ws program: two, if the next work item's queries fit too."""
     return 1 + (shared_bytes(config, shape, 2) <= SHARED_BYTES // config.programs - 2048)
 
 
 def shared_bytes(config: SparseConfig, shape: Shape, tiles: int = 1) -> int:
-    """Shared memory of a ws program with so many tiles of queries; barriers are less than 2 KiB beside them."""
+    """Shared memory of a ws program with so many query tiles, without its barriers, which take less than 2 KiB."""
     rows = (config.key_stages + config.stages) * config.block_n + tiles * config.block_m
     return rows * shape.columns * shape.item_bytes
 
@@ -115,7 +115,10 @@ def shared_bytes(config: SparseConfig, shape: Shape, tiles: int = 1) -> int:
 def _blocks(config: SparseConfig, shape: Shape) -> str | None:
     form = config.order, config.rings, config.rescale, config.weights
     if config.block_m > shape.block_q and form != ("ws", "even", "lazy", "held"):
-        return f"has tiles of several blocks of {shape.block_q} queries: ws, lazy, not deep or double; m{shape.block_q}"
+        return (
+            f"has tiles of several blocks of {shape.block_q} queries, which need ws-lazy without deep and double; "
+            f"m{shape.block_q}"
+        )
     if shape.block_k % config.block_n:
         return f"has tiles of {config.block_n} keys, and blocks have {shape.block_k}; n{shape.block_k}"
     return None
@@ -126,15 +129,15 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
         return None
     whys = (
         (shape.capability != (9, 0), f"is for sm_90, not sm_{shape.capability[0]}{shape.capability[1]}; plain"),
-        (shape.item_bytes != 2, "multiplies 16-bit numbers; plain"),
+        (shape.item_bytes != 2, "needs 16-bit inputs; plain"),
         (
             shape.dim % 8 != 0 or shape.columns not in (64, 128),
-            f"takes multiples of 8 from 40 to 128 dims, not {shape.dim}; plain",
+            f"supports multiples of 8 from 40 to 128 dims, not {shape.dim}; plain",
         ),
-        (config.warps != config.block_m // 16, "has 64 rows to four warps; such as m128w8"),
-        (config.block_n < 64, "has tiles of 64 keys at least; n64"),
-        (config.stages < 2, "reads a tile while it waits for the next; s2"),
-        (config.weights == "double" and config.rescale != "lazy", "has double weights with lazy alone; lazy"),
+        (config.warps != config.block_m // 16, "needs 64 rows for four warps; such as m128w8"),
+        (config.block_n < 64, "needs tiles of at least 64 keys; n64"),
+        (config.stages < 2, "needs at least two stages; s2"),
+        (config.weights == "double" and config.rescale != "lazy", "supports double weights only with lazy; lazy"),
     )
     return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
 
@@ -142,19 +145,21 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
 def _registers(config: SparseConfig, shape: Shape) -> str | None:
     if config.order != "ws":
         return None
-    # Output, scores, weights as an operand, and some thirty for rows and sizes.
+    # Output, scores, weights as an operand (double: of two tiles), and about thirty for rows and sizes.
     scores = 2.0 if config.weights == "double" else 1.5
     need = round((shape.columns + config.block_n * scores) / 2) + 32
     if need <= config.consumer_registers:
         return None
-    return f"takes about {need} registers a thread, and has {config.consumer_registers}; fewer programs or keys"
+    return f"takes about {need} registers a thread, of {config.consumer_registers} available; fewer programs or keys"
 
 
 def _shared_memory(config: SparseConfig, shape: Shape) -> str | None:
     if config.order != "ws":
         return None
     have, room = shared_bytes(config, shape) + 1024, 228 * 1024 // config.programs - 1024
-    return f"takes {have // 1024} KiB of shared memory, and has {room // 1024}; fewer stages" if have > room else None
+    return (
+        f"takes {have // 1024} KiB of shared memory, of {room // 1024} available; fewer stages" if have > room else None
+    )
 
 
 RULES: dict[str, Callable[[SparseConfig, Shape], str | None]] = {
@@ -163,16 +168,16 @@ RULES: dict[str, Callable[[SparseConfig, Shape], str | None]] = {
     "registers": _registers,
     "shared-memory": _shared_memory,
 }
-"Why a configuration is left out, by name: what it says is wrong with it, or None."
+"Rules by name: each returns what is wrong with a configuration, or None."
 
 
 def fault(config: SparseConfig, shape: Shape) -> tuple[str, str] | None:
-    """Name of the first rule that leaves a configuration out, and what it says; None of a valid one."""
+    """The first rule that a configuration breaks, and its message; None for a valid one."""
     return next(((name, said) for name, rule in RULES.items() if (said := rule(config, shape)) is not None), None)
 
 
 def space(shape: Shape) -> list[SparseConfig]:
-    """Every valid configuration for a shape, in one order."""
+    """All valid configurations for a shape, in a fixed order."""
     tiles = list(product((64, 128), (64, 128)))
     ws = (
         SparseConfig(
@@ -208,7 +213,7 @@ def default_config(shape: Shape, *, described: bool = True) -> SparseConfig:
 
     Args:
         shape: dims, blocks and card; capability (0, 0) is the interpreter.
-        described: tensor maps can describe the tensors; else none of the Hopper path.
+        described: whether tensor maps can describe the tensors; otherwise the Hopper path is not used.
     """
     return TABLE.first(
         "forward",

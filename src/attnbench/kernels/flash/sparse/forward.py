@@ -1,4 +1,4 @@
-"""Launch the block-sparse forward that a configuration names: portable, or for Hopper."""
+"""Launch the block-sparse forward that a configuration selects: portable or Hopper."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def launch_sparse(
     problem: SparseProblem,
     config: SparseConfig,
 ) -> None:
-    """Compute `out` and `lse`; nothing waits for the device.
+    """Compute `out` and `lse` without synchronizing with the device.
 
     Args:
-        q: [B, Sq, H, D]; last dim contiguous, as all of them.
+        q: [B, Sq, H, D]; last dim contiguous, also for the others.
         k: [B, Sk, G, D].
         v: [B, Sk, G, D].
         out: [B, Sq, H, D]; every row is written.
         lse: fp32 [B, H, Sq]; every row is written.
         lists: of the map, made for this problem.
-        problem: lengths, blocks and mask; checked before.
+        problem: lengths, blocks and mask; already checked.
         config: valid for the shape.
 
     Raises:
-        ValueError: the lists are another problem's or configuration's, or the Hopper path was asked for and cannot
-            describe a tensor; the one line says which.
+        ValueError: the lists were made for another problem or configuration, or the Hopper path was requested and cannot
+            describe a tensor; the message says which.
     """
     rows = problem.block_q
     check_lists(lists, problem, share=config.share(rows), unit=config.unit(rows), device=q.device)

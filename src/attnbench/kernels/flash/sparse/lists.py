@@ -1,4 +1,4 @@
-"""Lists of a block map: made by two launches on the map's device, without synchronisation, and reusable in many calls."""
+"""Lists of a block map: made by two launches on the map's device, without synchronizing, and reusable in many calls."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, facts_
 from attnbench.kernels.shared.tiling import group_of
 
 SECTION_MIB = 16
-"Heads whose keys and values are this large together are worked through before the next: they stay in the L2."
+"Heads are processed in sections whose keys and values take this much memory, so that they stay in the L2."
 CHUNK = 128
 MOST = 128 * CHUNK
-"Lists of a section, at most: each is compared with all others to find its place."
+"Most lists of a section: each is compared with all others to find its position."
 
 _calls: Kept[Launches] = Kept()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockLists:
-    """The blocks of keys of each block of queries, and the order of the work; int32, on the map's device.
+    """The key blocks of each block of queries, and the order of the work; int32, on the map's device.
 
-    A list is that of `share` units of queries, which are then one work item: with 1, that of a row of the map.
+    A list belongs to `share` units of queries, which form one work item; with 1 and whole blocks, to a row of the map.
     """
 
     counts: Tensor
-    "[B, H, units]: how many blocks a unit has"
+    "[B, H, units]: how many blocks a unit sees"
     indices: Tensor
-    "[B, H, ceil(units / share), nk]: a list's blocks, rising; behind the last anything"
+    "[B, H, ceil(units / share), nk]: a list's blocks in ascending order; undefined after the last"
     places: Tensor | None
-    "[B, H, units, nk]: where in its list a unit's own blocks are, if it is shared"
+    "[B, H, units, nk]: positions of a unit's own blocks in its list, if it is shared"
     items: Tensor
-    "[lists, 3]: number, length, and how many blocks all its queries see whole, longest first within a section of heads"
+    "[lists, 3]: index, length, and number of blocks that all its queries see whole; longest first within a section"
     share: int
     unit: int
     "queries of a unit: those of a block, or half of them"
@@ -69,7 +69,7 @@ class MadeFor(NamedTuple):
 
 
 def of_lists(lists: BlockLists) -> tuple[ListTensors, MadeFor]:
-    """The tensors of lists, and what they were made for."""
+    """The tensors of lists, and what the lists were made for."""
     tensors = ListTensors(counts=lists.counts, indices=lists.indices, places=lists.places, items=lists.items)
     made_for = MadeFor(
         share=lists.share,
@@ -83,25 +83,25 @@ def of_lists(lists: BlockLists) -> tuple[ListTensors, MadeFor]:
 
 
 def lists_from(tensors: ListTensors, made_for: MadeFor) -> BlockLists:
-    """The lists of `of_lists`."""
+    """The lists from the results of `of_lists`."""
     return BlockLists(**tensors._asdict(), **made_for._asdict())
 
 
 def lists_of(
     block_map: Tensor, q: Tensor, k: Tensor, problem: SparseProblem, *, share: int = 1, unit: int = 0
 ) -> BlockLists:
-    """List the blocks of a map; two launches, nothing waits for the device.
+    """List the blocks of a map; two launches, without synchronizing with the device.
 
     Args:
         block_map: bool [B, H, nq, nk], any strides.
         q: [B, Sq, H, D].
-        k: [B, Sk, G, D]; how large the keys are says which heads are worked through together.
+        k: [B, Sk, G, D]; the size of the keys determines which heads are processed together.
         problem: of these tensors.
-        share: units that one work item takes together, 1 to 4.
-        unit: queries of one: those of a block (0), or half of them.
+        share: units that one work item processes together, 1 to 4.
+        unit: queries of a unit: those of a block (0), or half of them.
 
     Raises:
-        ValueError: the map does not fit; the one line says what and what is accepted.
+        ValueError: the map does not fit; the message says what and what is accepted.
     """
     check_map(block_map, problem, q.device)
     unit = unit or problem.block_q
@@ -181,7 +181,7 @@ def _run(problem: SparseProblem, share: int, unit: int, section: int, block_map:
 
 
 def section_heads(q: Tensor, k: Tensor) -> int:
-    """Query heads of a section: those of as many KV heads as fit, with keys and values, in SECTION_MIB."""
+    """Query heads of a section: those of as many KV heads as fit into SECTION_MIB with keys and values."""
     (batch, seqlen_k, heads_kv, dim), heads = k.shape, q.shape[-2]
     pair_bytes = seqlen_k * 2 * dim * k.element_size()
     return group_of(pair_bytes, SECTION_MIB, max(1, batch * heads_kv)) * (heads // heads_kv)

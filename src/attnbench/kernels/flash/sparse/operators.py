@@ -29,15 +29,15 @@ Results = tuple[Tensor, Tensor]
 
 
 def parted(given: tuple[Any, ...]) -> tuple[ListTensors, MadeFor, tuple[Any, ...]]:
-    """Arguments behind q, k and v: those of `LISTS`, then those of `NUMBERS`."""
+    """Split the arguments after q, k and v: those of `LISTS`, then those of `NUMBERS`."""
     tensors = len(ListTensors._fields)
     made = tensors + len(MadeFor._fields)
     return ListTensors(*given[:tensors]), MadeFor(*given[tensors:made]), given[made:]
 
 
 def lists_of(tensors: ListTensors, made: MadeFor) -> BlockLists:
-    """Lists of which an operator got the parts."""
-    rows, keys = made.block  # a list where it comes from the dispatcher
+    """Lists from the arguments of an operator."""
+    rows, keys = made.block  # a list, not a tuple, if it comes from the dispatcher
     return BlockLists(**tensors._asdict(), **made._replace(block=(rows, keys))._asdict())
 
 
@@ -56,10 +56,10 @@ def fake_forward(
     scale: float | None,
     config: str | None,
 ) -> Results:
-    """Check the arguments while a caller is traced; results without values.
+    """Check the arguments during tracing; the results have no values.
 
     Raises:
-        ValueError: as `flash_sparse_attention` says, but for what hangs on addresses.
+        ValueError: as `flash_sparse_attention`, except for checks of addresses.
     """
     problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
     check_map(block_map, problem, q.device)
@@ -67,16 +67,16 @@ def fake_forward(
 
 
 def run_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
-    """`out` and `lse` of lists, which are held against the call."""
+    """Compute `out` and `lse` from lists, which are checked against the call."""
     tensors, made, numbers = parted(given)
     return call(q, k, v, lists_of(tensors, made), *numbers)
 
 
 def fake_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
-    """Check the arguments while a caller is traced; results without values.
+    """Check the arguments during tracing; the results have no values.
 
     Raises:
-        ValueError: as `flash_sparse_attention` says, but for what hangs on addresses, and but for the lists.
+        ValueError: as `flash_sparse_attention`, except for checks of addresses and of the lists.
     """
     *_, numbers = parted(given)
     return _results(q, k, v, *numbers)

@@ -1,4 +1,4 @@
-"""Predict a block map from q and k: three launches, kept and repeated, without synchronisation."""
+"""Predict a block map from q and k: three launches, cached and repeated, without synchronizing."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from attnbench.kernels.flash.sparse.portable.predict import multiply_means, pool
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, facts_of, launch
 
 LARGEST_WIDTH = 8192
-"Columns of a map: a row lies in the registers of one program."
+"Most columns of a map: one program holds a row in registers."
 ROWS = 128
-"Of queries or keys that a program pools, if blocks are no larger."
+"Queries or keys that a program pools, if blocks are no larger."
 TILE = 64
 CHUNK = 32
-"Dims of a step of a tile's product."
+"Dims that a step of a tile's product sums."
 
 _calls: Kept[Launches] = Kept()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """How a map is guessed."""
+    """How blocks are selected."""
 
     block: tuple[int, int]
     "queries and keys of a block"
     share: float
-    "of the visible blocks of a row, or of their softmax; each row keeps one at least"
+    "fraction of the visible blocks of a row, or of their softmax; at least one block of each row is kept"
     by_number: bool
-    "which of the two"
+    "whether `share` counts blocks; otherwise it is a share of the softmax"
     scale: float
-    "of the products of means"
+    "scale of the products of means"
     parts: int = 1
-    "a block's score is log Σ exp of the products of the means of so many parts of its queries and of its keys"
+    "a block's score is log Σ exp of the products of the means of this many parts of its queries and of its keys"
     gate: float = 0.0
-    "rows and columns of blocks whose rows are less alike than this are kept whole; 0 is none"
+    "rows and columns of blocks whose rows are less similar than this are kept whole; 0: none"
     causal: bool = False
-    "blocks that no query of a row sees are not kept, those on the diagonal are"
+    "drop blocks that no query of a row sees, and keep those on the diagonal"
 
 
 def predict_blocks(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
@@ -49,10 +49,10 @@ def predict_blocks(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
     Args:
         q: [B, H, Sq, D], last dim contiguous.
         k: [B, G, Sk, D], the same.
-        rule: with a gate of one part alone.
+        rule: a gate requires parts=1.
 
     Raises:
-        ValueError: more columns than a program holds.
+        ValueError: the map has more columns than a program can hold.
     """
     key = rule, facts_of(q, k)
     launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, rule)))
@@ -132,15 +132,15 @@ def _run(rule: Rule, q: Tensor, k: Tensor) -> Results:
 
 
 def select(scores: Tensor, lengths: tuple[int, int], rule: Rule) -> Tensor:
-    """The map of the largest of scores that somebody else made, [B, H, blocks of queries, blocks of keys].
+    """The map of the largest of the given scores, [B, H, blocks of queries, blocks of keys].
 
     Args:
-        scores: NaN and +∞ say nothing, and their blocks are kept.
+        scores: blocks whose score is NaN or +∞ are kept.
         lengths: queries and keys of a sequence.
         rule: without a gate.
 
     Raises:
-        ValueError: more columns than a program holds.
+        ValueError: the map has more columns than a program can hold.
     """
     scores = scores.float().contiguous()
     key = rule, lengths, facts_of(scores)
@@ -190,5 +190,5 @@ def _selected(
 
 
 def _blocks(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple[int, int]:
-    """How many blocks of so many queries, and of so many keys, there are."""
+    """Number of blocks of the queries, and of the keys."""
     return -(-q.shape[2] // block_q), -(-k.shape[2] // block_k)

@@ -1,8 +1,8 @@
-"""One block-sparse attention problem as the kernels take it, and the checks of what a caller gives.
+"""A block-sparse attention problem as the kernels take it, and the checks of a caller's arguments.
 
 Letters: B sequences, H query heads, G KV heads (H = G R), Sq queries, Sk keys, D dims of both; blocks of bq queries and
 bk keys, nq = ceil(Sq / bq) and nk = ceil(Sk / bk) of them: the last block of a sequence may be shorter.  A map is bool
-[B, H, nq, nk]; causal is aligned to the bottom right, as in `flash.problem`.
+[B, H, nq, nk]; causal is aligned bottom-right, as in `flash.problem`.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ class SparseProblem:
 
     @property
     def map_shape(self) -> tuple[int, int, int, int]:
-        """Of the map: [B, H, nq, nk]."""
+        """Shape of the map: [B, H, nq, nk]."""
         return self.batch, self.heads, -(-self.seqlen_q // self.block_q), -(-self.seqlen_k // self.block_k)
 
 
 def sparse_problem_of(
     q: Tensor, k: Tensor, v: Tensor, *, block: tuple[int, int], causal: bool = False, scale: float | None = None
 ) -> SparseProblem:
-    """The problem of these tensors, checked without looking into one.
+    """The problem of these tensors, checked without reading their values.
 
     Args:
         q: [B, Sq, H, D].
         k: [B, Sk, G, D].
         v: [B, Sk, G, D].
         block: queries and keys of a block, one of `BLOCKS`.
-        causal: no key after a query's own position; the last query meets the last key.
-        scale: of the scores; None: 1 / sqrt(D).
+        causal: hide keys after a query's own position; the last query sees the last key.
+        scale: factor of the scores; None: 1 / sqrt(D).
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -71,7 +71,7 @@ def sparse_problem_of(
         raise wrong("block", block, "is not supported", ", ".join(f"({rows}, {keys})" for rows, keys in BLOCKS))
     try:
         dense = problem_of(q, k, v, causal=causal, scale=scale)
-    except ValueError as why:  # the same checks, said by another function
+    except ValueError as why:  # the checks of another function, under its name
         raise ValueError(f"{WHO}: {str(why).partition(': ')[2]}") from None
     if q.shape[-1] > LARGEST_DIM:
         raise wrong("q.shape", tuple(q.shape), "has too many dims", f"1 to {LARGEST_DIM} dims")
@@ -112,5 +112,5 @@ def check_map(block_map: Tensor, problem: SparseProblem, device: torch.device) -
 
 
 def wrong(name: str, value: object, what: str, accepted: str) -> ValueError:
-    """The one line of a refusal."""
+    """The error for an argument, in one line."""
     return ValueError(f"{WHO}: {name}={value} {what}; {accepted}")

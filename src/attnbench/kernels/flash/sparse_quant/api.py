@@ -2,10 +2,10 @@
 
     S = c Q (K - mean K)ᵀ        P = softmax(S, keys of blocks that are not in the map at -∞)        O = P V
 
-Q and K are rounded to int8, V and P to e4m3, sums of P V to fp32 at each block of keys.  Takes bf16 and fp16, dims 1 to
-128, which are padded to 64 or 128.
+Q and K are rounded to int8, V and P to e4m3; the sum of P V is accumulated in fp32 after each block of keys.  Supports
+bf16 and fp16, dims 1 to 128, padded to 64 or 128.
 
-The mean of K and the scales of V are those of all rows of a head, listed or not: values of a block that no row lists
+The mean of K and the scales of V are computed from all rows of a head, listed or not: values of a block that no row lists
 affect the rounding of the others, and an infinity or NaN in it has the effect that `flash.quant.api` describes.
 """
 
@@ -53,29 +53,29 @@ def flash_sparse_quant_attention(
     config: SparseQuantConfig | str | None = None,
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attend in 8 bits to the blocks of keys that a map lists; forward only, and no gradient passes through.
+    """Attention in 8 bits to the blocks of keys that a map selects; forward only, without gradients.
 
-    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+    Unless `validate` is set the call does not synchronize with the device, so it can be captured in a CUDA graph.
 
     Args:
         q: [B, Sq, H, D].
         k: [B, Sk, G, D].
         v: [B, Sk, G, D].
-        block_map: bool [B, H, ceil(Sq / bq), ceil(Sk / bk)]; the last blocks may be shorter.  Or the lists of one, by
-            `flash.sparse.api.make_lists`, a row of the map each.
+        block_map: bool [B, H, ceil(Sq / bq), ceil(Sk / bk)]; the last blocks may be shorter.  Or lists of
+            `flash.sparse.api.make_lists`, one for each row of the map.
         block: queries and keys of a block: (128, 128), (128, 64), (64, 128) or (64, 64).
-        causal: besides, no key after a query's own position; the last query meets the last key.
-        scale: of the scores; None: 1 / sqrt(D).
+        causal: also hide keys after a query's own position; the last query sees the last key.
+        scale: factor of the scores; None: 1 / sqrt(D).
         config: launch configuration, or its name, such as "m128n128w8s4-ws-beside"; None: the default.
-        validate: look into the map too, and wait for the device.
+        validate: also check the values of the map, which synchronizes with the device.
 
     Returns:
         out, shaped as q, contiguous; and lse, fp32 [B, H, Sq], the logarithm of each row's sum: -∞ for a query that
         sees no key, whose out is 0.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  A configuration
-            of the Hopper path is refused on other cards and dims; no other runs in its place.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.  A configuration
+            of the Hopper path is refused on other cards and dims; it is not replaced by another.
     """
     if is_followed(q, k, v):
         check_flags(WHO, causal=causal, validate=validate)

@@ -23,26 +23,26 @@ from attnbench.kernels.shared.limits import as_float, check_flags
 
 
 def config_for(given: SparseQuantConfig | str | None, q: Tensor, problem: SparseProblem) -> SparseQuantConfig:
-    """The configuration of a call: the one given, if it is valid for the shape, or the default.
+    """The configuration of a call: the one passed, if it is valid for the shape, otherwise the default.
 
     Raises:
-        ValueError: it cannot be read or used; the line says why, and which valid one is nearest.
+        ValueError: it cannot be parsed or used; the message says why and names the nearest valid one.
     """
     capability = capability_of(q)
     dim, (block_q, block_k) = q.shape[-1], problem.block
     if given is None:
         return default_config(Shape(dim=dim, block_q=block_q, block_k=block_k, capability=capability or (0, 0)))
-    # A name is judged as for an H200 where there is no card.
+    # Without a card a name is checked as for an H200.
     return FORWARD.given(WHO, given, Shape(dim=dim, block_q=block_q, block_k=block_k, capability=capability or (9, 0)))
 
 
 def listed(
     given: Tensor | BlockLists, q: Tensor, k: Tensor, problem: SparseProblem, *, validate: bool = False
 ) -> BlockLists:
-    """The lists of a map, or those that are given; the launch checks whose these are.
+    """The lists of a map, or the lists that were passed; the launch checks what these were made for.
 
     Raises:
-        ValueError: the map does not fit, or has values but 0 and 1; the one line says which.
+        ValueError: the map does not fit, or has values other than 0 and 1; the message says which.
     """
     if isinstance(given, BlockLists):
         return given
@@ -51,7 +51,7 @@ def listed(
     if validate:
         values = given.contiguous().view(torch.uint8)
         if values.numel() and (largest := int(values.max())) > 1:
-            raise wrong("block_map", largest, "is no truth value", "0 and 1")
+            raise wrong("block_map", largest, "is neither True nor False", "0 and 1")
     return lists
 
 
@@ -69,7 +69,7 @@ def check_device(q: Tensor) -> None:
 
 
 class Call:
-    """A call without its tensors: the problem, checked, the configuration, and the launches by what the lists are."""
+    """A call without its tensors: its checked problem, its configuration, and the cached launches by kind of list."""
 
     __slots__ = ("config", "dense", "launches", "problem")
 
@@ -78,7 +78,7 @@ class Call:
         self.launches: Kept[Launches] = Kept()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, lists: BlockLists) -> Results:
-        """Out and lse."""
+        """Compute out and lse."""
         tensors, made_for = of_lists(lists)
         key = facts_of(*tensors), made_for
         launches = self.launches.get(key)
@@ -120,10 +120,10 @@ def call(
     *,
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Check and attend; arguments are those of `flash_sparse_quant_attention`.
+    """Check the arguments, those of `flash_sparse_quant_attention`, and compute attention.
 
     Raises:
-        ValueError: as `flash_sparse_quant_attention` says.
+        ValueError: as `flash_sparse_quant_attention`.
     """
     scale = None if scale is None else as_float(scale)
     sizes = exact(*block) if isinstance(block, tuple | list) else object()

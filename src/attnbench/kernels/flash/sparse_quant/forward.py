@@ -1,4 +1,4 @@
-"""Launch the block-sparse forward in 8 bits that a configuration names: portable, or for Hopper."""
+"""Launch the block-sparse forward in 8 bits that a configuration selects: portable or Hopper."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from attnbench.kernels.shared.kept import launch
 def launch_sparse_quant(
     made: Quantised, out: Tensor, lse: Tensor, lists: BlockLists, problem: SparseProblem, config: SparseQuantConfig
 ) -> None:
-    """Compute `out` and `lse` of quantised tensors; nothing waits for the device.
+    """Compute `out` and `lse` from quantised tensors, without synchronizing with the device.
 
     Args:
         made: quantised for this problem, without offsets.
         out: [B, Sq, H, D]; every row is written.
         lse: fp32 [B, H, Sq]; every row is written.
         lists: of the map, one for each of its rows, made for this problem.
-        problem: lengths, blocks and mask; checked before.
+        problem: lengths, blocks and mask; already checked.
         config: valid for the shape.
 
     Raises:
-        ValueError: the lists are another problem's, or shared by rows; the one line says which.
+        ValueError: the lists were made for another problem, or are shared by rows; the message says which.
     """
     with refused_here():
         check_lists(lists, problem, share=1, unit=problem.block_q, device=out.device)

@@ -27,10 +27,10 @@ def fake_forward(
     scale: float | None,
     config: str | None,
 ) -> Results:
-    """Check the arguments while a caller is traced; results without values.
+    """Check the arguments during tracing; the results have no values.
 
     Raises:
-        ValueError: as `flash_sparse_quant_attention` says, but for what hangs on addresses.
+        ValueError: as `flash_sparse_quant_attention`, except for checks of addresses.
     """
     problem, _ = problems_of(q, k, v, block=block, causal=causal, scale=scale)
     with refused_here():
@@ -39,16 +39,16 @@ def fake_forward(
 
 
 def run_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
-    """`out` and `lse` of lists, which are held against the call."""
+    """Compute `out` and `lse` from lists, which are checked against the call."""
     tensors, made, numbers = parted(given)
     return call(q, k, v, lists_of(tensors, made), *numbers)
 
 
 def fake_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
-    """Check the arguments while a caller is traced; results without values.
+    """Check the arguments during tracing; the results have no values.
 
     Raises:
-        ValueError: as `flash_sparse_quant_attention` says, but for what hangs on addresses, and but for the lists.
+        ValueError: as `flash_sparse_quant_attention`, except for checks of addresses and of the lists.
     """
     *_, numbers = parted(given)
     return _results(q, k, v, *numbers)

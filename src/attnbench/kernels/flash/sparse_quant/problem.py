@@ -1,4 +1,4 @@
-"""One block-sparse problem in 8 bits: what both `flash.sparse` and `flash.quant` take, refused by this function's name."""
+"""A block-sparse problem in 8 bits: accepted by both `flash.sparse` and `flash.quant`; errors carry this function's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHO = "flash_sparse_quant_attention"
 
 @contextmanager
 def refused_here() -> Iterator[None]:
-    """What is refused within, in one line of another function, is refused by this one."""
+    """Re-raise errors of the functions called within under this function's name."""
     try:
         yield
     except ValueError as why:
@@ -26,15 +26,15 @@ def refused_here() -> Iterator[None]:
 def problems_of(
     q: Tensor, k: Tensor, v: Tensor, *, block: tuple[int, int], causal: bool = False, scale: float | None = None
 ) -> tuple[SparseProblem, Problem]:
-    """The problem of these tensors as the lists and the kernel take it, and as the preparation does.
+    """The problem in the form of the lists and the kernel, and in the form of the quantisation.
 
     Args:
         q: [B, Sq, H, D].
         k: [B, Sk, G, D].
         v: [B, Sk, G, D].
         block: queries and keys of a block, one of `flash.sparse.problem.BLOCKS`.
-        causal: no key after a query's own position; the last query meets the last key.
-        scale: of the scores; None: 1 / sqrt(D).
+        causal: hide keys after a query's own position; the last query sees the last key.
+        scale: factor of the scores; None: 1 / sqrt(D).
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -45,5 +45,5 @@ def problems_of(
 
 
 def wrong(name: str, value: object, what: str, accepted: str) -> ValueError:
-    """The one line of a refusal."""
+    """The error for an argument, in one line."""
     return ValueError(f"{WHO}: {name}={value} {what}; {accepted}")

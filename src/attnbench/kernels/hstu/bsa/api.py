@@ -1,6 +1,6 @@
 """Block-sparse HSTU attention over jagged sequences, forward and backward, for autograd or with the caller's buffers.
 
-A sequence is ``[history | targets]``.  For a history row t (a target stands behind the history), c = 1 / N:
+A sequence is ``[history | targets]``.  For a history row t (a target has the position after the history), c = 1 / N:
 
     compressed  g₀ BS c Σ_b SiLU(α q·k̄_b) v̄_b     complete blocks that end at or before t; k̄, v̄ their means
     selected    g₁ c Σ_j SiLU(α q·k_j) v_j          keys up to t of the local block and of the S - 1 complete blocks
@@ -11,14 +11,14 @@ A sequence is ``[history | targets]``.  For a history row t (a target stands beh
 with `attnbench.workloads.hstu.oracle_bsa`.  Pooling, ranking and lists are part of the call:
 
     hstu_bsa_pool     means of blocks                              reads K and V
-    hstu_bsa_select   compressed branch, ranking, keys nearby      reads Q, K, V, writes O
-    hstu_bsa_lists    for each block the queries that chose it     traffic of the indices
-    hstu_bsa_attend   listed blocks, and the sums of partial rows  reads Q, K, V, O, writes O
+    hstu_bsa_select   compressed branch, ranking, nearby keys      reads Q, K, V, writes O
+    hstu_bsa_lists    for each block the queries that selected it  traffic of the indices
+    hstu_bsa_attend   listed blocks, and the sum of partial rows   reads Q, K, V, O, writes O
 
-The selection is a constant of the gradients.  Every sum of forward and backward has a fixed order: bitwise
-reproducible.  Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes
-bf16, fp16 and fp32, dims 1 to 256, blocks of 16 to 128 keys, 1 to 16 blocks a query, any strides but the last, and
-lengths from 0.
+The selection is treated as constant in the gradients.  Every sum of forward and backward has a fixed order, so results
+are bitwise reproducible.  Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.
+Supports bf16, fp16 and fp32, dims 1 to 256, blocks of 16 to 128 keys, 1 to 16 blocks a query, any strides except the
+last, and lengths from 0.
 """
 
 from __future__ import annotations
@@ -79,36 +79,36 @@ def hstu_bsa_attention(
     config: BsaConfig | None = None,
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Block-sparse SiLU attention of each sequence to itself, differentiable once; see the letters above.
+    """Block-sparse SiLU attention of each sequence to itself, differentiable once; for the letters see above.
 
-    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+    Unless `validate` is set the call does not synchronize with the device, so it can be captured in a CUDA graph.
 
     Args:
-        q: [Tq, H, D], the sequences one after another.
+        q: [Tq, H, D], sequences packed one after another.
         k: [Tk, H, D].
         v: [Tk, H, Dv].
-        offsets: int [B + 1]; sequence b has the keys from [b] to [b + 1].
-        max_seqlen: at least the most keys of a sequence.
-        gates: contiguous [Tq, H, 2], or 3 with `local_window`: factors of the branches; None: they are added as they
-            are.
+        offsets: int [B + 1]; sequence b has the keys [b] to [b + 1].
+        max_seqlen: upper bound of the keys of a sequence.
+        gates: contiguous [Tq, H, 2], or 3 with `local_window`: factors of the branches; None: the branches are added
+            without factors.
         block_size: keys of a block: 16, 32, 64 or 128.
-        block_counts: blocks a query selects, its own among them: 1 to 16.
-        local_window: rows of the sliding branch, the query's own among them; None: no such branch.
+        block_counts: blocks that a query selects, including its own: 1 to 16.
+        local_window: rows of the sliding branch, including the query's own; None: no such branch.
         selection: head: each head selects its blocks; shared: one selection by the sum of the heads' scores.
-        pairs: an odd row of a history selects what the row before it does.
-        offsets_q: the same of the queries, which are the last rows of each sequence; None: all rows are queries.
-        max_seqlen_q: at least the most queries of a sequence; None: max_seqlen.
+        pairs: an odd row of a history selects the same blocks as the row before it.
+        offsets_q: the same for queries, which are the last rows of each sequence; None: all rows are queries.
+        max_seqlen_q: upper bound of the queries of a sequence; None: max_seqlen.
         num_targets: int [B], targets at the end of each sequence, which see no other target; None: none.
         alpha: factor of the scores, above 0; None: 1 / sqrt(D).
-        scaling_seqlen: N, what outputs are divided by; None: max_seqlen.
+        scaling_seqlen: N, divisor of the outputs; None: max_seqlen.
         config: launch configuration; None: the default.
-        validate: look into the tensors too, once, and wait for the device: offsets, targets, NaN.
+        validate: also check values inside the tensors (offsets, targets, NaN), which synchronizes with the device.
 
     Returns:
-        The output [Tq, H, Dv], and the selected blocks, int32 [Tq, H, S] ([Tq, 1, S] if shared), ascending, -1 behind.
+        The output [Tq, H, Dv], and the selected blocks, int32 [Tq, H, S] ([Tq, 1, S] if shared), ascending, padded with -1.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     table = offsets, offsets_q, num_targets
     numbers = Numbers(

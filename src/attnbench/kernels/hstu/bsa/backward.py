@@ -1,7 +1,7 @@
-"""Launches of the block-sparse HSTU backward; the selection is a constant of it.
+"""Launches of the block-sparse HSTU backward, in which the selection is constant.
 
-Deterministic: every sum is made by one program in one order.  Partial rows of dq live for a pass of so many
-pairs of sequence and head at a time.
+Deterministic: every sum is computed by one program in one order.  Partial rows of dq exist for some (sequence, head)
+pairs at a time, one pass after another.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from attnbench.kernels.hstu.bsa.portable.lists import hstu_bsa_merge, hstu_bsa_s
 from attnbench.kernels.shared.kept import clear, launch
 
 LARGEST_SUMS = 4096
-"""Elements of dk or dv of a block that a program holds; more keys are taken in parts."""
+"""Elements of dk or dv of a block that a program holds; more keys are processed in parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BsaGradients:
-    """One backward: the forward's call, the gradient above, results and workspace."""
+    """One backward: the forward's call, the output's gradient, results and workspace."""
 
     call: BsaCall
     dout: Tensor
@@ -44,14 +44,14 @@ class BsaGradients:
     dv: Tensor
     dgates: Tensor | None
     workspace: dict[str, Tensor]
-    "as `backward_shapes` says"
+    "shapes as in `backward_shapes`"
 
 
 def backward(grad: BsaGradients) -> None:
-    """Launch it all: dq, dk, dv and dgates are written."""
+    """Launch all kernels: dq, dk, dv and dgates are written."""
     call, p, c = grad.call, grad.call.problem, grad.call.config
     if (p.has_targets and p.has_cache) or not p.max_seqlen_q:
-        # Targets that are no queries are keys nobody sees, as are all where there are no queries.
+        # Targets that are not queries are keys that no query sees, as are all keys where there are no queries.
         clear(grad.dk)
         clear(grad.dv)
     tiles = triton.cdiv(p.max_seqlen // p.block_size, c.means_blocks)
@@ -114,7 +114,7 @@ def backward(grad: BsaGradients) -> None:
 
 
 def _order(grad: BsaGradients) -> None:
-    """Lists in order: a forward leaves them as its atomics have it."""
+    """Sort the lists: a forward leaves them in the order of its atomics."""
     call, p, c = grad.call, grad.call.problem, grad.call.config
     chunks = triton.cdiv(p.slot_rows, c.order_chunk)
     if not chunks:
@@ -133,7 +133,7 @@ def _order(grad: BsaGradients) -> None:
         "num_warps": c.order_warps,
     }
     grid = (p.batch * p.list_heads * chunks,)
-    # The largest key is that of the last entry in the last block; past it stands what is no entry.
+    # The largest key is that of the last entry in the last block; padding has a larger one.
     wide = (p.max_seqlen // p.block_size + 1) * p.slot_rows >= 2**31
     launch(hstu_bsa_sort, grid, **common, **call.tensors("entries"), slot_rows=p.slot_rows, WIDE=wide)
     launch(hstu_bsa_merge, grid, **common, ordered_ptr=grad.workspace["ordered"], STEPS=c.order_chunk.bit_length())
@@ -183,6 +183,6 @@ def _common(grad: BsaGradients) -> dict[str, Any]:
 
 
 def _pointers(grad: BsaGradients, kind: str) -> dict[str, Tensor]:
-    """Workspace of a kind; without other blocks there are no partial rows, and their pointers are not read."""
+    """Workspace of a kind; without other blocks there are no partial rows, and these pointers are not read."""
     names = {"dmeans": ("dmeans_k", "dmeans_v"), "partial": ("partial_dq", "partial_dgate")}[kind]
     return {f"{name}_ptr": grad.workspace.get(name, grad.dq) for name in names}

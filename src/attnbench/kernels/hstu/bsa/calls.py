@@ -1,4 +1,4 @@
-"""A block-sparse HSTU call without its tensors: checks, configuration, and the launches that are kept."""
+"""A block-sparse HSTU call without its tensors: checks, configuration, and the cached launches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from attnbench.kernels.shared.limits import check_flags, lies_in_rows
 
 
 class Call:
-    """A call without its tensors: problem, checked, configuration, and the launches of both directions."""
+    """A call without its tensors: its checked problem, its configuration, and the cached launches of both directions."""
 
     __slots__ = ("backward", "config", "forward", "problem")
 
@@ -36,7 +36,7 @@ class Call:
         self.problem, self.config = problem, config
         self.forward = Launches(partial(_run_forward, problem, config))
         self.backward: Kept[tuple[bool, Launches]] = Kept()
-        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+        "keyed by `facts_of` the tensors: whether the output's gradient is copied first, and the launches"
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk, dv and dgates of the tensors of `_run_backward`."""
@@ -54,11 +54,11 @@ class Call:
 CALLS: Kept[Call] = Kept()
 JAGGED = range(4)
 BACKWARD_JAGGED = dict.fromkeys(range(6), 0) | dict.fromkeys(range(9, 13), 1)
-"Of the output's gradient, the blocks, q, k, v and gates; and, past three tables, of what `saved_shapes` says."
+"Axes that are counted: of dout, the blocks, q, k, v and gates, and, after three tensors of the table, of `saved_shapes`."
 
 
 def _counted(problem: BsaProblem, tensors: BsaTensors) -> BsaProblem:
-    """The problem, of which rows are counted in each call."""
+    """The problem with its numbers of rows counted in each call."""
     rows: dict[str, Any] = {"queries": rows_in(tensors.q), "keys": rows_in(tensors.k)}
     return replace(problem, **rows)
 
@@ -88,7 +88,7 @@ def _run_backward(
     dgates = None if tensors.gates is None else empty((p.queries, *tensors.gates.shape[1:]), tensors.gates)
     backward(
         BsaGradients(
-            # The backward reads no output; `blocks` stands where it would.
+            # The backward does not read the output; `blocks` takes its place.
             call=tensors.call(p, config, blocks, blocks, saved),
             dout=dout,
             dq=dq,
@@ -116,27 +116,27 @@ class HstuBsaAttention(Differentiable):
         num_targets: Tensor | None,
         call: Call,
     ) -> Results:
-        """Out and blocks."""
+        """Compute out and blocks."""
         given = q, k, v, gates, offsets, offsets_q, num_targets
         out, blocks, *saved = call.forward(*given)
         ctx.save_for_backward(blocks, *given, *saved)
         ctx.call = call
         ctx.mark_non_differentiable(blocks)
-        ctx.set_materialize_grads(False)  # the selection has none
+        ctx.set_materialize_grads(False)  # the selection has no gradient
         return out, blocks
 
     @staticmethod
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the forward's arguments."""
+        """Gradients of the forward's arguments."""
         dout, *_ = grads
-        if dout is None:  # nobody asked for a derivative of the output
+        if dout is None:  # the output's gradient was not requested
             return (None,) * 8
         return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
 
 
 class Numbers(NamedTuple):
-    """Arguments of `hstu_bsa_attention` that are no tensors, in the order of its operators."""
+    """Arguments of `hstu_bsa_attention` that are not tensors, in the order of its operators."""
 
     max_seqlen: int
     block_size: int
@@ -152,7 +152,7 @@ class Numbers(NamedTuple):
 def checked(
     tensors: BsaTensors, numbers: Numbers, config: BsaConfig | None = None, *, validate: bool = False
 ) -> BsaProblem:
-    """The problem of these arguments, those of `hstu_bsa_attention`.
+    """The checked problem of these arguments of `hstu_bsa_attention`.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -171,10 +171,10 @@ def checked(
 
 
 def call_of(tensors: BsaTensors, numbers: Numbers, config: BsaConfig | None = None, *, validate: bool = False) -> Call:
-    """The call of these arguments, those of `checked`: kept, or checked and put together.
+    """The call for these arguments of `checked`: cached, or checked and created.
 
     Raises:
-        ValueError: as `hstu_bsa_attention` says.
+        ValueError: as `hstu_bsa_attention`.
     """
     key = facts_of(*tensors, jagged=JAGGED), exact(*numbers, config)
     call = CALLS.get(key)

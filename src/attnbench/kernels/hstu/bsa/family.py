@@ -1,7 +1,7 @@
-"""The configurations of block-sparse HSTU attention by name: what is changed of the default of one of its kernels.
+"""Names of block-sparse HSTU configurations: what differs from the default of one of the kernels.
 
-``s192x64w12s4-ws`` and ``s64x16w4`` are of the kernel that selects (for Hopper, portable), ``a64x4w4r128``,
-``ring12-ws`` and ``passes`` of the one that attends; ``ws`` and ``portable`` choose both.
+``s192x64w12s4-ws`` and ``s64x16w4`` change the kernel that selects (Hopper and portable), ``a64x4w4r128``, ``ring12-ws``
+and ``passes`` the kernel that attends; ``ws`` and ``portable`` choose both kernels.
 Imports neither torch nor Triton.
 """
 
@@ -25,7 +25,7 @@ _WARPS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What the configurations depend on."""
+    """Properties of a case and its card that the configurations depend on."""
 
     problem: BsaProblem
     capability: tuple[int, int] = (9, 0)
@@ -52,7 +52,7 @@ def shape_of(
     scaling_seqlen: int,
     **others: Any,
 ) -> Shape:
-    """The shape of a call with so many sequences of full length, by the names of the workload's axes."""
+    """The shape of a call with full-length sequences, by the names of the workload's axes."""
     queries = min(seqlen, delta_q or seqlen)
     named: Any = NamedDtype({"fp16": "float16", "bf16": "bfloat16"}.get(dtype, "float32"))
     return Shape(
@@ -83,12 +83,12 @@ def shape_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Change(LaunchConfig):
-    """A change of the default, by fields of its own."""
+    """A change of the default, in fields of this kernel."""
 
     @property
     @abstractmethod
     def changes(self) -> dict[str, Any]:
-        """The same by fields of `plan.BsaConfig`."""
+        """The same in fields of `plan.BsaConfig`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,13 +150,13 @@ class _HopperSelect(_Change):
     EXAMPLE: ClassVar[str] = "s192x64w12s4-ws"
 
     rows: Annotated[int, Spelled("s{}", (128, 192, 256, 384))]
-    "of all warpgroups"
+    "queries of all warpgroups"
     blocks: Annotated[int, Spelled("x{}", (32, 64, 128))]
     warps: Annotated[int, Spelled("w{}", (8, 12))]
     stages: Annotated[int, Spelled("s{}", range(1, 33))]
     order: Annotated[str, Spelled("-{}", ("ws",))]
     rank: Annotated[str, Spelled("-{}", ("beside", "first"))] = "beside"
-    "blocks are ranked while the product with the values runs, or before it is issued"
+    "when blocks are ranked: while the value product runs, or before it is issued"
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class _HopperAttend(_Change):
 
     stages: Annotated[int | None, Spelled("-stages{}", range(2, 33))] = None
     ring: Annotated[int | None, Spelled("-ring{}", range(1, 1025))] = None
-    "MiB of partial rows that have places"
+    "MiB of partial rows that the ring of buffers holds"
     step: Annotated[int | None, Spelled("-step{}", range(1, 1025))] = None
     "MiB of partial rows of a step"
     rows: Annotated[int | None, Spelled("-rows{}", (16, 32, 64))] = None
@@ -207,13 +207,13 @@ _MIXED: Mapping[tuple[bool, bool], str] = {
     (True, False): "select-ws",
     (False, True): "attend-ws",
 }
-"Name of a default, by which of the kernels that select and attend is for Hopper."
+"Name of a default, by whether the kernel that selects and the one that attends are Hopper kernels."
 _MIXES: Mapping[str, Values] = {
     "select-ws": {"select": {}, "attend": None},
     "attend-ws": {"select": None, "attend": {}},
 }
 
-# Rows, blocks or tiles of a program, warps, most registers: those that spill nothing up to 128 dims, bf16, sm_90.
+# Rows, blocks or tiles of a program, warps, register limit: those without spills up to 128 dims, bf16, sm_90.
 _SELECTS = ((64, 16, 4, None), (64, 16, 4, 128), (64, 32, 4, None), (64, 64, 4, None), (128, 32, 8, None))
 _ATTENDS = (
     (64, 1, 4, 128),
@@ -225,8 +225,8 @@ _ATTENDS = (
     (128, 4, 8, None),
 )
 _NARROW = ((64, 4, 4, 96), (64, 4, 4, 80), (128, 2, 8, 80))
-"""More programs on an SM; over 64 dims they spill, or their products do not fit the registers at all."""
-# Rows of all warpgroups, means of a tile, warps, stages, when blocks are ranked; over 64 dims, and up to them.
+"""More programs fit on an SM; above 64 dims they spill, or their products do not fit into the registers at all."""
+# Rows of all warpgroups, means of a tile, warps, stages, when blocks are ranked; above 64 dims, and up to them.
 _HOPPER_SELECTS = (
     (
         (192, 64, 12, 4, "beside"),

@@ -1,7 +1,7 @@
 """Launches of the block-sparse HSTU forward: pool, select, lists, attend.
 
-Every launch takes a `BsaCall`: tensors that are there already.  Nothing is allocated and nothing waits for the
-device; grids come from numbers the host knows, so that a CUDA graph can hold them.
+Every launch takes a `BsaCall`, whose tensors are allocated already.  Nothing is allocated and nothing synchronizes with
+the device; grids follow from numbers that the host knows, so that a CUDA graph can capture them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLACED = 256
 
 
 def forward(call: BsaCall) -> None:
-    """Launch it all: out and blocks are written."""
+    """Launch all kernels: out and blocks are written."""
     pool(call)
     select(call)
     lists(call)
@@ -63,7 +63,7 @@ def pool(call: BsaCall) -> None:
 
 
 def select(call: BsaCall) -> None:
-    """Compressed, local and sliding branches into out, and the blocks of each query."""
+    """Compressed, local and sliding branches, written to out, and the blocks of each query."""
     p, c = call.problem, call.config
     if c.select:
         select_hopper(call, c.select)
@@ -117,7 +117,7 @@ def select(call: BsaCall) -> None:
 
 
 def lists(call: BsaCall) -> None:
-    """For each block the queries that chose it."""
+    """For each block the queries that selected it."""
     p, c = call.problem, call.config
     units = p.batch * p.list_heads
     if not p.others or not units * p.max_seqlen_q:
@@ -148,7 +148,7 @@ def lists(call: BsaCall) -> None:
 
 
 def attend(call: BsaCall) -> None:
-    """Partial rows of the listed blocks, and their sums, added to what out holds."""
+    """Partial rows of the listed blocks, and their sums, which are added to out."""
     p, c = call.problem, call.config
     if not p.others or not p.units * p.max_seqlen_q:
         return

@@ -1,4 +1,4 @@
-"""Inputs of a block-sparse HSTU call, and the checks of what a caller gives."""
+"""Inputs of a block-sparse HSTU call, and the checks of a caller's arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SELECTIONS = ("head", "shared")
 
 
 class BsaTensors(NamedTuple):
-    """Inputs of a call, as `hstu_bsa_attention` takes them, in the order in which the kept launches do."""
+    """Inputs of a call, as `hstu_bsa_attention` takes them, in the order of the cached launches."""
 
     q: Tensor
     k: Tensor
@@ -44,18 +44,18 @@ class BsaTensors(NamedTuple):
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Of the card; (0, 0) for CPU tensors, which Triton's interpreter takes."""
+        """Compute capability of the card; (0, 0) for CPU tensors, which Triton's interpreter takes."""
         return capability_of(self.q) or (0, 0)
 
     @property
     def rows(self) -> bool:
-        """Whether the kernels for Hopper can read them."""
+        """Whether the Hopper kernels can read them."""
         return all(is_rows(x) or not x.numel() for x in (self.q, self.k, self.v))
 
     def call(
         self, problem: BsaProblem, config: BsaConfig, out: Tensor, blocks: Tensor, workspace: dict[str, Tensor]
     ) -> BsaCall:
-        """Join them with results and workspace."""
+        """The call, with results and workspace."""
         return BsaCall(
             problem=problem,
             config=config,
@@ -85,7 +85,7 @@ def problem_of(
     selection: str,
     pairs: bool,
 ) -> BsaProblem:
-    """Put the numbers of a call together; shapes are read off the tensors, unchecked."""
+    """The numbers of a call; shapes are read from the tensors, unchecked."""
     t = tensors
     return BsaProblem(
         batch=t.offsets.shape[0] - 1,
@@ -111,7 +111,7 @@ def problem_of(
 
 
 def check_kinds(tensors: dict[str, Any], alpha: Any, config: Any) -> None:
-    """Refuse what is no tensor, no number and no configuration, before anything is asked of them.
+    """Refuse arguments of wrong types, before they are used.
 
     Raises:
         ValueError: naming the argument, its type and what is accepted.
@@ -135,7 +135,7 @@ def check(
     config: BsaConfig | None = None,
     validate: bool = False,
 ) -> None:
-    """Refuse what the kernels cannot take; with `validate` also values inside the tensors, waiting for the device.
+    """Refuse what the kernels do not support; with `validate` also values inside tensors, which synchronizes with the device.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -164,7 +164,7 @@ def check(
 
 
 def _as_ours(checked: Callable[[], None]) -> None:
-    """Let the checks of the dense function speak in this one's name."""
+    """Re-raise errors of the dense function's checks under this function's name."""
     try:
         checked()
     except ValueError as wrong:
@@ -175,10 +175,10 @@ def _check_sparse(
     block_size: int, block_counts: int, local_window: int | None, selection: str, alpha: float, max_seqlen: int
 ) -> None:
     if not is_whole(block_size) or block_size not in BLOCK_SIZES:
-        said = "is no whole number"
+        said = "is not a whole number"
         if is_whole(block_size):
             power = block_size > 0 and not block_size & (block_size - 1)
-            said = "is not supported" if power else "is no power of two"
+            said = "is not supported" if power else "is not a power of two"
         raise _wrong("block_size", block_size, said, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     exist = max(1, -(-max_seqlen // block_size))
     if not is_whole(block_counts) or not 1 <= block_counts <= MOST_BLOCKS:
@@ -197,7 +197,7 @@ def _check_sparse(
     if selection not in SELECTIONS:
         raise _wrong("selection", selection, "is not known", " or ".join(SELECTIONS))
     if alpha <= 0:
-        raise _wrong("alpha", alpha, "would turn the ranking round", "a finite number above 0")
+        raise _wrong("alpha", alpha, "would reverse the ranking", "a finite number above 0")
 
 
 def _check_gates(tensors: BsaTensors, branches: int) -> None:

@@ -25,7 +25,7 @@ NUMBERS = (
 
 
 class Saved(NamedTuple):
-    """What the backward reads again (`plan.saved_shapes`): means of blocks, and lists; empty where a call has none."""
+    """What the backward needs (`plan.saved_shapes`): means of blocks, and lists; empty where a call has none."""
 
     means_k: Tensor
     means_v: Tensor
@@ -43,7 +43,7 @@ def parted(arguments: tuple[Any, ...]) -> tuple[BsaTensors, Numbers]:
 
 
 def run_forward(*arguments: Any) -> Results:
-    """`out`, `blocks`, and what is saved."""
+    """Compute `out`, `blocks`, and what is saved."""
     tensors, numbers = parted(arguments)
     out, blocks, *saved = call_of(tensors, numbers).forward(*tensors)
     missing = (tensors.q.new_empty(0, dtype=torch.int32) for _ in range(len(Saved._fields) - len(saved)))
@@ -51,10 +51,10 @@ def run_forward(*arguments: Any) -> Results:
 
 
 def fake_forward(*arguments: Any) -> Results:
-    """Check the arguments while a caller is traced; results without values.
+    """Check the arguments during tracing; the results have no values.
 
     Raises:
-        ValueError: as `hstu_bsa_attention` says, but for what hangs on addresses.
+        ValueError: as `hstu_bsa_attention`, except for checks of addresses.
     """
     tensors, numbers = parted(arguments)
     p = checked(tensors, numbers)
@@ -69,7 +69,7 @@ def fake_forward(*arguments: Any) -> Results:
 
 
 def run_backward(dout: Tensor, blocks: Tensor, *arguments: Any) -> Results:
-    """`dq`, `dk`, `dv` and `dgates`, which is empty without gates."""
+    """Compute `dq`, `dk`, `dv` and `dgates`, which is empty without gates."""
     given, rest = arguments[:TENSOR_COUNT], arguments[TENSOR_COUNT:]
     tensors, numbers = parted(given + rest[len(Saved._fields) :])
     saved = Saved(*rest[: len(Saved._fields)])
@@ -80,14 +80,14 @@ def run_backward(dout: Tensor, blocks: Tensor, *arguments: Any) -> Results:
 
 
 def fake_backward(dout: Tensor, blocks: Tensor, *arguments: Any) -> Results:
-    """Results without values."""
+    """Gradients without values."""
     tensors = BsaTensors(*arguments[:TENSOR_COUNT])
     dgates = tensors.q.new_empty(0 if tensors.gates is None else tensors.gates.shape)
     return *(x.new_empty(x.shape) for x in (tensors.q, tensors.k, tensors.v)), dgates
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-    """Save for the backward."""
+    """Save tensors and arguments for the backward."""
     _, blocks, *saved = output
     ctx.save_for_backward(blocks, *inputs[:TENSOR_COUNT], *saved)
     ctx.mark_non_differentiable(blocks, *saved)
@@ -96,8 +96,8 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 
 
 def gradients(ctx: Any, dout: Tensor | None, *_none: Tensor | None) -> tuple[Any, ...]:
-    """Of the forward's arguments."""
-    if dout is None:  # nobody asked for a derivative of the output
+    """Gradients of the forward's arguments."""
+    if dout is None:  # the output's gradient was not requested
         return (None,) * (TENSOR_COUNT + NUMBER_COUNT)
     dq, dk, dv, dgates = BACKWARD(dout, *ctx.saved_tensors, *ctx.numbers)
     _blocks, *given = ctx.saved_tensors

@@ -1,11 +1,11 @@
-"""Sizes of a block-sparse HSTU call: launch configuration, grids, and what workspace they need.
+"""Sizes of a block-sparse HSTU call: launch configuration, grids, and workspace.
 
-Workspace beyond q, k, v, out and the selected blocks is of three kinds: the means of the blocks, the lists with what
-sorts them, and partial rows.  The first two grow with the tokens; the last is a buffer for the pairs of sequence and
-head in flight, a number that depends on the card and not on the batch.  Nothing grows with queries times keys or with
-queries times blocks.  docs/hstu.md has the formula, and a test compares it with what is allocated.
+Workspace beyond q, k, v, out and the selected blocks is of three kinds: the means of the blocks, the lists with the
+buffers that sort them, and partial rows.  The first two grow with the tokens; the last is a buffer for the (sequence,
+head) pairs in flight, whose number depends on the card and not on the batch.  Nothing grows with queries times keys or
+with queries times blocks.  docs/hstu.md has the formula, and a test compares it with what is allocated.
 
-Imports without triton.
+Can be imported without Triton.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SCHEDULES = ("ticket", "passes")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BsaConfig:
-    """Launch configuration.  The defaults were chosen by reading compiled code and a few trials on an H200."""
+    """Launch configuration.  The defaults were chosen by reading compiled code and from a few measurements on an H200."""
 
     select: SelectConfig | None = None
-    "of the kernel for Hopper that selects; None: the portable one, which has the fields `select_...`"
+    "the Hopper kernel that selects; None: the portable one, with the fields `select_...`"
     attend: AttendConfig | None = None
-    "of the kernel for Hopper that attends; None: the portable one, which has the fields below it"
+    "the Hopper kernel that attends; None: the portable one, with the fields below"
     schedule: str = "ticket"
-    "how partial rows and their sums follow each other: ticket, or passes"
+    "how partial rows and their sums are scheduled: ticket, or passes (`portable.attend`)"
     pool_rows: int = 16
-    "keys of a block that the pool adds at a time"
+    "keys of a block that the pool kernel adds at a time"
     pool_warps: int = 1
     select_rows: int = 64
     "queries of a program of the compressed branch"
@@ -44,13 +44,13 @@ class BsaConfig:
     select_warps: int = 4
     select_stages: int = 2
     select_registers: int | None = None
-    "most of a thread there, to have more programs on an SM; None: the compiler's choice"
+    "limit of registers per thread there, to fit more programs on an SM; None: the compiler's choice"
     near_keys: int = 32
     "nearby keys at a time"
     chunk: int = 512
-    "entries of a program that sorts them"
+    "entries of a program of the kernels that sort the lists"
     order_chunk: int = 256
-    "entries of a piece that is put in order by one program, for a backward; a power of two"
+    "entries of a piece that one program sorts, for a backward; a power of two"
     order_warps: int = 2
     list_warps: int = 4
     attend_rows: int = 64
@@ -59,27 +59,27 @@ class BsaConfig:
     attend_registers: int | None = None
     "as `select_registers`"
     tiles_each: int = 4
-    "tiles that a program of the selected branch, or of the sums, takes one after another"
+    "tiles that a program of the selected branch, or of the sums, processes one after another"
     combine_rows: int = 32
-    "queries whose partial rows are added up at a time"
+    "queries whose partial rows are summed at a time"
     programs_ahead: int = 768
-    "programs between those of a pair's partial rows and their sums: what a card runs at a time, and some"
+    "programs between those of a pair's partial rows and those of their sums: slightly more than a card runs at a time"
     spare_pairs: int = 1
-    "places for partial rows of a pair beyond the fewest there can be: fewer stay in the L2, more let nobody wait"
+    "pairs whose partial rows have a buffer beyond the least number: fewer stay in the L2, more avoid waits"
     pass_mib: int = 256
-    "partial rows of a pass, at most, but those of one pair; the backward's too"
+    "limit of the partial rows of a pass, which has at least one pair; also for the backward"
     means_rows: int = 32
     "queries at a time in the backward of the means"
     means_blocks: int = 64
     "blocks of a program there"
     means_warps: int = 4
     means_stages: int = 4
-    "of loads there: 2 overlap with no product, each more is a tile ahead"
+    "pipeline stages of the loads there: with 2 none overlaps with a product, each more loads one tile further ahead"
     keys_rows: int = 64
     "queries at a time in the backward of keys and values"
     keys_warps: int = 4
     keys_stages: int = 3
-    "there: 3 ask for the entries of a list a tile ahead of its queries, 5 for these ahead of their products too"
+    "pipeline stages there: 3 load the entries of a list one tile before its queries, 5 also these before their products"
     keys_registers: int | None = None
     "as `select_registers`"
     rows_rows: int = 64
@@ -91,9 +91,9 @@ class BsaConfig:
     rows_registers: int | None = None
     "as `select_registers`"
     slot_stages: int = 4
-    "partial rows of as many slots less one are asked for ahead there"
+    "there, the partial rows of one slot fewer are loaded ahead"
     silu: str = "tanh"
-    "tanh: one instruction of an NVIDIA card; exp: by a plain exponential, anywhere"
+    "tanh: one instruction of NVIDIA cards; exp: by an exponential, on any card"
 
     @property
     def list_rows(self) -> int:
@@ -102,20 +102,20 @@ class BsaConfig:
 
 
 def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bool = False) -> BsaConfig:
-    """Choose the configuration for a problem.
+    """The default configuration for a problem.
 
     Args:
         problem: the call.
-        capability: of the card; (0, 0) is the interpreter, which knows no inline assembly.
-        rows: q, k and v lie as `hopper.is_rows` says: kernels for Hopper can read them, and run where they can.
+        capability: of the card; (0, 0) is the interpreter, which has no inline assembly.
+        rows: whether `hopper.is_rows` accepts q, k and v: then the Hopper kernels are used where they can run.
     """
     values: dict[str, Any] = {}
     if capability == (0, 0) or problem.dtype != torch.bfloat16:
-        # tanh.approx is off by 2**-11, half a rounding step of fp16: too much of its budget.
+        # tanh.approx is off by 2**-11, half a rounding step of fp16: too much of its error budget.
         values["silu"] = "exp"
     size = max(problem.attn_dim, problem.linear_dim)
     if problem.dtype == torch.float32:
-        # Products of fp32 run beside the tensor cores and hold their operands in registers: small tiles.
+        # fp32 products do not run on the tensor cores and hold their operands in registers: small tiles.
         values |= {
             "select_rows": 32,
             "select_blocks": 32,
@@ -129,7 +129,7 @@ def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bo
     elif size <= 64:
         values |= {"select_blocks": 64, "attend_registers": 96}
     elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
-        # Three programs an SM instead of two, and nothing spills.
+        # Three programs fit on an SM instead of two, without spills.
         values["select_registers"] = 168
     hopper: dict[str, Any] = {"select": default_select(problem), "attend": default_attend(problem)} if rows else {}
     values |= {
@@ -141,7 +141,7 @@ def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bo
 
 
 def _backward_fields(problem: BsaProblem, capability: tuple[int, int], size: int) -> dict[str, Any]:
-    """Fields of the backward: those that spill nothing, in any grid of gates and branches, on this card."""
+    """Fields of the backward for this card: those without spills, for all combinations of gates and branches."""
     if problem.dtype == torch.float32:
         return {
             "means_rows": 16,
@@ -170,7 +170,7 @@ def _backward_fields(problem: BsaProblem, capability: tuple[int, int], size: int
     elif size <= 64:
         values["keys_rows"] = 32
         if capability >= (9, 0) and not problem.local_window:
-            # Four and three programs an SM.
+            # Four and three programs fit on an SM.
             values |= {"keys_registers": 128, "rows_registers": 168}
     elif problem.block_size > 32 or capability < (9, 0):
         values |= {"keys_rows": 32, "keys_warps": 8}
@@ -179,18 +179,18 @@ def _backward_fields(problem: BsaProblem, capability: tuple[int, int], size: int
     if capability < (9, 0) and size > 64:
         values |= {"keys_rows": 16, "keys_warps": 4, "rows_warps": 8, "means_blocks": 32}
     if problem.has_targets:
-        # A target's own key and value are two tiles more.
+        # A target's own key and value are two more tiles.
         values |= {"rows_rows": 32, "rows_warps": 8} if size > 64 else {"rows_warps": 8, "rows_registers": None}
     return values
 
 
 def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str, Any]) -> BsaConfig:
-    """Put fields in place of a configuration's.
+    """A configuration with some fields replaced.
 
     Args:
-        config: whose fields.
-        problem: the call, for kernels that the configuration has nothing of yet.
-        changes: fields by name; of `select` and `attend` a mapping with their fields.
+        config: the configuration.
+        problem: the call, for kernels that the configuration has no fields of yet.
+        changes: fields by name; for `select` and `attend` a mapping of their fields.
 
     Raises:
         TypeError: there is no such field.
@@ -206,7 +206,7 @@ def changed_config(config: BsaConfig, problem: BsaProblem, changes: Mapping[str,
 
 
 def config_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[int, int]) -> str | None:
-    """Why a kernel for Hopper that a configuration names cannot run, as words behind its name; None where it can."""
+    """Why a Hopper kernel of a configuration cannot run, as words after its name; None if it can."""
     faults = {
         "select": config.select and select_fault(problem, config.select, capability=capability),
         "attend": config.attend and attend_fault(problem, config.attend, capability=capability),
@@ -215,14 +215,14 @@ def config_fault(problem: BsaProblem, config: BsaConfig, *, capability: tuple[in
 
 
 class Parts(NamedTuple):
-    """How the selected branch of a (sequence, head) pair is parted."""
+    """How the selected branch of a (sequence, head) pair is divided among programs."""
 
     attend: int
     "programs for its tiles"
     combine: int
     "programs for its sums"
     span: int
-    "queries of one of these"
+    "queries of a program for sums"
 
 
 def parts_of(problem: BsaProblem, config: BsaConfig) -> Parts:
@@ -236,12 +236,12 @@ def parts_of(problem: BsaProblem, config: BsaConfig) -> Parts:
 
 
 class InFlight(NamedTuple):
-    """(Sequence, head) pairs in flight."""
+    """(sequence, head) pairs in flight."""
 
     lag: int
-    "between an attend and its combine; in passes none"
+    "pairs between an attend and its combine; 0 with passes"
     ring: int
-    "with partial rows at a time; in passes those of a pass"
+    "pairs that have partial rows at a time; with passes those of a pass"
 
 
 def in_flight(problem: BsaProblem, config: BsaConfig) -> InFlight:
@@ -252,13 +252,13 @@ def in_flight(problem: BsaProblem, config: BsaConfig) -> InFlight:
     if config.schedule == "ticket":
         lag = -(-config.programs_ahead // max(1, parts_of(problem, config).attend))
         lag = max(1, min(lag, problem.units))
-        # The attend of a pair waits for the combine of the one before in its place: that must have a lower ticket.
+        # The attend of a pair waits for the combine of the pair that used its buffer before, which must have a lower ticket.
         return InFlight(lag=lag, ring=max(1, min(lag + 1 + config.spare_pairs, problem.units)))
     return InFlight(lag=0, ring=pairs_of_pass(problem, problem.linear_dim, config))
 
 
 def pairs_of_pass(problem: BsaProblem, dim: int, config: BsaConfig) -> int:
-    """Pairs whose partial rows of this size fit in a pass."""
+    """Pairs whose partial rows of this size fit into a pass."""
     each = problem.slot_rows * dim * problem.item
     return max(1, min(problem.units, config.pass_mib * 2**20 // max(1, each)))
 
@@ -268,7 +268,7 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def saved_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
-    """Workspace that a backward reads again: means and lists."""
+    """Workspace that the backward reads again: means and lists."""
     p, lists = problem, problem.list_heads
     shapes: Shapes = {
         "means_k": ((p.heads, p.mean_rows, p.attn_dim), p.dtype),
@@ -283,7 +283,7 @@ def saved_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
 
 
 def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
-    """Workspace of the forward alone: sorting, and partial rows."""
+    """Workspace of the forward alone: buffers that sort the lists, and partial rows."""
     p, lists = problem, problem.list_heads
     if not p.others:
         return {}
@@ -302,7 +302,7 @@ def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
 
 
 def backward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
-    """Workspace of the backward: gradients of the means, partial rows of dq and of the gates, lists in order."""
+    """Workspace of the backward: gradients of the means, partial rows of dq and of the gates, sorted lists."""
     p = problem
     shapes: Shapes = {
         "dmeans_k": ((p.heads, p.mean_rows, p.attn_dim), torch.float32),

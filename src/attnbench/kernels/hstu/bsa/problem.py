@@ -1,4 +1,4 @@
-"""One block-sparse HSTU call in numbers, all known to the host.  Imports without torch and Triton."""
+"""The numbers of a block-sparse HSTU call, all known to the host.  Can be imported without torch and Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NamedDtype:
-    """Stands for a torch.dtype in a `BsaProblem` where torch is not imported, as in a list of configurations."""
+    """Replaces a torch.dtype in a `BsaProblem` where torch is not imported, as when configurations are listed."""
 
     name: str
     "float16, bfloat16 or float32"
@@ -27,7 +27,7 @@ class NamedDtype:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BsaProblem:
-    """Numbers of one call, all known to the host."""
+    """The numbers of a call, all known to the host."""
 
     batch: int
     heads: int
@@ -45,7 +45,7 @@ class BsaProblem:
     local_window: int
     "0: no sliding branch"
     gates: int
-    "branches that have a gate: 0, 2 or 3"
+    "number of gates of a query: 0, 2 or 3"
     alpha: float
     scaling_seqlen: int
     shared: bool
@@ -55,12 +55,12 @@ class BsaProblem:
 
     @property
     def units(self) -> int:
-        """Pairs of sequence and head."""
+        """(sequence, head) pairs."""
         return self.batch * self.heads
 
     @property
     def others(self) -> int:
-        """Blocks a query selects beside its local one."""
+        """Blocks that a query selects besides its local one."""
         return self.block_counts - 1
 
     @property
@@ -90,7 +90,7 @@ class BsaProblem:
 
     @property
     def count_rows(self) -> int:
-        """Starts of the lists of a head: a sequence has one more than blocks."""
+        """List starts of a head: for each sequence one more than it has blocks."""
         return self.mean_rows + self.batch
 
     @property
@@ -100,9 +100,9 @@ class BsaProblem:
 
     @property
     def index_bits(self) -> int:
-        """Bits of a ranking key that name the block: 32 where the scores need all of theirs.
+        """Bits of a ranking key that hold the block number: 32 where all bits of the score are needed.
 
-        A key of b bits rounds a score to 2**(b - 23) of itself.  `selection_faults` of the workload grants
+        A key with b such bits rounds a score to 2**(b - 23) of itself.  `selection_faults` of the workload allows
         four roundings of the inputs' precision, of which the means take one; 12 and 15 bits take one more.
         """
         bits = max(1, (self.max_seqlen // self.block_size).bit_length())
@@ -110,7 +110,7 @@ class BsaProblem:
         return bits if bits <= most else 32
 
     def attend_tiles(self, rows: int) -> int:
-        """Most tiles that the lists of a pair come to: full ones, and a last one for each block."""
+        """Most tiles of the lists of a pair: full ones, and a partial one for each block."""
         return self.slot_rows // rows + self.max_seqlen // self.block_size
 
     def tile_rows(self, rows: int) -> int:

@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the block-sparse HSTU kernels share: where a query stands, what it sees nearby, gates, gathered rows.
+"""What the block-sparse HSTU kernels share: positions of queries, nearby keys, gates, gathered rows.
 
-A sequence of n keys is ``[history | targets]``, `seen` = n - T history rows cut into blocks of BS keys.  Queries
-are its last rows.  A history row stands at its position t, a target at t = seen; its local block is the one t is
-in, a target's the last.  Compressed blocks it sees: min((t + 1) // BS, seen // BS).
+A sequence of n keys is ``[history | targets]``, `seen` = n - T history rows divided into blocks of BS keys.  Queries
+are its last rows.  A history row has position t, a target position t = seen; its local block is the one that contains t,
+for a target the last one.  It sees min((t + 1) // BS, seen // BS) compressed blocks.
 
 SiLU and the bounds of a sequence are those of `hstu.tiles`.
 """
@@ -45,13 +45,13 @@ FIRST_ENTRY, LISTED_BLOCK, NUM_ENTRIES, RECORD = (tl.constexpr(number) for numbe
 
 
 class Standing(NamedTuple):
-    """Where queries stand, numbers or tensors."""
+    """Positions of queries, as numbers or tensors."""
 
     position: Any
     stand: Any
-    "where they see from: a target behind the history"
+    "position from which a query sees: for a target that after the history"
     local: Any
-    "local block; of no history 0"
+    "local block; 0 without a history"
 
 
 @triton.jit
@@ -66,14 +66,14 @@ def standing(rows, first_query, seen, BLOCK_SIZE: tl.constexpr):
 @triton.jit
 @no_type_check
 def complete_seen(stand, seen, BLOCK_SIZE: tl.constexpr):
-    """How many complete blocks end at or before where a query stands."""
+    """How many complete blocks end at or before a query's position."""
     return tl.minimum((stand + 1) // BLOCK_SIZE, seen // BLOCK_SIZE)
 
 
 @triton.jit
 @no_type_check
 def near_masks(keys, position, stand, local, seen, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Keys of the local block and of the sliding window that a query sees, broadcast in either order."""
+    """Keys of the local block and of the sliding window that a query sees, broadcast over both in either order."""
     past = (keys <= position) & (keys < seen)
     return past & (keys // BLOCK_SIZE == local), past & (stand - keys < WINDOW)
 
@@ -81,7 +81,7 @@ def near_masks(keys, position, stand, local, seen, WINDOW: tl.constexpr, BLOCK_S
 @triton.jit
 @no_type_check
 def near_begin(first, seen, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """First key that the local blocks or the windows of the queries from position `first` on can reach."""
+    """First key that the local blocks or windows of the queries from position `first` can contain."""
     begin = tl.maximum(tl.minimum(first, seen - 1), 0) // BLOCK_SIZE * BLOCK_SIZE
     if WINDOW > 0:
         begin = tl.maximum(tl.minimum(begin, tl.minimum(first, seen) - WINDOW + 1), 0)
@@ -91,7 +91,7 @@ def near_begin(first, seen, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
 @triton.jit
 @no_type_check
 def gate_of(gates_ptr, rows, heads, head, mask, BRANCH: tl.constexpr, GATES: tl.constexpr):
-    """Gates of one branch at packed rows (int64), fp32; 1 where there are none."""
+    """Gates of one branch at packed rows (int64), fp32; 1 without gates."""
     if GATES == 0:
         return tl.where(mask, 1.0, 0.0)
     else:
@@ -101,7 +101,7 @@ def gate_of(gates_ptr, rows, heads, head, mask, BRANCH: tl.constexpr, GATES: tl.
 @triton.jit
 @no_type_check
 def near_weights(values, in_local, in_window, of_local, of_window, WINDOW: tl.constexpr):
-    """Values of a tile under the gates of the two branches that see them; a key in both counts in both."""
+    """Weights of a tile under the gates of the two branches that see its keys; a key in both branches counts in both."""
     factor = tl.where(in_local, of_local, 0.0)
     if WINDOW > 0:
         factor += tl.where(in_window, of_window, 0.0)
@@ -111,7 +111,7 @@ def near_weights(values, in_local, in_window, of_local, of_window, WINDOW: tl.co
 @triton.jit
 @no_type_check
 def gather_rows(base, rows, mask, stride, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """A tile [rows, BLOCK_DIM] of any rows, zeros where masked."""
+    """A tile [rows, BLOCK_DIM] gathered from any rows, zeros where masked."""
     dims = tl.arange(0, BLOCK_DIM)
     where = base + rows.to(tl.int64)[:, None] * stride + dims[None, :]
     if DIM == BLOCK_DIM:

@@ -1,13 +1,13 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The best few of many in registers: a score and its block packed into one integer, whose maximum gives both.
+"""Top-k in registers: a score and its block packed into one integer, so that one maximum gives both.
 
-The bits of a float, its lower 31 flipped where it is negative, rise as the float does.  A narrow key (int32)
-gives its lowest bits to the block, counted down so that of equal scores the lower block is the larger key; a
-score keeps 23 - bits of its mantissa, enough where q and k have at most 10.  A wide key (int64) keeps all.
-Keys are unlike one another, so a maximum is taken out of a tile by comparing with it.
+The bits of a float, with the lower 31 flipped where it is negative, are ordered as the float is.  A narrow key (int32)
+uses its lowest bits for the block, counted down so that of equal scores the lower block has the larger key; the score
+keeps 23 - bits of its mantissa, enough where q and k have at most 10.  A wide key (int64) keeps all bits.
+Keys are distinct, so a maximum is removed from a tile by comparing with it.
 
-A list is a tuple of [rows] tensors, best first: it lives in the layout that the maxima of a tile have, and
-putting a key into it moves nothing between threads.
+A list is a tuple of [rows] tensors, best first: it has the layout of the maxima of a tile, and inserting a key moves
+nothing between threads.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from attnbench.kernels.hstu.bsa.tiles import standing
 @triton.jit
 @no_type_check
 def least(BITS: tl.constexpr):
-    """The key of nothing; BITS of a key name the block, 32 make it wide."""
+    """The smallest key, which means no block; BITS of a key hold the block, with 32 the key is wide."""
     return tl.full([], -(2**63), tl.int64) if BITS == 32 else tl.full([], -(2**31), tl.int32)
 
 
 @triton.jit
 @no_type_check
 def keys_of(scores, start, BLOCKS: tl.constexpr, BITS: tl.constexpr):
-    """Keys of the scores [rows, BLOCKS] of the blocks from number `start` on."""
+    """Keys of the scores [rows, BLOCKS] of the blocks from number `start`."""
     bits = scores.to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     if BITS == 32:
@@ -42,7 +42,7 @@ def keys_of(scores, start, BLOCKS: tl.constexpr, BITS: tl.constexpr):
 @triton.jit
 @no_type_check
 def block_of(keys, BITS: tl.constexpr):
-    """Block a key names."""
+    """Block of a key."""
     if BITS == 32:
         return 0x7FFFFFFF - (keys & 0x7FFFFFFF).to(tl.int32)
     else:
@@ -52,7 +52,7 @@ def block_of(keys, BITS: tl.constexpr):
 @triton.jit
 @no_type_check
 def empty_list(rows, LENGTH: tl.constexpr, BITS: tl.constexpr):
-    """A list of nothings for each of `rows`."""
+    """An empty list for each of `rows`."""
     nothing = tl.zeros_like(rows) + least(BITS)
     best = ()
     for _ in tl.static_range(LENGTH):
@@ -63,7 +63,7 @@ def empty_list(rows, LENGTH: tl.constexpr, BITS: tl.constexpr):
 @triton.jit
 @no_type_check
 def insert(best, key):
-    """Put a key where it belongs; the last one falls out."""
+    """Insert a key in order; the last entry is dropped."""
     kept = ()
     for i in tl.static_range(len(best)):
         kept = kept + (tl.maximum(best[i], key),)  # noqa: RUF005
@@ -74,9 +74,9 @@ def insert(best, key):
 @triton.jit
 @no_type_check
 def fold_tile(best, keys, ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr):
-    """Fold a tile of keys [ROWS, BLOCKS] into the lists.
+    """Merge a tile of keys [ROWS, BLOCKS] into the lists.
 
-    Neighbours are put in order first: then only the better ones are searched, and one taken is followed by its
+    Adjacent keys are sorted first: then only the better ones are searched, and one that is taken is replaced by its
     neighbour.
     """
     first, second = tl.split(tl.reshape(keys, [ROWS, BLOCKS // 2, 2]))
@@ -107,7 +107,7 @@ def store_blocks(
     BITS: tl.constexpr,
     stride,
 ):
-    """Write the blocks of each query, ascending, the local one last, -1 behind; rows are [rows] numbers."""
+    """Store the blocks of each query, ascending, the local one last, padded with -1; `rows` are [rows] row numbers."""
     local = standing(rows, first_query, seen, BLOCK_SIZE).local
     order = insert(empty_list(rows, COUNTS, BITS=31), tl.where(seen > 0, -local, -(2**31)))
     for i in tl.static_range(COUNTS - 1):

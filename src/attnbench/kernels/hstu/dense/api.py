@@ -1,16 +1,16 @@
-"""Dense HSTU attention over jagged sequences, forward and backward, for autograd and for callers with own buffers.
+"""Dense HSTU attention over jagged sequences, forward and backward, for autograd and for callers with their own buffers.
 
     S = α Q Kᵀ        A = SiLU(S) ∘ M / N        O = A V        SiLU(x) = x σ(x)
     dV = Aᵀ dO        dS = (dO Vᵀ) ∘ M / N ∘ σ(S)(1 + S(1 - σ(S)))        dQ = α dS K        dK = α dSᵀ Q
 
-(Zhai et al. 2024, arXiv:2402.17152.)  `hstu.tiles` says what the mask M is.  The truth these kernels are held
-against is `attnbench.workloads.hstu.oracle`.  With P visible (query, key) pairs of a head, D = attention dim and
-Dv = linear dim, the forward is 2 P (D + Dv) FLOPs and the backward 2 P (3 D + 2 Dv); it executes two products more,
-2 P (D + Dv), where it is deterministic, and tiles whole.  Workspace: none forward (four bytes where jobs
-are drawn) and none of the deterministic backward; 4 D bytes a query and head of the one with atomics.
+(Zhai et al. 2024, arXiv:2402.17152.)  `hstu.tiles` defines the mask M.  Tests compare the kernels with
+`attnbench.workloads.hstu.oracle`.  With P visible (query, key) pairs of a head, D = attention dim and Dv = linear dim,
+the forward takes 2 P (D + Dv) FLOPs and the backward 2 P (3 D + 2 Dv); a deterministic backward executes two more
+products, 2 P (D + Dv), and partly visible tiles are computed whole.  Workspace of the forward: none, or the four bytes of
+a tile counter.  Of the backward: none if deterministic, otherwise 4 D bytes for each query and head.
 
-Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Takes bf16, fp16 and
-fp32, dims 1 to 256, any strides but the last, lengths from 0.
+Letters: Tq, Tk packed queries and keys, H heads, D attention dim, Dv linear dim, B sequences.  Supports bf16, fp16 and
+fp32, dims 1 to 256, any strides except the last, lengths from 0.
 """
 
 from __future__ import annotations
@@ -76,40 +76,40 @@ def hstu_attention(
     backward: BackwardConfig | None = None,
     validate: bool = False,
 ) -> Tensor:
-    """SiLU attention of each sequence to itself, differentiable once; see the letters above.
+    """SiLU attention of each sequence to itself, differentiable once; for the letters see above.
 
-    Nothing waits for the device unless `validate` is set, so a call can be captured in a CUDA graph.
+    Unless `validate` is set the call does not synchronize with the device, so it can be captured in a CUDA graph.
 
     Args:
-        q: [Tq, H, D], the sequences one after another.
+        q: [Tq, H, D], sequences packed one after another.
         k: [Tk, H, D].
         v: [Tk, H, Dv].
-        offsets: int [B + 1]; sequence b has the keys from [b] to [b + 1].
-        max_seqlen: at least the most keys of a sequence.
-        offsets_q: the same of the queries, which are the last rows of each sequence; None: all rows are queries.
-        max_seqlen_q: at least the most queries of a sequence; None: max_seqlen.
+        offsets: int [B + 1]; sequence b has the keys [b] to [b + 1].
+        max_seqlen: upper bound of the keys of a sequence.
+        offsets_q: the same for queries, which are the last rows of each sequence; None: all rows are queries.
+        max_seqlen_q: upper bound of the queries of a sequence; None: max_seqlen.
         num_targets: int [B], targets at the end of each sequence, which see no other target; None: none.
         alpha: factor of the scores; None: 1 / sqrt(D).
-        scaling_seqlen: N, what outputs are divided by; None: max_seqlen.
+        scaling_seqlen: N, divisor of the outputs; None: max_seqlen.
         causal: a row of the history sees no later key.
-        contextual_len: rows at the front of each sequence that see all of its history.
-        max_attn_len: a row sees at most so many rows back; None: all.
-        deterministic: of the backward: bitwise reproducible, at seven products instead of five, as with
-            `torch.use_deterministic_algorithms`; the forward always is.
-        forward: launch configuration; None: the tuned default, which is of the kernel for Hopper where that takes the
-            tensors (sm_90, 16 bits, rows and strides of whole 16 bytes) and else the portable one; `default_forward`
-            says which.  `ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws")` is one for Hopper.
-        backward: launch configuration; None: the tuned default, chosen alike, with deterministic=True the portable one.
-            Columns with order="ws" and atomic=True are those for Hopper; a dO that they cannot describe is copied.
-        validate: look into the tensors too, once, and wait for the device: offsets, targets, NaN.
+        contextual_len: number of prefix rows of each sequence, which see all of its history.
+        max_attn_len: how many rows back a row sees; None: all.
+        deterministic: compute a bitwise reproducible backward, with seven products instead of five, as
+            `torch.use_deterministic_algorithms` also requests; the forward always is.
+        forward: launch configuration; None: the tuned default, which is the Hopper kernel's if that supports the tensors
+            (sm_90, 16 bits, rows and strides multiples of 16 bytes), otherwise the portable kernel's (`default_forward`).
+            One of the Hopper kernel is `ForwardConfig(block_m=128, block_n=128, warps=8, stages=2, order="ws")`.
+        backward: launch configuration; None: the tuned default, chosen likewise; with deterministic=True the portable one.
+            The Hopper kernel has columns with order="ws" and atomic=True; a dO that it cannot describe is copied.
+        validate: also check values inside the tensors (offsets, targets, NaN), which synchronizes with the device.
 
     Returns:
         [Tq, H, Dv], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.  One given for
-            Hopper is refused on another card than sm_90, in fp32, at dims it has not and of tensors it cannot describe;
-            no other runs in its place.  Of the backward's some of that comes with the backward.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.  A configuration of
+            the Hopper path is refused on cards other than sm_90, in fp32, and for dims and tensors that it does not support;
+            it is not replaced by another.  A backward configuration may be refused only when the backward runs.
     """
     table = offsets, offsets_q, num_targets
     if deterministic is False:

@@ -1,4 +1,4 @@
-"""Launch the dense HSTU backward that a configuration names: portable, or for Hopper."""
+"""Launch the dense HSTU backward that a configuration selects: portable or Hopper."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def launch_backward(
     config: BackwardConfig,
     workspace: Tensor | None,
 ) -> None:
-    """Compute dq, dk and dv; nothing is allocated, nothing waits for the device, what was in them does not matter.
+    """Compute dq, dk and dv into their tensors, without allocating and without synchronizing.
 
     Args:
-        q: [Tq, H, D], last dim contiguous, as all of them.
+        q: [Tq, H, D], last dim contiguous, also for the others.
         k: [Tk, H, D].
         v: [Tk, H, Dv].
         dout: [Tq, H, Dv].
-        dq: like q; every row is written, as in dk and dv.
+        dq: like q; every row is written, also for dk and dv.
         dk: like k.
         dv: like v.
-        problem: sequences, mask and factors; checked before.
-        config: tiles, code path, and whether dQ comes by atomics.
-        workspace: fp32 [Tq, H, D], contiguous, where it does (`workspace_shape`).
+        problem: sequences, mask and factors; already checked.
+        config: tiles, code path, and whether atomics accumulate dQ.
+        workspace: fp32 [Tq, H, D], contiguous, with atomics (`workspace_shape`).
 
     Raises:
-        ValueError: the configuration asks for the Hopper kernel and it cannot run this; the one line says why.
+        ValueError: the Hopper kernel was requested and does not support this; the message says why.
     """
     if config.columns.atomic:
         assert workspace is not None
@@ -60,14 +60,14 @@ def launch_backward(
         _round(workspace, dq, problem, dependent=config.columns.hopper)
         return
     if config.columns.hopper:
-        raise wrong("columns.order", config.columns.order, "adds up dQ by atomics", "atomic=True, or another order")
+        raise wrong("columns.order", config.columns.order, "accumulates dQ by atomics", "atomic=True, or another order")
     assert config.rows is not None
     _columns(q=q, k=k, v=v, dout=dout, dq=dq, dk=dk, dv=dv, problem=problem, config=config.columns)
     _rows(q, k, v, dout, dq, problem, config.rows)
 
 
 def workspace_shape(q: Tensor, config: BackwardConfig) -> tuple[int, ...] | None:
-    """Shape of the fp32 workspace: 4 D bytes a query and head where dQ comes by atomics, else none."""
+    """Shape of the fp32 workspace: 4 D bytes for each query and head where atomics accumulate dQ, otherwise None."""
     return tuple(q.shape) if config.columns.atomic else None
 
 

@@ -1,4 +1,4 @@
-"""A call of dense HSTU attention without its tensors: checks, configurations, and the launches that are kept."""
+"""A call of dense HSTU attention without its tensors: checks, configurations, and the cached launches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from attnbench.kernels.shared.limits import check_flags, lies_in_rows
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
-    """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable."""
+    """Tuned default for these tensors on their card: the Hopper kernel's if it supports them, else the portable one's."""
     hopper = None
     if all(map(is_rows, (q, k, v))):
         hopper = hopper_forward_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
@@ -52,15 +52,15 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> Forward
 def default_backward(
     q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool, alpha: float | None = None
 ) -> BackwardConfig:
-    """Tuned default for these tensors on their card: of the kernel for Hopper if that takes them, else the portable.
+    """Tuned default for these tensors on their card: the Hopper kernel's if it supports them, else the portable one's.
 
     Args:
-        q: [Tq, H, D], whose card, precision, dims and strides it is for.
+        q: [Tq, H, D]; its card, dtype, dims and strides count.
         k: [Tk, H, D].
         v: [Tk, H, Dv].
         max_seqlen: most rows of a sequence.
-        deterministic: every sum has one order; that for Hopper is not.
-        alpha: factor of the scores; None: 1 / sqrt(D).  Between 0 and 1e-30 that for Hopper cannot hide what is masked.
+        deterministic: whether sums have a fixed order, which those of the Hopper kernel do not.
+        alpha: factor of the scores; None: 1 / sqrt(D).  Between 0 and 1e-30 the Hopper kernel cannot mask.
     """
     hopper = None
     small = 0 < abs(default_alpha(q) if alpha is None else alpha) < LEAST_ALPHA
@@ -79,16 +79,16 @@ def configs_of(
 ) -> tuple[ForwardConfig, BackwardConfig]:
     """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the configurations by kernel.
 
-    A kernel that nothing is changed of has its default, which may be that for Hopper; one with changes starts from the
-    portable default, so that what a change leaves out does not depend on which of them a card prefers.
+    A kernel without changes keeps its default, which may be the Hopper kernel's.  A kernel with changes starts from the
+    portable default, so that fields that are not changed do not depend on which kernel a card prefers.
 
     Args:
-        q: whose card, precision, dims and strides the defaults are for.
+        q: its card, dtype, dims and strides count.
         k: the same.
         v: the same.
         max_seqlen: most rows of a sequence.
         changes: such as ``{"forward": {"block_m": 64}, "deterministic": True, "rows": {"warps": 4}}``; the
-            column kernel is ``atomic`` or, deterministic, ``columns``.
+            column kernel is ``atomic``, or ``columns`` if deterministic.
         alpha: factor of the scores; None: 1 / sqrt(D).
     """
     deterministic = changes.get("deterministic", False)
@@ -100,7 +100,7 @@ def configs_of(
     if columns:
         backward = _precise(backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic), q.dtype)
     if columns.get("order") == "ws":
-        columns = {"split": False} | columns  # that kernel holds dK and dV at once, at every dim
+        columns = {"split": False} | columns  # the Hopper kernel holds dK and dV at once, for all dims
     return forward, BackwardConfig(
         columns=replace(backward.columns, **columns),
         rows=backward.rows and replace(backward.rows, **changes.get("rows", {})),
@@ -110,7 +110,7 @@ def configs_of(
 def _precise(config: BackwardConfig, dtype: torch.dtype) -> BackwardConfig:
     if dtype != torch.float16:
         return config
-    # tanh.approx is off by 2⁻¹¹, and the slope multiplies that by the score: several times what fp16 is allowed.
+    # tanh.approx is off by 2⁻¹¹, and the slope multiplies that by the score: several times the error budget of fp16.
     return BackwardConfig(
         columns=replace(config.columns, silu="exp"), rows=config.rows and replace(config.rows, silu="exp")
     )
@@ -130,7 +130,7 @@ TABLE = ("offsets", "offsets_q", "num_targets")
 
 
 class Call:
-    """A call without its tensors: the numbers of its problem, checked, and the launches of both directions."""
+    """A call without its tensors: the numbers of its checked problem, and the cached launches of both directions."""
 
     __slots__ = ("backward", "config", "forward", "problem_at")
 
@@ -139,7 +139,7 @@ class Call:
         self.problem_at, self.config = partial(Problem, **numbers), backward
         self.forward = Launches(partial(_run_forward, self.problem_at, forward))
         self.backward: Kept[tuple[bool, Launches]] = Kept()
-        "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
+        "keyed by `facts_of` the tensors: whether the output's gradient is copied first, and the launches"
 
     def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
         """dq, dk and dv of the tensors of `_run_backward`."""
@@ -197,7 +197,7 @@ class HstuAttention(Differentiable):
         num_targets: Tensor | None,
         call: Call,
     ) -> Tensor | None:
-        """Out."""
+        """Compute the output."""
         (out,) = call.forward(q, k, v, offsets, offsets_q, num_targets)
         ctx.save_for_backward(q, k, v, offsets, offsets_q, num_targets)
         ctx.call = call
@@ -206,7 +206,7 @@ class HstuAttention(Differentiable):
     @staticmethod
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the forward's arguments."""
+        """Gradients of the forward's arguments."""
         (dout,) = grads
         return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
 
@@ -226,7 +226,7 @@ def problem_of(
     contextual_len: int,
     max_attn_len: int | None,
 ) -> Problem:
-    """The problem of these arguments, those of `hstu_attention`, checked without looking into a tensor.
+    """The problem of these arguments of `hstu_attention`, checked without reading tensor values.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -268,10 +268,10 @@ def call_of(
     *,
     validate: bool = False,
 ) -> Call:
-    """The call of these arguments, those of `hstu_attention`: kept, or checked and put together.
+    """The call for these arguments of `hstu_attention`: cached, or checked and created.
 
     Raises:
-        ValueError: as `hstu_attention` says.
+        ValueError: as `hstu_attention`.
     """
     key = (
         facts_of(q, k, v, offsets, offsets_q, num_targets, jagged=range(3)),
@@ -323,10 +323,10 @@ def _configs(
     backward: BackwardConfig | None,
     deterministic: bool,
 ) -> tuple[ForwardConfig, BackwardConfig]:
-    """Configurations as given, or the tuned defaults.
+    """The configurations that were passed, or the tuned defaults.
 
     Raises:
-        ValueError: one is of another type, or is not deterministic and was to be.
+        ValueError: one has another type, or is not deterministic although that was requested.
     """
     for name, given, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
         if given is not None and not isinstance(given, kind):
@@ -339,7 +339,7 @@ def _configs(
         raise wrong(
             "backward.columns.atomic",
             True,
-            "is not deterministic, which deterministic=True asks for",
+            "is not deterministic, as deterministic=True requires",
             "columns and rows, or None",
         )
     return forward, backward

@@ -1,8 +1,8 @@
-"""The configurations of dense HSTU by name: ``f…`` of the forward, ``a…`` or ``deterministic…`` of the backward.
+"""Names of dense HSTU configurations: ``f…`` for the forward, ``a…`` or ``deterministic…`` for the backward.
 
-A name says what is changed of the tuned default, in the spelling of `configs`: ``f128x64w8s3-ahead`` tiles and order of
-the forward, ``a…`` of the backward that adds up dQ by atomics, ``deterministic-c…`` and ``deterministic-r…`` of the two
-kernels of the deterministic one.  Imports neither torch nor Triton.
+A name says what differs from the tuned default, in the spelling of `configs`: ``f128x64w8s3-ahead`` changes tiles and
+order of the forward, ``a…`` the backward that accumulates dQ by atomics, ``deterministic-c…`` and ``deterministic-r…`` the
+two kernels of the deterministic backward.  Imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ KERNELS: dict[str, tuple[str, _Kind]] = {
     "deterministic-c": ("columns", ColumnConfig),
     "deterministic-r": ("rows", RowConfig),
 }
-"""Kernel and type of a configuration, by how its name begins."""
+"""Kernel and type of a configuration, by the beginning of its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What of a case and its card the configurations depend on."""
+    """Properties of a case and its card that the configurations depend on."""
 
     attn_dim: int
     linear_dim: int
@@ -48,16 +48,16 @@ class Shape:
 
     @property
     def dim(self) -> int:
-        """The larger of the two."""
+        """The larger of both dims."""
         return max(self.attn_dim, self.linear_dim)
 
     @property
     def width(self) -> int:
-        """The row of the tables below that it has."""
+        """Its row in the tables below."""
         return next((width for width in _WHOLE if self.dim <= width), max(_WHOLE))
 
 
-# Rows, keys, warps, stages: what fits sm_90 and compiles there, by the widest head it does so for.
+# Rows, keys, warps, stages that compile for sm_90 and fit, by the largest dims for which they do.
 _WHOLE: dict[int, tuple[_Tiles, ...]] = {
     64: (
         (64, 64, 4, 2),
@@ -107,7 +107,7 @@ _COLUMNS: dict[int, tuple[_Tiles, ...]] = {
     256: ((32, 64, 8, 2), (32, 128, 8, 2), (64, 64, 8, 1), (64, 64, 8, 2)),
 }
 _ATOMIC = _COLUMNS | {256: ((32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1))}
-# Of the kernels for Hopper: what spills nothing in the loop, with room for one program an SM.
+# For the Hopper kernels: no spills in the loop, and one program fits on an SM.
 _HOPPER: dict[int, tuple[_Tiles, ...]] = {
     64: (
         (128, 64, 8, 3),
@@ -214,7 +214,7 @@ FAMILY = Family((_Forward(), _Backward()))
 
 
 def _fault(values: Values, shape: Shape) -> str | None:
-    """Why a kernel for Hopper that a name asks for cannot run on the shape's card; None where it can."""
+    """Why a Hopper kernel that a name asks for cannot run on the shape's card; None if it can."""
     facts: dict[str, Any] = {
         "capability": shape.capability,
         "item_bytes": shape.item_bytes,
@@ -228,7 +228,7 @@ def _fault(values: Values, shape: Shape) -> str | None:
 
 
 def _changes(lead: str, tiles: Iterable[_Tiles], **more: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Names and what they change, for tiles of one kernel and other fields of it."""
+    """Names and what they change: the tiles of one kernel, and other fields of it."""
     kernel, kind = KERNELS[lead]
     said = [dict(zip(("block_m", "block_n", "warps", "stages"), one, strict=True)) | more for one in tiles]
     return [(lead + kind.spell(one), _launch(lead, kernel, one)) for one in said]
@@ -241,23 +241,23 @@ def _launch(lead: str, kernel: str, said: dict[str, Any]) -> dict[str, Any]:
 def _read(text: str) -> dict[str, Any]:
     lead = next((lead for lead in sorted(KERNELS, key=len, reverse=True) if text.startswith(lead)), None)
     if lead is None:
-        raise ValueError("is no name; f…, a…, deterministic, deterministic-c… or deterministic-r…")
+        raise ValueError("is not a name; f…, a…, deterministic, deterministic-c… or deterministic-r…")
     kernel, kind = KERNELS[lead]
     try:
         return _launch(lead, kernel, kind.read_part(text.removeprefix(lead)))
     except ValueError as why:
-        # What a name is spelled like is said with its beginning.
+        # The expected spelling includes the beginning of the name.
         wrong, _, accepted = str(why).partition("; ")
         spelled = accepted if wrong.startswith("has") else accepted.replace("such as ", f"such as {lead}")
         raise ValueError(f"{wrong}; {lead + spelled if wrong == 'is not how it is spelled' else spelled}") from None
 
 
 def _default(lead: str, hopper: ForwardConfig | ColumnConfig | None, base: ForwardConfig | ColumnConfig) -> str:
-    """Name of the default: tiles, and what else of it a name would not leave as it is."""
+    """Name of the default: its tiles, and the other fields that a name with these tiles alone would change."""
     if hopper is None:
         said = {name: getattr(base, name) for name in ("block_m", "block_n", "warps", "stages")}
         return lead + base.spell(said | ({"order": base.order} if lead == "f" else {}))
-    # The kernels for Hopper load by tensor maps and hold dK and dV at once, whatever these two fields are.
+    # The Hopper kernels use TMA and hold dK and dV at once, whatever these two fields are.
     changed = {
         name: value
         for name, value in hopper.values.items()

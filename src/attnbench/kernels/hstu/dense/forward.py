@@ -1,4 +1,4 @@
-"""Launch the dense HSTU forward that a configuration names: portable, or for Hopper."""
+"""Launch the dense HSTU forward that a configuration selects: portable or Hopper."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from attnbench.kernels.shared.kept import launch, zeros
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 LARGEST_ITEMS = 2**31
-"Work items of a launch: kernels number them in 32 bits."
+"Most work items of a launch: kernels number them in 32 bits."
 
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
-    """Compute `out` [Tq, H, Dv]; nothing waits for the device.
+    """Compute `out` [Tq, H, Dv] without synchronizing with the device.
 
-    Nothing is allocated but the four bytes of a tile scheduler, and fp32 partial sums where keys are split.
+    Allocates only the four-byte counter of the tile scheduler, and fp32 partial sums where keys are split.
 
     Args:
-        q: [Tq, H, D], last dim contiguous, as all of them.
+        q: [Tq, H, D], last dim contiguous, also for the others.
         k: [Tk, H, D].
         v: [Tk, H, Dv].
         out: like v with the rows of q; every row is written.
-        problem: sequences, mask and factors; checked before.
+        problem: sequences, mask and factors; already checked.
         config: tiles and code path.
 
     Raises:
-        ValueError: the code path is that of sm_90 and something does not fit it; one line says what.
+        ValueError: the Hopper path was requested and does not support something; the message says what.
     """
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
@@ -49,7 +49,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         raise wrong(
             "forward.parts",
             config.parts,
-            f"is of the kernel for Hopper, not of order={config.order}",
+            f"is for the Hopper kernel, not for order={config.order}",
             "None, or order=ws",
         )
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
@@ -85,10 +85,10 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
 
 
 def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
-    """Launch the kernel for sm_90 on tensors that hold something.
+    """Launch the kernel for sm_90 on tensors that are not empty.
 
     Raises:
-        ValueError: the card, the precision, a dim or how a tensor lies does not fit; one line says which.
+        ValueError: the card, the dtype, a dim or the strides of a tensor are not supported; the message says which.
     """
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
     fault = hopper_fault(
@@ -101,7 +101,7 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
             raise wrong(
                 f"{name}.stride",
                 x.stride(),
-                f"is no multiple of 16 bytes, as order={config.order} needs",
+                f"is not a multiple of 16 bytes, as order={config.order} requires",
                 "an aligned tensor, or another order",
             )
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
@@ -143,9 +143,9 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
 
 
 def _parts(q: Tensor, v: Tensor, problem: Problem, config: ForwardConfig, items: int) -> int:
-    """Parts of the keys: as the configuration says, else what fills the card where queries have a cache.
+    """Parts of the keys: those of the configuration, otherwise as many as fill the card, if queries have a cache.
 
-    A row without a cache sees what is before it: tiles of unequal work, which the tile scheduler evens out.
+    Without a cache a row sees only the rows before it: tiles differ in work, which the tile scheduler balances.
     """
     if config.parts is None:
         return (
@@ -169,7 +169,7 @@ def _parts(q: Tensor, v: Tensor, problem: Problem, config: ForwardConfig, items:
 def grid_of(items: int, x: Tensor) -> tuple[int, Tensor | None]:
     """Programs of a Hopper forward on the card of `x`, and the counter of its tile scheduler.
 
-    A program of one work item needs none, and a launch is one kernel: no zero is written before it.
+    With one work item per program there is no counter, so that no launch is needed to clear it.
     """
     programs = min(items, processors(x))
     return programs, zeros((1,), x, torch.int32) if items > programs else None

@@ -34,7 +34,7 @@ def run_forward(
     num_targets: Tensor | None,
     *numbers: Any,
 ) -> Tensor | None:
-    """`out`."""
+    """Compute `out`."""
     given = q, k, v, offsets, offsets_q, num_targets
     (out,) = call_of(*given, *numbers).forward(*given)
     return out
@@ -56,10 +56,10 @@ def fake_forward(
     max_attn_len: int | None,
     deterministic: bool,
 ) -> Tensor:
-    """Check the arguments while a caller is traced; a result without values.
+    """Check the arguments during tracing; the result has no values.
 
     Raises:
-        ValueError: as `hstu_attention` says, but for what hangs on addresses.
+        ValueError: as `hstu_attention`, except for checks of addresses.
     """
     problem_of(
         q=q,
@@ -90,25 +90,25 @@ def run_backward(
     num_targets: Tensor | None,
     *numbers: Any,
 ) -> Results:
-    """`dq`, `dk` and `dv`."""
+    """Compute `dq`, `dk` and `dv`."""
     given = q, k, v, offsets, offsets_q, num_targets
     return call_of(*given, *numbers).gradients(dout, *given)
 
 
 def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Results:
-    """Results without values."""
+    """Gradients without values."""
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save for the backward."""
+    """Save tensors and arguments for the backward."""
     q, k, v, offsets, offsets_q, num_targets, *numbers = inputs
     ctx.save_for_backward(q, k, v, offsets, offsets_q, num_targets)
     ctx.numbers = numbers
 
 
 def gradients(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-    """Of the forward's arguments."""
+    """Gradients of the forward's arguments."""
     found: tuple[Any, ...] = BACKWARD(dout, *ctx.saved_tensors, *ctx.numbers)
     return *found, *(None,) * COUNT
 

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Split keys: how many parts the keys of a call are split into, and the sum of the parts.
+"""Split keys: into how many parts the keys of a call are split, and the sum of the parts.
 
-Few queries on many keys are fewer tiles of queries than a card has SMs.  There is no softmax, so partial sums are
-just added: programs write theirs to a workspace, a second kernel adds them in a fixed order.  For a given number of
-parts the result is bitwise reproducible; atomics would not be, and would save no pass, since their target has to be
-zeroed before and converted after.
+Few queries with many keys have fewer query tiles than a card has SMs.  There is no softmax, so partial sums can simply
+be added: programs write theirs to a workspace, and a second kernel adds them in a fixed order.  For a given number of
+parts the result is bitwise reproducible; atomics would not be, and would save no pass, because their target has to be
+cleared before and converted after.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AT_ONCE = {True: 16, False: 8}
-"Parts that a program of the sum has in flight, those of the kernels for Hopper and others: so many spill nothing."
+"Parts that a program of the sum loads at a time, by whether they come from a Hopper kernel: as many as spill nothing."
 
-# What a card does, of which only ratios count: H200, bf16.
+# Throughputs of an H200 with bf16; only their ratios matter.
 _FLOP_US = 6.8e6
-"of the products of a program, a microsecond"
+"FLOPs that one program's products do in a microsecond"
 _BYTES_US = 32e3
-"of partial sums that an SM writes, and reads again, a microsecond, while all do"
+"bytes of partial sums that an SM writes and reads again in a microsecond, while all SMs do"
 _ITEM_US = 2.5
-"from a work item's start to its first product, and from its last one to its end"
+"from a work item's start to its first product, plus from its last product to its end"
 _SUM_US = 6.5
-"of a second kernel at least, and of the first one's being split"
+"least time of the second kernel, including what splitting costs the first"
 
 
 @lru_cache(maxsize=4096)
 def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns: int, processors: int) -> int:
-    """How many parts to split keys into, from upper bounds alone: nothing waits for the device.
+    """Into how many parts to split the keys, from upper bounds alone, without synchronizing with the device.
 
-    The least of what each number would take: waves of programs, each through a share of the keys and a sum's store,
-    and the sum of the parts.
+    The number with the least estimated time: waves of programs, each over a share of the keys and the store of its sum,
+    plus the sum of the parts.
 
     Args:
-        items: tiles of queries of all sequences and heads.
-        rows: of such a tile.
+        items: query tiles of all sequences and heads.
+        rows: rows of such a tile.
         keys: most keys of a sequence.
         key_tile: keys of a tile.
         dims: of queries and of values together.
@@ -57,14 +57,14 @@ def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns
     """
     tiles = -(-keys // key_tile)
     tile_us = 2 * rows * key_tile * dims / _FLOP_US
-    part_us = 2 * 4 * rows * columns / _BYTES_US  # written, and read by the sum
+    part_us = 2 * 4 * rows * columns / _BYTES_US  # written, and read again by the sum
 
     def takes(parts: int) -> float:
         waves = -(-items * parts // processors)
         summed = _SUM_US + items * parts / processors * part_us if parts > 1 else 0.0
         return waves * (-(-tiles // parts) * tile_us + _ITEM_US) + summed
 
-    # Beyond two waves of one item, parts only add to what is stored.
+    # Beyond two waves of work items, more parts only add stores.
     most = min(tiles, 2 * processors // max(1, items) + 1, LARGEST_PARTS)
     return min(range(1, most + 1), key=takes, default=1)
 
@@ -72,11 +72,11 @@ def parts_of(items: int, rows: int, keys: int, key_tile: int, dims: int, columns
 @triton.jit
 @no_type_check
 def add_parts(from_ptr, at, column, parts, step, DIM: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
-    """What stands at `at` [BLOCK], for columns before DIM, of all parts, which are `step` apart, added in their order."""
+    """Sum over all parts, in order, of the elements at `at` [BLOCK]; parts are `step` apart, columns from DIM on 0."""
     total = tl.zeros([BLOCK], tl.float32)
     for first in tl.range(0, parts, AT_ONCE):
         for part in tl.static_range(AT_ONCE):
-            # The same of all columns, which so are loaded by four.
+            # The condition is the same for all columns, so that four are loaded at once.
             there = tl.zeros([BLOCK], tl.int32) + (first + part) < parts
             if DIM != BLOCK:
                 there = there & (column < DIM)
@@ -88,7 +88,7 @@ def add_parts(from_ptr, at, column, parts, step, DIM: tl.constexpr, BLOCK: tl.co
 @triton.jit
 @no_type_check
 def unshuffled(row, WIDTH: tl.constexpr):
-    """Columns of the kernels for Hopper in their order: of sixteen, 4 i + 2 k + j is column 8 k + 2 i + j."""
+    """Columns in natural order, from that of the Hopper kernels: of sixteen, 4 i + 2 k + j is column 8 k + 2 i + j."""
     return tl.reshape(tl.permute(tl.reshape(row, (WIDTH // 16, 4, 2, 2)), (0, 2, 1, 3)), (WIDTH,))
 
 
@@ -105,11 +105,11 @@ def hstu_sum_parts(
     AT_ONCE: tl.constexpr,
     HOPPER: tl.constexpr,
 ):
-    """A row and head of the output [rows, heads, DIM] as the sum of its parts, in their order.
+    """A row and head of the output [rows, heads, DIM]: the sum of its parts, in their order.
 
-    Parts are [rows, parts, heads, BLOCK_DIM].  Those of the kernels for HOPPER have their columns shuffled, sixteen by
-    sixteen: there column 2 i + j of the k-th eight is column 4 i + 2 k + j.  This one is launched while they run, and
-    waits for them; the kernel after it may be launched while this runs, if it waits too.
+    Parts are [rows, parts, heads, BLOCK_DIM].  Those of HOPPER kernels have their columns permuted in groups of sixteen:
+    column 2 i + j of the k-th eight is column 4 i + 2 k + j.  This kernel is launched while they run, and waits for them; the
+    next kernel may be launched while this one runs, and then has to wait too.
     """
     row = (tl.program_id(0) // heads).to(tl.int64)
     head = tl.program_id(0) % heads
@@ -129,13 +129,13 @@ def hstu_sum_parts(
 
 
 def workspace_shape(shape: Sequence[int], parts: int) -> tuple[int, ...] | None:
-    """Shape of the fp32 partial sums of an output [rows, heads, dim]; None where there are none."""
+    """Shape of the fp32 partial sums of an output [rows, heads, dim]; None if keys are not split."""
     rows, heads, dim = shape
     return (rows, parts, heads, block_of(dim)) if parts > 1 else None
 
 
 def workspace_of(out: Tensor, parts: int) -> Tensor | None:
-    """Room for the partial sums of an output [rows, heads, dim]; None where there are none."""
+    """Allocate the partial sums of an output [rows, heads, dim]; None if keys are not split."""
     shape = workspace_shape(out.shape, parts)
     return None if shape is None else empty((rows_in(out), *shape[1:]), out, torch.float32)
 
@@ -143,7 +143,7 @@ def workspace_of(out: Tensor, parts: int) -> Tensor | None:
 def launch_sum(workspace: Tensor, out: Tensor, scale: float, *, hopper: bool) -> None:
     """Write `scale` times the sums of a workspace to `out` [rows, heads, dim], contiguous.
 
-    With `hopper` they are those of the kernel before, which is one for Hopper.
+    With `hopper` they come from the kernel launched before, a Hopper kernel.
     """
     _, parts, heads, block = workspace.shape
     launch(

@@ -1,7 +1,7 @@
-"""One dense HSTU problem as the kernels take it, and the checks of what a caller gives.
+"""A dense HSTU problem as the kernels take it, and the checks of a caller's arguments.
 
-Shapes, dtypes and devices are checked on every call, on the host.  Checking values inside tensors
-synchronises with the device, and is done only by `check_values`.
+Shapes, dtypes and devices are checked on the host in every call.  Checking values inside tensors synchronizes with the
+device, so only `check_values` does it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST_DIM = 256
 LARGEST_COUNT = 2**24
 INDICES = (torch.int32, torch.int64)
 OPTIONAL = ("gates", "offsets_q", "num_targets")
-"Tensors that a call may be without."
+"Tensors that may be None."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +34,9 @@ class Problem:
     """Sequences, mask and factors of one call."""
 
     offsets: Tensor
-    "int32 or int64 [B + 1]: sequence b has the keys from [b] to [b + 1]"
+    "int32 or int64 [B + 1]: sequence b has the keys [b] to [b + 1]"
     offsets_q: Tensor | None
-    "the same of the queries, the last rows of each sequence; None: every row is a query"
+    "the same for queries, the last rows of each sequence; None: every row is a query"
     num_targets: Tensor | None
     "int32 or int64 [B]"
     max_seqlen: int
@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        """Number of sequences; 0 also where the offsets are of no use."""
+        """Number of sequences; 0 for unusable offsets."""
         return max(1, *self.offsets.shape[:1]) - 1 if self.offsets.dim() else 0
 
     def sequences(self) -> Sequences:
@@ -57,7 +57,7 @@ class Problem:
         return Sequences(offsets_ptr=self.offsets, offsets_q_ptr=self.offsets_q, num_targets_ptr=self.num_targets)
 
     def flags(self) -> dict[str, Any]:
-        """What of the mask is compiled into a kernel."""
+        """Compile-time constants of a kernel that come from the mask."""
         return {
             "CAUSAL": self.causal,
             "HAS_PREFIX": self.contextual_len > 0,
@@ -68,7 +68,7 @@ class Problem:
 
 
 def blocks_of(attn_dim: int, linear_dim: int) -> dict[str, Any]:
-    """Dims and columns of tiles as the kernels are compiled for them."""
+    """Dims and tile columns, as compile-time constants."""
     return {
         "ATTN_DIM": attn_dim,
         "LINEAR_DIM": linear_dim,
@@ -78,7 +78,7 @@ def blocks_of(attn_dim: int, linear_dim: int) -> dict[str, Any]:
 
 
 def takes_tma(x: Tensor) -> bool:
-    """Whether the tensor memory accelerator of sm_90 and later can read [rows, heads, dims] as it lies."""
+    """Whether TMA (sm_90 and later) can read [rows, heads, dims] with its strides."""
     if (capability_of(x) or (9, 0)) < (9, 0):
         return False
     item = x.element_size()
@@ -91,7 +91,7 @@ def takes_tma(x: Tensor) -> bool:
 
 
 def descriptor(x: Tensor, rows: int, columns: int) -> Any:
-    """Describe [rows, heads, dims] to the tensor memory accelerator: tiles of one head, zeros outside."""
+    """A TMA descriptor of [rows, heads, dims]: tiles of one head, zeros outside."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     found = TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 1, columns])
@@ -99,18 +99,18 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
 
 
 def default_alpha(q: Tensor) -> float:
-    """1 / sqrt of the attention dim; of a shape that will be refused, 1."""
+    """1 / sqrt of the attention dim; 1 for a shape that will be refused."""
     return max(1, *q.shape[-1:]) ** -0.5 if q.dim() else 1.0
 
 
 def alpha_of(alpha: float | None, q: Tensor) -> float:
-    """α, which `check_types` has found to be a number, as a float; None: the default."""
+    """α, checked to be a number, as a float; None: the default."""
     found: float = default_alpha(q) if alpha is None else as_float(alpha)
     return found
 
 
 def check_device(q: Tensor, *, compiled: bool) -> None:
-    """Refuse CPU tensors where the kernels are compiled and not interpreted.
+    """Refuse CPU tensors where the kernels are compiled, not interpreted.
 
     Raises:
         ValueError: naming the device and what is accepted.
@@ -120,11 +120,11 @@ def check_device(q: Tensor, *, compiled: bool) -> None:
 
 
 def check_types(tensors: dict[str, Any], alpha: Any) -> None:
-    """Refuse what is no tensor, and an α that is no number, before anything is asked of them.
+    """Refuse arguments that are no tensors and an α that is no number, before they are used.
 
     Args:
-        tensors: by name; None: not given, which those of OPTIONAL may be.
-        alpha: None: not given.
+        tensors: by name; None: not passed, which is allowed for those of OPTIONAL.
+        alpha: None: not passed.
 
     Raises:
         ValueError: naming the argument, its type and what is accepted.
@@ -137,7 +137,7 @@ def check_types(tensors: dict[str, Any], alpha: Any) -> None:
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
-    """Refuse shapes, dtypes, devices and numbers the kernels cannot take, without looking into a tensor.
+    """Refuse shapes, dtypes, devices and numbers that the kernels do not support, without reading tensor values.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
@@ -206,12 +206,12 @@ def _check_numbers(problem: Problem) -> None:
 
 
 def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
-    """Refuse values inside the tensors that would read or write outside of them; waits for the device.
+    """Refuse values inside the tensors that would read or write outside of them; synchronizes with the device.
 
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
-    if problem.offsets.is_meta:  # compiled for, and read by nobody
+    if problem.offsets.is_meta:  # a tensor without values is only compiled for
         return
     offsets = problem.offsets.tolist()
     lengths = _lengths("offsets", offsets, k.shape[0], "k", problem.max_seqlen, "max_seqlen")
@@ -221,7 +221,7 @@ def check_values(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
         raise wrong(
             "max_seqlen_q",
             problem.max_seqlen_q,
-            f"is under the {longest} rows of sequence {lengths.index(longest)}",
+            f"is below the {longest} rows of sequence {lengths.index(longest)}",
             f"at least {longest}",
         )
     if problem.offsets_q is not None:
@@ -254,10 +254,13 @@ def _lengths(name: str, offsets: list[int], rows: int, of: str, most: int, bound
     for number, length in enumerate(lengths):
         if length < 0:
             raise wrong(
-                f"{name}[{number + 1}]", offsets[number + 1], f"falls from {offsets[number]}", "offsets that never fall"
+                f"{name}[{number + 1}]",
+                offsets[number + 1],
+                f"falls from {offsets[number]}",
+                "offsets that never decrease",
             )
         if length > most:
-            raise wrong(bound, most, f"is under the {length} rows of sequence {number}", f"at least {max(lengths)}")
+            raise wrong(bound, most, f"is below the {length} rows of sequence {number}", f"at least {max(lengths)}")
     if offsets[-1] != rows:
         raise wrong(f"{name}[{len(lengths)}]", offsets[-1], f"is not the end of {of}", f"its {rows} rows")
     return lengths
@@ -269,5 +272,5 @@ def _same(name: str, value: object, wanted: object, whose: str) -> None:
 
 
 def wrong(name: str, value: object, why: str, accepted: str) -> ValueError:
-    """The refusal of an argument: its name, its value, what is wrong with it and what is accepted."""
+    """The error for an argument: its name, its value, what is wrong with it, and what is accepted."""
     return ValueError(f"{WHO}: {name}={value} {why}; {accepted}")

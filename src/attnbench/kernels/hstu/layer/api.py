@@ -47,7 +47,7 @@ def embed(ids: Tensor, positions: Tensor, table: Tensor, places: Tensor, *, scal
         [rows, dim].
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     scale, tensors = as_float(scale), (table, ids, positions, places)
     key = "embed", facts_of(*tensors, jagged=(1, 2)), exact(scale)
@@ -90,7 +90,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
         [rows, dim].
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     eps = as_float(eps)
     key = "norm", facts_of(x, weight, bias, jagged=(0,)), exact(eps)
@@ -120,14 +120,20 @@ def silu(x: Tensor) -> Tensor:
         x.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     key = "silu", facts_of(x, jagged=(0,))
     launches = _calls.get(key)
     if launches is None:
         _check("hstu_silu", {"x": x}, {}, strided="x")
         if len(x) > 1 and x.stride(0) < x.shape[1]:
-            raise _wrong("hstu_silu", "x.stride", x.stride(), "has rows in one another", "rows apart, as x is changed")
+            raise _wrong(
+                "hstu_silu",
+                "x.stride",
+                x.stride(),
+                "has overlapping rows",
+                "rows that do not overlap, as x is overwritten",
+            )
         launches = _calls.keep(key, Launches(_run_silu))
     launches(x)
     return x
@@ -158,7 +164,7 @@ def gate(
         [rows, dim], or [rows, 3 dim] of Meta's layer.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     parts = a if isinstance(a, Parts) else None
     given: Any = a if parts is None else parts.sums
@@ -237,7 +243,7 @@ def pick(x: Tensor, rows: Tensor, *, eps: float = 1e-6) -> Tensor:
         [rows, dim].
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     eps = as_float(eps)
     key = "pick", facts_of(x, rows, jagged=(0, 1)), exact(eps)
@@ -267,7 +273,7 @@ def tower(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         [rows, towers · outputs].
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     key = "tower", facts_of(x, weight, bias, jagged=(0,))
     launches = _calls.get(key)

@@ -84,7 +84,7 @@ def hstu_paged_attention(
         [T, H, D], contiguous.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     if is_followed(q, k, v, pool):
         check_flags(ATTENTION, validate=validate)
@@ -136,7 +136,7 @@ def hstu_paged_parts(
         The parts; or the output [T, H, D] itself where keys are not split or D is not a power of two from 16.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     return attend_parts(
         q=q, k=k, v=v, pool=pool, step=step, scaling_seqlen=scaling_seqlen, alpha=alpha, splits=splits, config=config
@@ -154,7 +154,7 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
         validate: also check the values in the table, which synchronizes with the device.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     if is_followed(k, v, pool):
         check_flags(APPEND, validate=validate)
@@ -175,6 +175,6 @@ def hstu_paged_silu_append(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, step: 
         step: sequences, and pages for cached and new history.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     append(k, v, pool, step, silu_with=q)

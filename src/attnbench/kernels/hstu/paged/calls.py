@@ -164,7 +164,7 @@ def append(
         check_step(APPEND if silu_with is None else SILU_APPEND, given, pool, step)
         for name, x in given.items() if silu_with is not None else ():
             if any(extent > 1 and not apart for extent, apart in zip(x.shape, x.stride(), strict=True)):
-                said = "has rows in one another", "rows apart, as they are changed"
+                said = "has overlapping rows", "rows that do not overlap, as they are overwritten"
                 raise wrong(SILU_APPEND, f"{name}.stride", x.stride(), *said)
         if validate:
             check_values(APPEND, k.shape[0], pool, step, appends=True)
@@ -300,7 +300,7 @@ def _check_config(config: Any, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) ->
                 ATTENTION,
                 f"{name}.stride",
                 x.stride(),
-                "is no multiple of 16 bytes, as order=ws needs",
+                "is not a multiple of 16 bytes, as order=ws requires",
                 "an aligned tensor, or another order",
             )
 

@@ -82,7 +82,7 @@ def check_step(who: str, tensors: dict[str, Tensor], pool: Tensor, step: Step) -
             who,
             "pool.shape",
             tuple(pool.shape),
-            "is no pool of pages",
+            "is not a pool of pages",
             f"[pages, 2, page_size, heads, dims] with a page_size of {', '.join(map(str, PAGE_SIZES))}",
         )
     if not pool.is_contiguous():
@@ -163,7 +163,7 @@ def check_values(who: str, rows: int, pool: Tensor, step: Step, *, appends: bool
         if not 0 <= targets[b] <= new:
             raise wrong(who, f"num_targets[{b}]", targets[b], "is out of range", f"from 0 to its {new} rows")
         if new > step.max_new:
-            raise wrong(who, "max_new", step.max_new, f"is under the {new} rows of sequence {b}", f"at least {new}")
+            raise wrong(who, "max_new", step.max_new, f"is below the {new} rows of sequence {b}", f"at least {new}")
         if not 0 <= cached[b] <= step.max_cached:
             raise wrong(who, f"cached[{b}]", cached[b], "is out of range", f"from 0 to max_cached={step.max_cached}")
         needed = -(-(cached[b] + (new - targets[b] if appends else 0)) // page)
@@ -188,7 +188,7 @@ def _check_rising(who: str, name: str, values: list[int], end: int, of: str) -> 
         raise wrong(who, f"{name}[0]", values[0], "is not the start", "0")
     for number, (before, after) in enumerate(pairwise(values)):
         if after < before:
-            raise wrong(who, f"{name}[{number + 1}]", after, f"falls from {before}", "values that never fall")
+            raise wrong(who, f"{name}[{number + 1}]", after, f"falls from {before}", "values that never decrease")
     if values[-1] != end:
         raise wrong(who, f"{name}[{len(values) - 1}]", values[-1], "is not the end", f"{end}, the number of {of}")
 

@@ -1,1 +1,1 @@
-"""Pages of a cache copied between two memories by one launch."""
+"""Pages of a cache, copied between two memories by one launch."""

@@ -1,4 +1,4 @@
-"""Pages of one layer copied from one pool to another, in any order, by one launch without synchronisation."""
+"""Copy pages of one layer from one pool to another, in any order, by one launch, without synchronizing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["copy_pages"]
 
 WHO = "hstu_copy_pages"
 PROGRAMS, BLOCK, WARPS = 16, 2048, 8
-"As quick as any more of them on an H200, where the bus is what one waits for."
+"As fast as any larger number on an H200, where the bus is the limit."
 WORD = 8
 
 
@@ -25,13 +25,13 @@ def copy_pages(
 
     Args:
         source: [pages, …], contiguous; on the card or in pinned host memory.
-        target: [pages, …] of the same page, contiguous, on the card; changed.
+        target: [pages, …] with pages of the same shape, contiguous, on the card; written to.
         from_pages: int64 [n] on the card.
-        to_pages: int64 [n] on the card, each once.
-        programs: that take turns with the pages.
+        to_pages: int64 [n] on the card, without duplicates.
+        programs: number of programs, among which the pages are divided.
 
     Raises:
-        ValueError: an argument cannot be used; the one line names it, its value and what is accepted.
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     for name, x in (("source", source), ("target", target), ("from_pages", from_pages), ("to_pages", to_pages)):
         if not isinstance(x, Tensor) or not x.dim():
@@ -48,14 +48,14 @@ def copy_pages(
         )
     for name, x in (("source", source), ("target", target)):
         if not x.is_contiguous() or page_bytes % WORD or x.storage_offset() * x.element_size() % WORD:
-            raise _wrong(name, list(x.shape), "is no pool of whole words", "contiguous pools of 8-byte words")
+            raise _wrong(name, list(x.shape), "is not a pool of whole words", "contiguous pools of 8-byte words")
     for name, x in (("from_pages", from_pages), ("to_pages", to_pages)):
         if x.dtype != torch.int64 or x.dim() != 1 or len(x) != len(from_pages) or x.device != target.device:
             raise _wrong(
                 name,
                 f"{x.dtype}{list(x.shape)}",
                 "does not fit",
-                "int64 in one dim on the target's device, as many of both",
+                "int64 in one dim on the target's device, equally many in both",
             )
         if not x.is_contiguous():
             raise _wrong(f"{name}.stride", x.stride(), "has gaps", "contiguous")

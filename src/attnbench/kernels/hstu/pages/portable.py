@@ -16,7 +16,7 @@ import triton.language as tl
 @triton.jit(do_not_specialize=("pages",))
 @no_type_check
 def hstu_copy_pages(source_ptr, target_ptr, from_ptr, to_ptr, pages, words, BLOCK: tl.constexpr):
-    """Copy pages of so many 8-byte words."""
+    """Copy pages of `words` 8-byte words."""
     blocks = (words + BLOCK - 1) // BLOCK
     at = tl.arange(0, BLOCK)
     for number in tl.range(tl.program_id(0), pages * blocks, tl.num_programs(0)):

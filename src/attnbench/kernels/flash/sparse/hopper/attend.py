@@ -1,12 +1,12 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The consumer warpgroups of work items that several rows of a map share, for the block-sparse forward for Hopper.
+"""Consumer warpgroups of the block-sparse forward for Hopper, for work items that several rows of the map share.
 
-Keys and values are loaded once for all rows, a tile of both on one barrier.  A warpgroup multiplies the tiles that its
-own row sees, where its list of places says they are, and gives the others back as they come.
+Keys and values are loaded once for all rows, both tiles on one barrier.  A warpgroup processes the tiles that its own row
+of the map selects, at the positions in its list of places, and releases the other tiles as they arrive.
 
-Its next tile may be many places on, and while it holds one, the producer gets no further than the ring is long.  So
-tiles that lie nearer are a run, in which scores of a tile are computed beside the product with the values of the last
-one; between runs nothing is held.
+The warpgroup's next tile may be many positions ahead, and while it holds a tile the producer can only run ahead by the
+length of the ring.  So only nearby tiles form a run, in which a tile's scores are computed while the value product of the
+previous tile runs; between runs no tile is held.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from attnbench.kernels.shared.hopper import ROWS
 @gluon.jit
 @no_type_check
 def pass_tiles(ring, count, end):
-    """Wait for the tiles from the count-th to `end`, and give back all but that one."""
+    """Wait for the tiles from the count-th to `end`, and release all except the last."""
     for at in range(count, end):
         ring.wait(at)
         ring.release(at)
@@ -38,7 +38,7 @@ def pass_tiles(ring, count, end):
 @gluon.jit
 @no_type_check
 def through_places(q, acc, row_max, sums, consumer, count, done, row, places, left, end, split):
-    """The `Softmax` over the `left` tiles of a list of `end` that a row of the map sees, the last first."""
+    """The `Softmax` over the `left` tiles that a row of the map selects from a list of `end` tiles, the last one first."""
     scale = consumer.scale
     PARTS: gl.constexpr = consumer.mask.PARTS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
@@ -48,7 +48,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
     v_ring = consumer.rings.v
     LONG: gl.constexpr = k_ring.STAGES
     none = gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES)
-    last = count + end - 1  # of the ring, where place 0 is
+    last = count + end - 1  # of the ring, at which place 0 would be
     seen = count
     following = place_of(places, left - 1, PARTS)
     while left > 0:
@@ -82,7 +82,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
             factor, row_max, sums = later.factor, later.row_max, later.sums
             left -= 1
             near = (left > 0) & (last - following - at_next < LONG)
-            # As in `flash.hopper.attend`: between the softmax and the wait for what it runs beside, if near enough.
+            # As in `flash.hopper.attend`: between the softmax and the wait for the product that overlaps, if near enough.
             early = near & (last - following - at < LONG)
             if early:
                 pass_tiles(k_ring, seen, last - following)
@@ -105,7 +105,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
 @gluon.jit
 @no_type_check
 def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
-    """Attend to a row's part of a work item and store the output; how many tiles there have been then."""
+    """Attend to a row's part of a work item and store the output.  Returns the new tile count."""
     BLOCK_V: gl.constexpr = consumer.BLOCK_V
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
@@ -134,7 +134,7 @@ def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
         end=end,
         split=work.split,
     )
-    # The queries have been read: the output leaves from where they were.
+    # The queries have been read: their buffer takes the output.
     place = q_ring.tiles.index(done % q_ring.STAGES)
     epilogue(
         consumer=consumer,
@@ -156,7 +156,7 @@ def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def consume_shared(consumer, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: rows from 64 WARPGROUP of each work item."""
+    """A consumer warpgroup: rows 64 WARPGROUP to 64 WARPGROUP + 63 of each work item."""
     queue = consumer.queue
     count = 0
     done = 0

@@ -1,12 +1,12 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Block-sparse softmax attention forward for Hopper: the dense one's consumers, and a producer that walks lists.
+"""Block-sparse softmax attention forward for Hopper: the dense forward's consumers, and a producer that reads lists.
 
-    producer      takes a row of the map, longest first; loads its queries, then the listed tiles of keys and values
-    consumer      `flash.hopper.attend`: QKᵀ of a tile overlaps with PV of the tile before
+    producer      fetches a row of the map, longest first; loads its queries, then the listed key and value tiles
+    consumer      `flash.hopper.attend`: QKᵀ of a tile overlaps with PV of the previous tile
 
-From the last block of a list to the first: what a causal mask or the end of the keys hides is in its last blocks, and
-all others go through the loop unmasked.  A work item is a row of the map, or half of one, of a head; a program takes
-the next from an atomic counter.
+Lists are processed from the last block to the first: the blocks that a causal mask or the end of the keys cuts off are
+the last ones, and all others go through the loop without a mask.  A work item is a row of the map, or half of one, of a
+head; programs fetch work items from an atomic counter.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 LOG2_E = 1.4426950408889634
 COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "all_lists", "heads", "rows", "lists", "columns", "repeats")
-"Numbers of a call that no code is compiled anew for."
+"Launch arguments whose values the code is not specialized for."
 
 
 @gluon.jit
 @no_type_check
 def consume_lists(consumer, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: rows from 64 WARPGROUP of each work item."""
+    """A consumer warpgroup: rows 64 WARPGROUP to 64 WARPGROUP + 63 of each work item."""
     if consumer.mask.SHARE > 1:
         consume_shared(consumer, WARPGROUP)
     else:
@@ -63,7 +63,7 @@ def consume_lists(consumer, WARPGROUP: gl.constexpr):
 
 
 class ForwardMeta(NamedTuple):
-    """What `flash_sparse_hopper_forward` is compiled for."""
+    """Compile-time constants of `flash_sparse_hopper_forward`."""
 
     CAUSAL: bool
     BLOCK_Q: int
@@ -106,7 +106,7 @@ def flash_sparse_hopper_forward(
     repeats,
     META: gl.constexpr,
 ):
-    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    """Allocate rings and barriers, and start the warps; ROOM: query tiles of a warpgroup in shared memory."""
     GROUPS: gl.constexpr = META.GROUPS
     REGISTERS: gl.constexpr = META.REGISTERS
     q_rings = ()
@@ -226,24 +226,24 @@ def launch_hopper_forward(
     problem: SparseProblem,
     config: SparseConfig,
 ) -> None:
-    """Compute `out` and `lse`; waits for nothing, and allocates nothing but the counter's four bytes.
+    """Compute `out` and `lse` without synchronizing; allocates only the tile counter, four bytes.
 
     Args:
-        q: [B, Sq, H, D], bf16 or fp16, rows as `hopper.is_rows` accepts, as all of them.
+        q: [B, Sq, H, D], bf16 or fp16, rows as `hopper.is_rows` accepts, also for the others.
         k: [B, Sk, G, D].
         v: [B, Sk, G, D].
         out: [B, Sq, H, D]; every row is written.
         lse: fp32 [B, H, Sq]; every row is written.
         lists: of the map.
-        problem: lengths, blocks and mask; checked before.
-        config: of the order ws, and valid for the shape.
+        problem: lengths, blocks and mask; already checked.
+        config: with the order ws, valid for the shape.
 
     Raises:
-        ValueError: a tensor cannot be described; the one line says which and what is accepted.
+        ValueError: tensor maps cannot describe a tensor; the message says which and what is accepted.
     """
     heads, columns = q.shape[2], problem.map_shape[3]
     all_lists = lists.items.shape[0]
-    # Of no keys nothing is read, but a descriptor is of something.
+    # With no keys nothing is read, but a descriptor needs a tensor that is not empty.
     tensors = {"q": q, "k": k if k.numel() else q, "v": v if v.numel() else out, "out": out}
     for name, x in tensors.items():
         if not is_rows(x):
@@ -251,7 +251,7 @@ def launch_hopper_forward(
                 f"{name}.stride",
                 x.stride(),
                 "does not fit order=ws",
-                "rows and heads a multiple of 16 bytes apart, sequences behind one another, or order=plain",
+                "rows and heads a multiple of 16 bytes apart, sequences one after another, or order=plain",
             )
     shape = Shape(dim=q.shape[-1], block_q=problem.block_q, block_k=problem.block_k, item_bytes=q.element_size())
     tile = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The producer warp of the block-sparse forward for Hopper: finds work items, walks their lists and loads tiles."""
+"""The producer warp of the block-sparse forward for Hopper: fetches work items, reads their lists and loads tiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from attnbench.kernels.shared.hopper import (
 
 @aggregate
 class Producer:
-    """What the producer warp works with."""
+    """Arguments of the producer warp."""
 
     q_desc: tma.tensor_descriptor
     k_desc: tma.tensor_descriptor
@@ -33,18 +33,18 @@ class Producer:
     rings: Rings
     queue: WorkQueue
     counter_ptr: Argument
-    "of the dynamic tile scheduler"
+    "counter of the dynamic tile scheduler"
     items_ptr: Argument
-    "number, length and whole of each list, in the order of the work"
+    "index, length and number of unmasked blocks of each list, in the order of the work"
     indices_ptr: Argument
     all_lists: Argument
     heads: Argument
     lists: Argument
-    "of a head"
+    "lists of a head"
     columns: Argument
-    "of the map"
+    "columns of the map"
     repeats: Argument
-    "query heads of a head of keys"
+    "query heads of a KV head"
     seqlen_q: Argument
     seqlen_k: Argument
     BLOCK_Q: gl.constexpr
@@ -52,14 +52,14 @@ class Producer:
     PARTS: gl.constexpr
     "tiles of a block"
     SHARE: gl.constexpr
-    "rows of the map that have one list"
+    "rows of the map that share a list"
     GROUPS: gl.constexpr
 
 
 @gluon.jit
 @no_type_check
 def load_queries(producer, work, done):
-    """Load a work item's queries, a tile for each warpgroup."""
+    """Load a work item's queries, one tile for each warpgroup."""
     for which in gl.static_range(producer.GROUPS):
         producer.rings.q[which].fill(
             done, producer.q_desc, work.query_start, work.queries, work.first + which * ROWS, work.head
@@ -69,7 +69,7 @@ def load_queries(producer, work, done):
 @gluon.jit
 @no_type_check
 def load_keys(producer, count, key_start, keys, tile, block, head):
-    """Load a tile of keys of a block; of a shared list its values too, on the same barrier."""
+    """Load a tile of keys of a block; for a shared list also the values, on the same barrier."""
     k_ring = producer.rings.k
     v_ring = producer.rings.v
     at = key_of(block, tile, producer.BLOCK_K, producer.PARTS)
@@ -87,7 +87,7 @@ def load_keys(producer, count, key_start, keys, tile, block, head):
 @gluon.jit
 @no_type_check
 def load_work(producer, work, number, count, done):
-    """Load a work item's tiles from the last to the first; how many there have been then, and the next item or -1."""
+    """Load a work item's tiles from the last to the first.  Returns the new tile count, and the next work item or -1."""
     rings = producer.rings
     BLOCK_K: gl.constexpr = producer.BLOCK_K
     PARTS: gl.constexpr = producer.PARTS
@@ -106,17 +106,17 @@ def load_work(producer, work, number, count, done):
         load_queries(producer, work, done)
     if end > 0:
         load_keys(producer, count, key_start, work.keys, end - 1, block, head)
-    # Without room for two the queries come after the first keys: the last output may have to leave before.
+    # With one query stage, queries are loaded after the first keys: the previous output may first have to leave the buffer.
     if not Q_AHEAD:
         load_queries(producer, work, done)
-    # Keys a tile before values, as they are read; the list a tile before keys, for its numbers take as long to come.
+    # Keys are loaded one tile before values, as they are read; list entries one tile before keys, because of their latency.
     for index in range(end):
         tile = end - 1 - index
         later = gl.load(indices + gl.maximum(tile - 2, 0) // PARTS)
         if tile > 0:
             load_keys(producer, count + 1, key_start, work.keys, tile - 1, then, head)
         else:
-            # Here, for the answer comes while the last values wait for a stage.
+            # Fetched here, because the answer arrives while the last values wait for a stage.
             following = next_work(producer.counter_ptr)
         if producer.SHARE == 1:
             rings.v.fill(count, producer.v_desc, key_start, work.keys, key_of(block, tile, BLOCK_K, PARTS), head)
@@ -129,7 +129,7 @@ def load_work(producer, work, number, count, done):
 @gluon.jit
 @no_type_check
 def work_of(producer, turn):
-    """The work item that is `turn`-th, and the number of its list."""
+    """The `turn`-th work item, and the index of its list."""
     BLOCK_M: gl.constexpr = ROWS * producer.GROUPS
     LIST_ROWS: gl.constexpr = producer.BLOCK_Q * producer.SHARE
     SHARES: gl.constexpr = LIST_ROWS // BLOCK_M
@@ -159,7 +159,7 @@ def work_of(producer, turn):
 @gluon.jit
 @no_type_check
 def produce(producer):
-    """The producer warp: draw a work item, publish it, load its tiles; the next one, until there is none."""
+    """The producer warp: fetch a work item, publish it and load its tiles, until there are no more."""
     items = producer.all_lists * (producer.BLOCK_Q * producer.SHARE // (ROWS * producer.GROUPS))
     count = 0
     done = 0
@@ -171,7 +171,7 @@ def produce(producer):
             producer.queue.publish(done, work)
             count, following = load_work(producer, work, number, count, done)
             done += 1
-        if following < 0:  # an item without rows or without keys
+        if following < 0:  # a work item without rows or without keys
             following = next_work(producer.counter_ptr)
         turn = following
     producer.queue.finish(done)

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Tiles of listed blocks of keys, for the block-sparse forward for Hopper: where they begin, and what is hidden.
+"""Tiles of listed key blocks, for the block-sparse forward for Hopper: their first keys, and their masks.
 
-A tile is a block of keys, or one of the PARTS of it.
+A tile is a block of keys, or one of its PARTS parts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from attnbench.kernels.shared.hopper import Argument, aggregate
 @gluon.jit
 @no_type_check
 def list_of(indices_ptr, number, columns):
-    """Where a list begins."""
+    """Address of a list's first entry."""
     return indices_ptr + gl.cast(number, gl.int64) * columns
 
 
 @gluon.jit
 @no_type_check
 def place_of(places, tile, PARTS: gl.constexpr):
-    """Place in its list of a unit's own tile; 0 of one before the first."""
+    """Position of a unit's own tile in its list; 0 for an index before the first."""
     at = gl.maximum(tile, 0)
     return gl.load(places + at // PARTS, mask=tile >= 0, other=0) * PARTS + at % PARTS
 
@@ -33,15 +33,15 @@ def place_of(places, tile, PARTS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def key_of(block, tile, BLOCK_K: gl.constexpr, PARTS: gl.constexpr):
-    """First key of a tile of a list that is of this block."""
+    """First key of a tile of the given block."""
     return block * BLOCK_K + tile % PARTS * (BLOCK_K // PARTS)
 
 
 @aggregate
 class ListMask:
-    """What is hidden of a tile of a list: keys past the end and, with HAS_RIGHT, those after a query's own position.
+    """Mask of a list's tiles: hides keys past the end and, with HAS_RIGHT, those after a query's own position.
 
-    It stands where `flash.hopper.tiles.Mask` does.
+    It has the interface of `flash.hopper.tiles.Mask`.
     """
 
     indices_ptr: Argument
@@ -49,11 +49,11 @@ class ListMask:
     counts_ptr: Argument
     heads: Argument
     rows: Argument
-    "of the map"
+    "rows of the map"
     lists: Argument
-    "of a head"
+    "lists of a head"
     columns: Argument
-    "of the map"
+    "columns of the map"
     left: Argument
     right: Argument
     HAS_LEFT: gl.constexpr
@@ -66,7 +66,7 @@ class ListMask:
     @gluon.jit
     @no_type_check
     def hide_tile(self, scores, work, tile, row):
-        """Scores of a tile of a work item's list with those at -∞ that are hidden; rows from `row`."""
+        """Scores of a tile of a work item's list with hidden ones set to -∞; rows begin at `row`."""
         number = (work.batch * self.heads + work.head) * self.lists + work.first // (self.BLOCK_Q * self.SHARE)
         block = gl.load(list_of(self.indices_ptr, number, self.columns) + tile // self.PARTS)
         return hide(
@@ -76,19 +76,18 @@ class ListMask:
     @gluon.jit
     @no_type_check
     def unseen(self, row, work, BLOCK_N: gl.constexpr):
-        """How many of a work item's tiles the rows from `row` leave out: none, which the compiler does not know.
+        """How many of a work item's tiles the rows from `row` skip: always 0, which the compiler cannot know.
 
-        So the row is read here: a load from shared memory that nobody has read may not be open where a tile is given
-        back.
+        `row` is used so that its load from shared memory completes here: none may be pending when a tile is released.
         """
         return gl.minimum(row, 0)
 
     @gluon.jit
     @no_type_check
     def own(self, work, row):
-        """Places of the tiles that the row of the map sees which the 64 rows from `row` are of, and how many.
+        """Positions of the tiles selected by the row of the map that contains the 64 rows from `row`, and their number.
 
-        The split, which is not negative, is read here as the row is in `unseen`.
+        The `split` of the work item, never negative, is read here for the same reason as in `unseen`.
         """
         own = row // self.BLOCK_Q
         number = (work.batch * self.heads + work.head) * self.rows + own

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Block-sparse softmax attention forward: a program computes a tile of queries, over the listed blocks of keys.
+"""Block-sparse softmax attention forward: a program computes a tile of queries, looping over the listed key blocks.
 
-The sums are those of `flash.portable.forward`; keys come from a list.  Blocks that need no mask come first in
+The arithmetic is that of `flash.portable.forward`; the keys come from a list.  Blocks that need no mask come first in
 it; those on a causal diagonal or at the end of the sequence follow in a loop of their own.
 """
 
@@ -18,11 +18,11 @@ from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.rows import load_rows, store_rows
 
 COUNTS = ("lse_batch", "lse_head", "heads", "repeats", "rows", "columns", "seqlen_q", "seqlen_k")
-"Numbers of a call that no code is compiled anew for."
+"Launch arguments whose values the code is not specialized for."
 
 
 class ForwardMeta(NamedTuple):
-    """What `flash_sparse_forward` is compiled for."""
+    """Compile-time constants of `flash_sparse_forward`."""
 
     DIM: int
     BLOCK_D: int
@@ -130,7 +130,7 @@ def flash_sparse_forward(
             row_max, row_sum = folded.row_max, folded.sums
             v = load_tile(v_rows, at, META.DIM, BLOCK_N, BLOCK_D, False, False)
             acc = tl.dot(folded.weights.to(v.dtype), v, acc * folded.factor[:, None], input_precision="ieee")
-        empty = row_sum == 0.0  # which NaN is not
+        empty = row_sum == 0.0  # false for NaN
         total = tl.where(empty, 1.0, row_sum)
         acc = acc * (1.0 / total)[:, None]
         out_base = first_row(tensors.out, batch, none, head, strides.out)

@@ -1,14 +1,14 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The lists of a block map, on the device: of each block of queries its blocks of keys, and the order of the work.
+"""The lists of a block map, made on the device: the key blocks of each block of queries, and the order of the work.
 
-    list_blocks    a program a row of the map: its blocks of keys in rising order, and how many there are
-    order_lists    the lists of a section, longest first: the place of one is how many come before it
+    list_blocks    one program for each list: its key blocks in ascending order, and their number
+    order_lists    the lists of a section, longest first: a list's position is the number of lists before it
 
-Blocks of keys that no query of a row sees under a causal mask are not listed.  The blocks that need no mask come
-first in a list, since indices rise; `whole` counts them, and the rest is masked.
+Key blocks that a causal mask hides from all queries of a row are not listed.  Blocks that need no mask come first in a
+list, since indices ascend; `whole` is their number, and the rest is masked.
 
-Units of queries, blocks or halves of blocks, that SHARE a work item have one list, of what any of them sees, and each
-has a list of its own of the places of its blocks in that list.
+Units of queries (blocks or halves of blocks) that SHARE a work item have one list, the union of what they see, and each
+has a list of the positions of its own blocks in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COUNTS = (
     "map_row",
     "map_column",
 )
-"Numbers of a call that no code is compiled anew for."
+"Launch arguments whose values the code is not specialized for."
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -64,7 +64,7 @@ def list_blocks(
     SHARE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A program: the list of SHARE units, each a row of the map or one of its HALVES, WIDTH blocks at a time."""
+    """The list of SHARE units, each a row of the map or one of its HALVES, WIDTH blocks at a time; one program."""
     number = tl.program_id(0)
     pair = number // lists
     block = (number - pair * lists) * SHARE
@@ -72,7 +72,7 @@ def list_blocks(
     map_ptr += tl.cast(batch, tl.int64) * map_batch + tl.cast(pair - batch * heads, tl.int64) * map_head
     indices_ptr += tl.cast(number, tl.int64) * columns
     shift = seqlen_k - seqlen_q
-    # What the first row sees whole, all do.
+    # What the first row sees whole, all rows do.
     all_high = keys_of_rows(
         first=block * UNIT,
         last=block * UNIT,
@@ -133,7 +133,7 @@ def list_blocks(
 @triton.jit(do_not_specialize=COUNTS)
 @no_type_check
 def order_lists(counts_ptr, whole_ptr, items_ptr, all_lists, section_lists, chunks, CHUNK: tl.constexpr):
-    """A program: CHUNK lists of a section; an item is a list's number, its count and its whole blocks."""
+    """CHUNK lists of a section; an item is a list's index, its length and its number of unmasked blocks; one program."""
     section = tl.program_id(0) // chunks
     begin = section * section_lists
     end = tl.minimum(begin + section_lists, all_lists)
@@ -144,7 +144,7 @@ def order_lists(counts_ptr, whole_ptr, items_ptr, all_lists, section_lists, chun
     for start in range(begin, end, CHUNK):
         other = start + tl.arange(0, CHUNK)
         theirs = tl.load(counts_ptr + other, mask=other < end, other=-1)
-        # Of equal ones in the order of the map, so that the order is the same each time.
+        # Lists of equal length stay in the order of the map, so that the order is reproducible.
         sooner = (theirs[None, :] > count[:, None]) | (
             (theirs[None, :] == count[:, None]) & (other[None, :] < row[:, None])
         )

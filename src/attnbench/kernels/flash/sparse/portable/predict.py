@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Block selection from the means of blocks, on the device.
 
-    pool_blocks       a program some blocks of queries or of keys: the means of their rows, and how alike these are
-    multiply_means    a program a tile of scores: products of the means, or log Σ exp of those of PARTS x PARTS parts
-    select_blocks     a program a row of blocks: those with the largest scores, by their number or by their share of the
-                      softmax
+    pool_blocks       a program for some blocks of queries or of keys: the means of their rows, and their similarity
+    multiply_means    a program for a tile of scores: products of the means, or log Σ exp of those of PARTS x PARTS parts
+    select_blocks     a program for a row of blocks: those with the largest scores, by their number or by their share of
+                      the softmax
 
 One program holds a whole row of scores in registers.  It keeps all scores above a threshold, which it finds by bisection
 over the bits; of equal scores the first blocks are kept.  A block whose score is NaN or +∞ is always kept, and does not
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 COUNTS = ("heads", "heads_kv", "seqlen_q", "seqlen_k", "parts_q", "parts_k", "rows", "columns", "of_queries")
-"Numbers of a call that no code is compiled anew for."
+"Launch arguments whose values the code is not specialized for."
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def pool_blocks(
     WIDTH: tl.constexpr,
     ALIKE: tl.constexpr,
 ):
-    """A program: GROUP_Q blocks of queries, for which there are `of_queries`, or after them GROUP_K of keys.
+    """Means of GROUP_Q blocks of queries, in the first `of_queries` programs, or of GROUP_K blocks of keys; one program.
 
     Means are fp32, those of queries times `scale`.  With ALIKE also the mean cosine of all pairs of rows of a block.
     """
@@ -156,7 +156,7 @@ def multiply_means(
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A program: TILE x TILE products, scores fp32 [B, H, rows, columns] of PARTS x PARTS of them."""
+    """A tile of TILE x TILE scores, fp32 [B, H, rows, columns], each from PARTS x PARTS products; one program."""
     number = tl.program_id(0)
     across = (parts_k + TILE - 1) // TILE
     tiles = (parts_q + TILE - 1) // TILE * across
@@ -210,7 +210,7 @@ def select_blocks(
     GATED: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A program: a row of the map, scores fp32 [B, H, rows, columns] of at most WIDTH columns."""
+    """Select blocks of one row of the map from scores fp32 [B, H, rows, columns], at most WIDTH columns; one program."""
     number = tl.program_id(0)
     pair = number // rows
     row = number - pair * rows
@@ -226,12 +226,12 @@ def select_blocks(
     score = tl.load(scores_ptr + at, mask=possible, other=-float("inf"))
     unknown = (score != score) | (score == float("inf"))
     score = tl.where(unknown, -float("inf"), score)
-    # Whole numbers in the order of the scores.
+    # Integers in the order of the scores.
     bits = score.to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     judged = possible & (unknown == 0)
     if BY_NUMBER:
-        # Blocks of unknown scores are none of the number.
+        # Blocks without a score (NaN or +∞) do not count towards the number.
         weight = judged.to(tl.float32)
         wanted = tl.floor(tl.sum(possible.to(tl.float32), 0) * share + 0.5)
         wanted = tl.maximum(wanted, 1.0)
@@ -252,7 +252,7 @@ def select_blocks(
     ties = tl.where(equal, weight, 0.0)
     earlier = tl.cumsum(ties, 0) - ties
     kept = above | (equal & (before + earlier < wanted))
-    # Where there are no more than wanted, or no score says anything, all are kept.
+    # If there are no more blocks than wanted, or no score is a number, all are kept.
     kept = kept | unknown | (weight * tl.where(total <= wanted, 1.0, 0.0) > 0.0) | (weight * 0.0 + total == 0.0)
     if GATED:
         batch = pair // heads

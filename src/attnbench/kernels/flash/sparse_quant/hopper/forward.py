@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Block-sparse softmax attention in 8 bits for Hopper: a producer that walks lists, and the consumers of `flash.quant`.
+"""Block-sparse softmax attention in 8 bits for Hopper: a producer that reads lists, and the consumers of `flash.quant`.
 
-    producer      takes a row of the map, longest first; loads its queries, then the listed blocks of keys and values
-    consumer      `flash.quant.hopper.attend`, with keys and scales of a tile from `ListedTiles`
+    producer      fetches a row of the map, longest first; loads its queries, then the listed key and value blocks
+    consumer      `flash.quant.hopper.attend`, with the keys and scales of a tile from `ListedTiles`
 
-From the last block of a list to the first: what a causal mask or the end of the keys hides is in its last blocks, and
-all others go through the loop unmasked.
+Lists are processed from the last block to the first: the blocks that a causal mask or the end of the keys cuts off are
+the last ones, and all others go through the loop without a mask.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ COUNTS = (
     "rows_q",
     "rows_k",
 )
-"Numbers of a call that no code is compiled anew for."
+"Launch arguments whose values the code is not specialized for."
 
 
 class ForwardMeta(NamedTuple):
-    """What `flash_sparse_quant_hopper_forward` is compiled for."""
+    """Compile-time constants of `flash_sparse_quant_hopper_forward`."""
 
     CAUSAL: bool
     BLOCK_Q: int
@@ -94,7 +94,7 @@ def flash_sparse_quant_hopper_forward(
     rows_k,
     META: gl.constexpr,
 ):
-    """Allocate rings and barriers, and start the warps; with ROOM for so many tiles of queries a warpgroup."""
+    """Allocate rings and barriers, and start the warps; ROOM: query tiles of a warpgroup in shared memory."""
     GROUPS: gl.constexpr = META.GROUPS
     REGISTERS: gl.constexpr = META.REGISTERS
     rooms = Rooms(heads_kv, repeats, rows_q, rows_k)
@@ -164,19 +164,19 @@ def flash_sparse_quant_hopper_forward(
 def launch_hopper_forward(
     made: Quantised, out: Tensor, lse: Tensor, lists: BlockLists, problem: SparseProblem, config: SparseQuantConfig
 ) -> None:
-    """Compute `out` and `lse`; waits for nothing and allocates nothing.
+    """Compute `out` and `lse`; does not synchronize and allocates nothing.
 
     Args:
         made: quantised for this problem; its counter is 0 before and after.
         out: [B, Sq, H, D], contiguous, D a multiple of 8; every row is written.
         lse: fp32 [B, H, Sq]; every row is written.
         lists: of the map, one for each of its rows.
-        problem: lengths, blocks and mask; checked before.
-        config: of the order ws, and valid for the shape.
+        problem: lengths, blocks and mask; already checked.
+        config: with the order ws, valid for the shape.
     """
     heads, (heads_kv, rows_k, columns) = out.shape[2], made.k.shape
     all_lists = lists.items.shape[0]
-    # Of no keys nothing is read, but a descriptor is of something.
+    # With no keys nothing is read, but a descriptor needs a tensor that is not empty.
     k, v = (made.k, made.v) if rows_k else (made.q, made.q)
     block_q, block_k = problem.block
     items = all_lists * (block_q // config.block_m)

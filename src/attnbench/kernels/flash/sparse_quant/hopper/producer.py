@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The producer warp of the block-sparse forward in 8 bits: finds work items, walks their lists and loads tiles."""
+"""The producer warp of the block-sparse forward in 8 bits: fetches work items, reads their lists and loads tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, ag
 
 @aggregate
 class Producer:
-    """What the producer warp works with."""
+    """Arguments of the producer warp."""
 
     q_desc: tma.tensor_descriptor
     k_desc: tma.tensor_descriptor
@@ -27,16 +27,16 @@ class Producer:
     rooms: Rooms
     queue: WorkQueue
     counter_ptr: Argument
-    "of the dynamic tile scheduler; 0 before and after a launch"
+    "counter of the dynamic tile scheduler; 0 before and after a launch"
     items_ptr: Argument
-    "number, length and whole of each list, in the order of the work"
+    "index, length and number of unmasked blocks of each list, in the order of the work"
     indices_ptr: Argument
     all_lists: Argument
     heads: Argument
     lists: Argument
-    "of a head"
+    "lists of a head"
     columns: Argument
-    "of the map"
+    "columns of the map"
     seqlen_q: Argument
     seqlen_k: Argument
     BLOCK_Q: gl.constexpr
@@ -47,7 +47,7 @@ class Producer:
 @gluon.jit
 @no_type_check
 def fill_keys(producer, work, block, count):
-    """Load a block of keys once a stage is free."""
+    """Load a block of keys when a stage is free."""
     head = work.head // producer.rooms.repeats
     producer.rings.k.fill(count, producer.k_desc, work.k_place, work.keys, block * producer.BLOCK_K, head)
 
@@ -55,7 +55,7 @@ def fill_keys(producer, work, block, count):
 @gluon.jit
 @no_type_check
 def fill_values(producer, work, block, count):
-    """Load a block of values, [columns, keys], once a stage is free: a tile of the quantised values, or a half of one."""
+    """Load a block of values, [columns, keys], when a stage is free: a tile of the quantised values, or half of one."""
     COLUMNS: gl.constexpr = producer.v_desc.block_shape[2]
     HALVES: gl.constexpr = TILE // producer.BLOCK_K
     place = (work.k_place // TILE + block // HALVES) * COLUMNS
@@ -67,7 +67,7 @@ def fill_values(producer, work, block, count):
 @gluon.jit
 @no_type_check
 def load_work(producer, work, number, items, count, done):
-    """Load a work item's tiles from the last to the first; how many there have been then, and the next item or -1."""
+    """Load a work item's tiles from the last to the first.  Returns the new tile count, and the next work item or -1."""
     rings = producer.rings
     indices = list_of(producer.indices_ptr, number, producer.columns)
     end = work.end
@@ -82,14 +82,14 @@ def load_work(producer, work, number, items, count, done):
         rings.q[which].fill(done, producer.q_desc, q_start, work.queries, work.first + which * ROWS, work.head)
     if end > 0:
         fill_keys(producer, work, block, count)
-    # Keys a tile before values, as they are read; the list a tile before keys, for its numbers take as long to come.
+    # Keys are loaded one tile before values, as they are read; list entries one tile before keys, because of their latency.
     for index in range(end):
         tile = end - 1 - index
         later = gl.load(indices + gl.maximum(tile - 2, 0))
         if tile > 0:
             fill_keys(producer, work, then, count + 1)
         else:
-            # Here, for the answer comes while the last values wait for a stage.
+            # Fetched here, because the answer arrives while the last values wait for a stage.
             following = draw(producer, items)
         fill_values(producer, work, block, count)
         block = then
@@ -101,7 +101,7 @@ def load_work(producer, work, number, items, count, done):
 @gluon.jit
 @no_type_check
 def work_of(producer, turn):
-    """The work item that is `turn`-th, and the number of its list."""
+    """The `turn`-th work item, and the index of its list."""
     BLOCK_M: gl.constexpr = ROWS * producer.GROUPS
     SHARES: gl.constexpr = producer.BLOCK_Q // BLOCK_M
     rooms = producer.rooms
@@ -134,7 +134,7 @@ def work_of(producer, turn):
 @gluon.jit
 @no_type_check
 def produce(producer):
-    """The producer warp: draw a work item, publish it, load its tiles; the next one, until there is none."""
+    """The producer warp: fetch a work item, publish it and load its tiles, until there are no more."""
     items = producer.all_lists * (producer.BLOCK_Q // (ROWS * producer.GROUPS))
     count = 0
     done = 0
@@ -146,7 +146,7 @@ def produce(producer):
             producer.queue.publish(done, work)
             count, following = load_work(producer, work, number, items, count, done)
             done += 1
-        if following < 0:  # an item without rows or without keys
+        if following < 0:  # a work item without rows or without keys
             following = draw(producer, items)
         turn = following
     producer.queue.finish(done)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Block-sparse softmax attention in 8 bits: a program computes a tile of queries, over the listed blocks of keys.
+"""Block-sparse softmax attention in 8 bits: a program computes a tile of queries, looping over the listed key blocks.
 
 Work items and lists are those of `flash.sparse.portable.forward`, the arithmetic of a tile is that of `flash.quant`.
 """
@@ -32,11 +32,11 @@ COUNTS = (
     "seqlen_q",
     "seqlen_k",
 )
-"Numbers of a call that no code is compiled anew for."
+"Launch arguments whose values the code is not specialized for."
 
 
 class ForwardMeta(NamedTuple):
-    """What `flash_sparse_quant_forward` is compiled for."""
+    """Compile-time constants of `flash_sparse_quant_forward`."""
 
     DIM: int
     COLUMNS: int
@@ -114,7 +114,7 @@ def flash_sparse_quant_forward(
             acc, row_max, row_sum = softmax.acc, softmax.row_max, softmax.sums
         for index in tl.range(whole * PARTS, count * PARTS, num_stages=1, disable_licm=True):
             key = tl.load(indices + index // PARTS) * META.BLOCK_K + index % PARTS * BLOCK_N
-            # Blocks of keys end at whole tiles of the quantised tensors or within them: nothing past them is loaded.
+            # Key blocks end at or within whole tiles of the quantised tensors, so nothing past them is loaded.
             k, key_scale = load_keys(made, k_place + key, COLUMNS, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32)
             see = sees(

@@ -1,1 +1,1 @@
-"""Kernels in Gluon for sm_90: specialised warps, a dynamic tile scheduler."""
+"""Kernels in Gluon for sm_90: warp-specialized, with a dynamic tile scheduler."""

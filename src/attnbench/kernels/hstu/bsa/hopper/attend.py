@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Selected branch of block-sparse HSTU attention for Hopper, in one launch: attend, and the sum of partial rows.
 
-    attend   for a tile of the queries that chose block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
-    combine  for a job of queries:                           out_t += g_selected Σ_s partial[t, s]
+    attend   for a tile of the queries that selected block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
+    combine  for a job of queries:                              out_t += g_selected Σ_s partial[t, s]
 
 A persistent warp-specialized kernel (`queue` has the partitions of one warp):
 
@@ -12,9 +12,9 @@ A persistent warp-specialized kernel (`queue` has the partitions of one warp):
 All partitions run concurrently, and an SM's instruction cache holds some 2,000 instructions: code beyond it stalls,
 mostly in single warps.  So warps or warpgroups that do the same work share one partition, with one copy of its code.
 
-Rows are gathered by 16-byte copies straight into the swizzled tile that products read, while earlier tiles are being
-multiplied.  Partial rows go to a ring of pairs that stays in the L2.  A partial row belongs
-to one query and one block, and slots are added in order: bitwise reproducible.
+Query rows are gathered by 16-byte copies straight into the swizzled tile that products read, while earlier tiles are
+multiplied.  Partial rows go to a ring of buffers, one for each (sequence, head) pair, that stays in the L2.  A partial row
+belongs to one query and one block, and slots are added in order, so the result is bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -61,25 +61,25 @@ if TYPE_CHECKING:
 copy_rows = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
 
 AT_ONCE = gl.constexpr(32)
-"Rows whose addresses the warps that gather hold."
+"Rows whose addresses the gathering warps hold at a time."
 
 
 @gluon.jit
 @no_type_check
 def allocate_tiles(k_desc, v_desc, STAGES: gl.constexpr, BLOCK_D: gl.constexpr):
-    """A ring of tiles; before the warps part."""
+    """A ring of tiles; before warp specialization."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_ROWS, BLOCK_D], k_desc.dtype)
     q = gl.allocate_shared_memory(k_desc.dtype, [STAGES, TILE_ROWS, BLOCK_D], LAYOUT)
     k = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
-    # The lanes of two warps that gather arrive, and the producer with the bytes of keys and values.
+    # The lanes of the two gathering warps arrive, and the producer with the bytes of keys and values.
     return TileRing(q=q, k=k, v=v, full=allocate_barriers(STAGES, ARRIVALS=65))
 
 
 @gluon.jit
 @no_type_check
 def gather(slots, ring, q_ptr, ATTN_DIM: gl.constexpr):
-    """Two warps: bring the rows of queries; they arrive at the tile's barrier themselves, nobody here waits."""
+    """Two warps: gather query rows.  The copies arrive at the tile's barrier themselves, so these warps do not wait."""
     STAGES: gl.constexpr = ring.full.shape[0]
     COLUMNS: gl.constexpr = ring.q.shape[2]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [2, 1], [1, 0])
@@ -95,7 +95,7 @@ def gather(slots, ring, q_ptr, ATTN_DIM: gl.constexpr):
             for part in gl.static_range(TILE_ROWS // AT_ONCE):
                 if part * AT_ONCE < rows:
                     source = slots.sources.index(slot).slice(part * AT_ONCE, AT_ONCE).load(gl.SliceLayout(1, LAYOUT))
-                    # Rows of no entry become 0.
+                    # Rows without an entry become 0.
                     copy_rows(
                         ring.q.index(slot).slice(part * AT_ONCE, AT_ONCE),
                         q_ptr + gl.multiple_of(source, 8)[:, None] + columns[None, :],
@@ -107,10 +107,10 @@ def gather(slots, ring, q_ptr, ATTN_DIM: gl.constexpr):
 
 @aggregate
 class Consumer:
-    """What the warpgroups of `attend` work with."""
+    """Arguments of the warpgroups of `attend`."""
 
     place_free: gl.shared_memory_descriptor
-    "mbarriers of slots: a tile's partial rows have a place"
+    "mbarriers of slots: the buffer for a tile's partial rows is free"
     partial_ptr: Argument
     half_alpha: Argument
     scale: Argument
@@ -118,15 +118,15 @@ class Consumer:
     ring: TileRing
     LINEAR_DIM: gl.constexpr
     TANH: gl.constexpr
-    "SiLU by the tanh instruction"
+    "whether SiLU uses the tanh instruction"
     KEEP: gl.constexpr
-    "partial rows are the last that the L2 gives up"
+    "whether the L2 evicts partial rows last"
 
 
 @gluon.jit
 @no_type_check
 def attend_rows(consumer, slot, phase):
-    """The rows of one tile: partial rows, to where its slot says; rows that were not brought are anything."""
+    """Partial rows of one tile, stored where its slot says; rows without an entry are undefined."""
     ring = consumer.ring
     targets = consumer.slots.targets.index(slot)
     BLOCK_SIZE: gl.constexpr = ring.k.shape[3]
@@ -134,7 +134,7 @@ def attend_rows(consumer, slot, phase):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_SIZE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_V, 16])
     STORES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_V, BLOCK_V // 8], [8, 1], [1, 0])
-    # What copies and threads wrote, for the products.
+    # Makes what copies and threads wrote visible to the products.
     fence_async_shared()
     none = gl.zeros([TILE_ROWS, BLOCK_SIZE], gl.float32, SCORES)
     keys = flat(ring.k.index(slot)).permute([1, 0])
@@ -142,14 +142,14 @@ def attend_rows(consumer, slot, phase):
     scores = warpgroup_mma(q, keys, none, use_acc=False, is_async=True)
     target = gl.multiple_of(targets.load(gl.SliceLayout(1, STORES)), 8)
     scores = warpgroup_mma_wait(0, [scores])
-    # A listed block is complete and past: every query of its list sees all its keys.
+    # A listed block is complete and past, so every query of its list sees all its keys.
     weights = gl.convert_layout(
         silu(scores, consumer.half_alpha, consumer.TANH).to(q.dtype), gl.DotOperandLayout(0, SUMS, 2)
     )
     none = gl.zeros([TILE_ROWS, BLOCK_V], gl.float32, SUMS)
     sums = warpgroup_mma(weights, flat(ring.v.index(slot)), none, use_acc=False, is_async=True)
     sums = warpgroup_mma_wait(0, [sums])
-    # Whole rows in pieces of 16 bytes: queries of as many columns have been read, and their place is free.
+    # Whole rows in pieces of 16 bytes.  Queries with as many columns have been read, so their buffer is free.
     rows = (sums * consumer.scale).to(q.dtype)
     if ring.q.shape[2] == BLOCK_V:
         q.store(rows)
@@ -169,7 +169,7 @@ def attend_rows(consumer, slot, phase):
 @gluon.jit
 @no_type_check
 def attend(consumer):
-    """Two consumer warpgroups: the rows of each tile, 64 for each."""
+    """Two consumer warpgroups: 64 rows of each tile for each."""
     slots = consumer.slots
     full = consumer.ring.full
     STAGES: gl.constexpr = full.shape[0]
@@ -187,16 +187,16 @@ def attend(consumer):
 
 @aggregate
 class Combiner:
-    """What the warpgroup of `combine` works with."""
+    """Arguments of the warpgroup of `combine`."""
 
     partial_ptr: Argument
     gates_ptr: Argument
     out_ptr: Argument
     jobs: Slots
     counts: gl.shared_memory_descriptor
-    "partial rows of each row of a job, [slots, rows]"
+    "number of partial rows of each row of a job, [slots, rows]"
     OTHERS: gl.constexpr
-    "blocks of a query but the local one"
+    "blocks of a query except the local one"
     LINEAR_DIM: gl.constexpr
     BLOCK_V: gl.constexpr
     GATES: gl.constexpr
@@ -205,7 +205,7 @@ class Combiner:
 @gluon.jit
 @no_type_check
 def combine(combiner):
-    """A warpgroup: the partial rows of each job's queries, added to what out holds."""
+    """A warpgroup: adds the partial rows of each job's queries to out."""
     jobs = combiner.jobs
     partial_ptr = combiner.partial_ptr
     counts = combiner.counts
@@ -230,7 +230,7 @@ def combine(combiner):
             gate = gate_of(
                 combiner.gates_ptr, row, heads=1, head=0, mask=chosen > 0, BRANCH=SELECTED, GATES=combiner.GATES
             )
-            # A query without partial rows keeps what it has.  Nobody here reads it again: the L2 is for the others.
+            # A query without partial rows keeps its output.  Partial rows are not read again: the L2 is free for others.
             places = combiner.out_ptr + gl.multiple_of(row * LINEAR_DIM, 8)[:, None] + columns[None, :]
             before = gl.load(places, mask=(chosen > 0)[:, None] & inside, other=0.0, eviction_policy="evict_first")
             # Else the assembler puts the last of these loads behind the first sums, which wait.
@@ -387,7 +387,7 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
     p = call.problem
     config = config or default_attend(p)
     call.require("attend_hopper", attend_fault(p, config, capability=call.capability))
-    # A sequence of no whole block has no list.
+    # A sequence without a complete block has no list.
     if not p.units * p.max_seqlen_q or not p.mean_rows:
         return
     group = config.group(p)

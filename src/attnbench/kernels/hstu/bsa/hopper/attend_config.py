@@ -1,6 +1,6 @@
-"""Launch configuration of the selected branch for Hopper, what workspace it needs, and what it cannot run.
+"""Launch configuration of the selected branch for Hopper, its workspace, and what it does not support.
 
-Imports without torch and Triton.
+Can be imported without torch and Triton.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 ROWS = 128
 "Rows of a tile of the lists."
 PAIRS = 32
-"Pairs of a step, at most."
+"Most (sequence, head) pairs of a step."
 PLACES = (3, 4)
-"Steps that have places, to 64 dims and over them, where an H200 was fastest; with 2 it took a quarter longer at 128."
+"Steps that the ring of buffers holds, up to 64 dims and above, where an H200 was fastest; 2 took a quarter longer at 128."
 APART = 32
-"Between counters, each of which has a line of the L2 of its own: all programs add to them and look at them."
+"Distance between counters: each has an L2 cache line of its own, because all programs add to them and poll them."
 
 
 class AttendMeta(NamedTuple):
-    """What `hstu_bsa_hopper_attend` is compiled for."""
+    """Compile-time constants of `hstu_bsa_hopper_attend`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int
     BLOCK_D: int
     BLOCK_SIZE: int
     OTHERS: int
-    "blocks of a query but the local one"
+    "blocks of a query except the local one"
     GATES: int
     HAS_TARGETS: bool
     HAS_CACHE: bool
     SHARED: bool
-    "one list for all heads"
+    "whether all heads share one list"
     TANH: bool
-    "SiLU by the tanh instruction"
+    "whether SiLU uses the tanh instruction"
     KEEP: bool
-    "partial rows are the last that the L2 gives up"
+    "whether the L2 evicts partial rows last"
     STAGES: int
     JOB_ROWS: int
     "queries of a job"
     JOBS: int
     "slots of jobs"
     SUM_REGISTERS: int
-    "of a thread that adds up"
+    "registers of a thread of `combine`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,19 +56,19 @@ class AttendConfig:
     """Launch configuration."""
 
     stages: int = 4
-    "tiles in flight"
+    "pipeline stages: tiles in flight"
     job_rows: int = 32
-    "queries whose partial rows are added up at a time: 16, 32 or 64; a thread loads all of it at once"
+    "queries whose partial rows are summed at a time: 16, 32 or 64; a thread loads all of them at once"
     jobs: int = 4
-    "of them handed over ahead, and one that is worked on"
+    "slots of jobs: one that is processed, and those published ahead"
     step_mib: float = 6.0
-    "partial rows of a step, pairs that follow one another, but one pair at least"
+    "partial rows of a step, which is a number of consecutive (sequence, head) pairs, at least one"
     ring_mib: float = 24.0
-    "partial rows that have places, but of two steps at least: fewer stay in the L2, more let nobody wait"
+    "size of the ring of partial rows, at least two steps: less stays in the L2, more avoids waits"
     keep: bool = False
-    "partial rows are the last that the L2 gives up, after the call too"
+    "the L2 evicts partial rows last, also after the call"
     programs: int = 1
-    "an SM"
+    "resident programs of an SM"
 
     def group(self, problem: BsaProblem) -> int:
         """Pairs of a step."""
@@ -79,20 +79,20 @@ class AttendConfig:
         return -(-problem.units // self.group(problem))
 
     def ring(self, problem: BsaProblem) -> int:
-        """Steps that have a place for their partial rows."""
+        """Steps that the ring of partial rows holds."""
         each = max(1, self.group(problem) * _pair_bytes(problem))
         return min(max(2, int(self.ring_mib * 2**20) // each), max(1, self.steps(problem)))
 
     def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
-        """Shared memory for tiles of so many columns of 16-bit numbers, and for what goes with them."""
+        """Shared memory for tiles of 16-bit elements with so many columns, and for slots and barriers."""
         tile = 2 * (ROWS * block_d + block_size * (block_d + block_v)) + 16 * ROWS + 256
-        # Partial rows turn from registers of a product to rows where the queries were, or beside them.
+        # Partial rows are transposed from product layout to rows in the query buffer, or in a buffer of their own.
         turned = 2 * ROWS * block_v if block_v != block_d else 0
         return self.stages * tile + turned + self.jobs * (20 * self.job_rows + 256)
 
 
 def default_attend(problem: BsaProblem) -> AttendConfig:
-    """The configuration for a problem, chosen by reading compiled code and a few trials on an H200."""
+    """The default for a problem, chosen by reading compiled code and from a few measurements on an H200."""
     p = problem
     fits = [
         stages
@@ -104,7 +104,7 @@ def default_attend(problem: BsaProblem) -> AttendConfig:
 
 
 def attend_shapes(problem: BsaProblem, config: AttendConfig) -> Shapes:
-    """Workspace that `attend_hopper` needs beside lists of tiles of ROWS entries."""
+    """Workspace of `attend_hopper` beyond the lists of tiles of ROWS entries."""
     import torch
 
     p = problem
@@ -115,12 +115,12 @@ def attend_shapes(problem: BsaProblem, config: AttendConfig) -> Shapes:
 
 
 def attend_fault(problem: BsaProblem, config: AttendConfig, *, capability: tuple[int, int] | None) -> str | None:
-    """Why `attend_hopper` cannot run so, as words behind its name; None where it can.
+    """Why `attend_hopper` cannot run this way, as words after its name; None if it can.
 
     Args:
         problem: the call.
         config: launch configuration.
-        capability: of the card; None: not asked.
+        capability: of the card; None: not checked.
     """
     p = problem
     return first_fault(
@@ -128,7 +128,7 @@ def attend_fault(problem: BsaProblem, config: AttendConfig, *, capability: tuple
         capability,
         config.shared_bytes(p.block_d, p.block_v, p.block_size),
         (
-            (p.others < 1, "has nothing to do for one block a query; at least 2"),
+            (p.others < 1, "is not used with one block per query; at least 2"),
             (p.block_size not in (16, 32, 64), f"has tiles of a block's keys, not of {p.block_size}; 16, 32 or 64"),
             (config.job_rows not in (16, 32, 64), f"adds up 16, 32 or 64 queries at a time, not {config.job_rows}"),
             (config.stages < 2, f"has {config.stages} tiles in flight; at least 2"),

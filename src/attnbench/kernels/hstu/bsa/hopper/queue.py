@@ -45,36 +45,36 @@ TILE_ROWS = gl.constexpr(ROWS)
 "Rows of a tile of the lists."
 
 NOWHERE = gl.constexpr(-8)
-"Where a row of no entry lies: what is not copied has an address too, and that is to be one of 16 bytes."
+"Offset for rows without an entry: they are not copied, but their address must be a multiple of 16 bytes."
 
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
-"Lists in shared memory."
+"Layout of lists in shared memory."
 
 
 @aggregate
 class Slots:
-    """A ring of lists in shared memory, [slots, rows], that one warp publishes and others work through."""
+    """A ring of lists in shared memory, [slots, rows], published by one warp and processed by others."""
 
     sources: gl.shared_memory_descriptor
-    "where a slot's rows come from"
+    "source offsets of a slot's rows"
     targets: gl.shared_memory_descriptor
-    "where they go to"
+    "target offsets of a slot's rows"
     steps: gl.shared_memory_descriptor
-    "a slot's step; -1: nothing comes any more"
+    "step of a slot; -1: end of the work"
     numbers: gl.shared_memory_descriptor
-    "of tiles how many rows, of jobs the weight"
+    "of a tile the number of its rows, of a job its weight"
     ready: gl.shared_memory_descriptor
-    "mbarriers, at which arrives who publishes the slot"
+    "mbarriers: the slot has been published"
     done: gl.shared_memory_descriptor
-    "who computes"
+    "mbarriers: the slot has been processed"
     free: gl.shared_memory_descriptor
-    "who has signalled to other programs"
+    "mbarriers: other programs have been signalled, and the slot is free"
     SLOTS: gl.constexpr
 
     @gluon.jit
     @no_type_check
     def acquire(self, count):
-        """Wait until the count-th slot is free; which it is."""
+        """Wait until the count-th slot is free, and return its index."""
         slot = count % self.SLOTS
         mbarrier.wait(self.free.index(slot), (count // self.SLOTS & 1) ^ 1)
         return slot
@@ -82,7 +82,7 @@ class Slots:
     @gluon.jit
     @no_type_check
     def finish(self, count):
-        """Publish that nothing comes any more."""
+        """Publish the end of the work."""
         LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
         slot = self.acquire(count)
         self.steps.index(slot).store(gl.full([LANES], -1, gl.int32, LINE))
@@ -93,7 +93,7 @@ class Slots:
 @gluon.jit
 @no_type_check
 def allocate_slots(SLOTS: gl.constexpr, ROWS: gl.constexpr):
-    """Slots of lists of ROWS; before the warps part."""
+    """Slots of lists of ROWS; before warp specialization."""
     sources = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
     targets = gl.allocate_shared_memory(gl.int64, [SLOTS, ROWS], PLAIN)
     steps = gl.allocate_shared_memory(gl.int32, [SLOTS, LANES], PLAIN)
@@ -112,7 +112,7 @@ def allocate_slots(SLOTS: gl.constexpr, ROWS: gl.constexpr):
 
 @aggregate
 class TileRing:
-    """A ring of tiles of as many stages as slots: rows of queries, a block's keys and values, and the mbarrier of all."""
+    """A ring of tiles with one stage per slot: query rows, a block's keys and values, and one mbarrier for all three."""
 
     q: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
@@ -123,42 +123,41 @@ class TileRing:
 @gluon.jit
 @no_type_check
 def number_of(numbers, slot, WARPS: gl.constexpr):
-    """One number of a slot: of `Slots.steps` or `Slots.numbers`."""
+    """A slot's number, from `Slots.steps` or `Slots.numbers`."""
     return gl.max(numbers.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
 
 
 @aggregate
 class Record:
-    """What is known of a tile of a list before its record in the table has come; step -1: none yet, `steps`: the last
-    has been."""
+    """A tile of a list before its record in the table has been loaded; step -1: no tile yet; step `steps`: past the last."""
 
     step: gl.tensor
     head: gl.tensor
     key: gl.tensor
     source: gl.tensor
     target: gl.tensor
-    "where rows come from and partial rows go to"
+    "source of its rows, and target of its partial rows"
     listed: gl.tensor
-    "its queries' first entry"
+    "first entry of the queries"
 
 
 @aggregate
 class ListTile:
-    """A tile of a list: some of the queries that chose a block."""
+    """A tile of a list: some of the queries that selected a block."""
 
     step: gl.tensor
     head: gl.tensor
     key: gl.tensor
-    "the block's first key"
+    "first key of the block"
     many: gl.tensor
-    "entries"
+    "number of entries"
     source: gl.tensor
     target: gl.tensor
 
 
 @aggregate
 class TileProducer:
-    """What the warp of `produce_tiles` works with."""
+    """Arguments of the warp of `produce_tiles`."""
 
     k_desc: tma.tensor_descriptor
     v_desc: tma.tensor_descriptor
@@ -167,23 +166,23 @@ class TileProducer:
     tiles_ptr: Argument
     problem: GridProblem
     q_strides: gl.tuple
-    "as of `hstu.arguments.RowStrides`"
+    "`hstu.arguments.RowStrides`"
     entry_rows: Argument
     tile_rows: Argument
     slot_rows: Argument
-    "rows of a pair in the lists, the table and the partial rows"
+    "rows of a pair in the lists, in the table, and in the partial rows"
     slots: Slots
     ring: TileRing
     BLOCK_SIZE: gl.constexpr
     OTHERS: gl.constexpr
-    "blocks of a query but the local one"
+    "blocks of a query except the local one"
     LINEAR_DIM: gl.constexpr
 
 
 @gluon.jit
 @no_type_check
 def publish_tile(producer, count, tile, entry):
-    """Give a tile's rows, keys and values to those who gather and attend, when there is room."""
+    """Publish a tile's rows to the gathering and consumer warps, and load its keys and values, when a slot is free."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     slots = producer.slots
     ring = producer.ring
@@ -198,7 +197,7 @@ def publish_tile(producer, count, tile, entry):
     slots.numbers.index(slot).store(gl.full([LANES], 0, gl.int32, LINE) + tile.many)
     sync_warps()
     mbarrier.expect(ring.full.index(slot), BYTES)
-    # To the descriptor the sequence ends with the block.
+    # To the descriptor, the sequence ends at the end of the block.
     place = coordinates(tile.key, ring.k.shape[3], first=0, head=tile.head)
     load_tile(producer.k_desc, place, ring.full.index(slot), ring.k.index(slot))
     load_tile(producer.v_desc, place, ring.full.index(slot), ring.v.index(slot))
@@ -208,7 +207,7 @@ def publish_tile(producer, count, tile, entry):
 @gluon.jit
 @no_type_check
 def record_of(producer, cursor, lane, inside):
-    """What is known of a tile before its record comes, and where in the table that is."""
+    """A tile before its record is loaded, and the record's index in the table."""
     OTHERS: gl.constexpr = producer.OTHERS
     problem = producer.problem
     pairs = cursor.pairs
@@ -233,7 +232,7 @@ def record_of(producer, cursor, lane, inside):
 @gluon.jit
 @no_type_check
 def produce_tiles(producer):
-    """One warp: beside the tile that it publishes, one's entries load, one's record, and one is fetched."""
+    """One warp: publishes a tile while the next one's entries, the one after's record and another number are being loaded."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     ENTRIES: gl.constexpr = gl.BlockedLayout([TILE_ROWS // 32], [32], [1], [0])
     problem = producer.problem
@@ -245,14 +244,14 @@ def produce_tiles(producer):
     none = gl.to_tensor(0)
     far = none.to(gl.int64)
     record = Record(step=none - 1, head=none, key=none, source=far, target=far, listed=far)
-    # As scalars its three numbers would be awaited where they are loaded.
+    # Kept as a vector: converting its three numbers to scalars would wait for the load here.
     loaded = gl.zeros([LANES], gl.int32, LINE)
     tile = ListTile(step=none - 1, head=none, key=none, many=none, source=far, target=far)
     entry = gl.zeros([TILE_ROWS], gl.int32, ENTRIES)
     count = 0
     while tile.step < problem.steps:
         next_number = fetch(producer.progress_ptr)
-        # Entries of the tile whose record has come.
+        # Entries of the tile whose record has arrived.
         many = of_lane(loaded, NUM_ENTRIES)
         next_tile = ListTile(
             step=record.step,
@@ -265,7 +264,7 @@ def produce_tiles(producer):
         next_entry = gl.load(
             producer.entries_ptr + (record.listed + of_lane(loaded, FIRST_ENTRY)) + rows, mask=rows < many, other=0
         )
-        # The record of the tile whose number has come.
+        # The record of the tile whose number has arrived.
         found = seek(fetched(number), cursor, problem)
         cursor = found.cursor
         record, where = record_of(producer, cursor, found.lane, found.inside)
@@ -285,7 +284,7 @@ def produce_tiles(producer):
 @gluon.jit
 @no_type_check
 def signal_places(slots, place_free, finished, ring):
-    """One warp: let each tile's partial rows be written when the step that had their place is done."""
+    """One warp: allows each tile's partial rows to be written when the step that used their buffer before is done."""
     SLOTS: gl.constexpr = slots.SLOTS
     count = 0
     step = gl.to_tensor(0)
@@ -294,7 +293,7 @@ def signal_places(slots, place_free, finished, ring):
         slot = count % SLOTS
         mbarrier.wait(slots.ready.index(slot), count // SLOTS & 1)
         step = number_of(slots.steps, slot, WARPS=1)
-        # Steps leave in any order, and one without tiles has waited for none before it.
+        # Steps finish in any order, and a step without tiles has not waited for earlier ones.
         while checked <= step - ring:
             end = gl.minimum(step - ring, checked + LANES - 1)
             wait_for(finished, checked, end, DONE)
@@ -305,7 +304,7 @@ def signal_places(slots, place_free, finished, ring):
 
 @aggregate
 class JobProducer:
-    """What the warp of `produce_jobs` works with."""
+    """Arguments of the warp of `produce_jobs`."""
 
     progress_ptr: Argument
     problem: GridProblem
@@ -313,17 +312,17 @@ class JobProducer:
     "partial rows of a pair"
     jobs: Slots
     counts: gl.shared_memory_descriptor
-    "partial rows of each row of a job, [slots, rows]"
+    "number of partial rows of each row of a job, [slots, rows]"
     BLOCK_SIZE: gl.constexpr
     OTHERS: gl.constexpr
-    "blocks of a query but the local one"
+    "blocks of a query except the local one"
     LINEAR_DIM: gl.constexpr
 
 
 @gluon.jit
 @no_type_check
 def publish_job(producer, count, cursor, lane, inside, weight):
-    """Give a job's rows to those who add up, when there is room."""
+    """Publish a job's rows to the `combine` warpgroup, when a slot is free."""
     JOB_ROWS: gl.constexpr = cursor.JOB_ROWS
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     OTHERS: gl.constexpr = producer.OTHERS
@@ -353,7 +352,7 @@ def publish_job(producer, count, cursor, lane, inside, weight):
 @gluon.jit
 @no_type_check
 def produce_jobs(producer):
-    """One warp: a number fetched ahead, and the job before it published when its step's tiles are."""
+    """One warp: fetches a job while it publishes the previous one, whose step's tiles have then been published."""
     problem = producer.problem
     progress_ptr = producer.progress_ptr
     number = fetch(progress_ptr + JOBS_FETCHED)
@@ -371,7 +370,7 @@ def produce_jobs(producer):
             if checked < step:
                 wait_for(progress_ptr + COUNTERS, step, step, gl.sum(cursor.pairs.tiles, 0))
                 checked = step
-            # One job adds what the others leave of DONE.
+            # One job of a step adds what the others leave of DONE.
             weight = gl.where(wanted == cursor.before, DONE + 1 - gl.max(cursor.through, 0), 1)
             publish_job(producer, count, cursor, found.lane, found.inside, weight)
             count += 1
@@ -381,7 +380,7 @@ def produce_jobs(producer):
 @gluon.jit
 @no_type_check
 def publish_done(slots, counters, WEIGHED: gl.constexpr):
-    """One warp: free a slot that is done, and count it for other programs, after all that was written for it."""
+    """One warp: frees a slot that is done and counts it for other programs, after all writes of the slot."""
     SLOTS: gl.constexpr = slots.SLOTS
     count = 0
     step = gl.to_tensor(0)
@@ -393,7 +392,7 @@ def publish_done(slots, counters, WEIGHED: gl.constexpr):
         if WEIGHED:
             weight = number_of(slots.numbers, slot, WARPS=1)
         if step >= 0:
-            # Needs both numbers: a slot is not free while they are being loaded.  Nobody waits for the end's.
+            # Both numbers first: a slot must not be freed while they are being loaded.  The end slot is not waited for.
             mbarrier.arrive(slots.free.index(slot), pred=weight > 0)
             gl.atomic_add(counters + step * SPREAD, weight, sem="release")
         count += 1

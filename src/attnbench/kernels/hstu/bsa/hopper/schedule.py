@@ -1,13 +1,13 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Tile scheduler of the selected branch for Hopper: indices from atomic counters, their meaning, and waits.
 
-Pairs of sequence and head are taken some at a time: a step is `group` pairs, which have a place in a ring of partial
-rows.  Tiles of the lists are numbered through the steps, and so are the jobs that add partial rows up.  Programs
-fetch indices of both kinds; an index is resolved by a linear search from the last one.  One warp fetches and searches,
-a lane for each pair of a step, and the data of the next step is prefetched.
+(sequence, head) pairs are processed in steps: a step is `group` pairs, which share a buffer of a ring of partial rows.
+Tiles of the lists are numbered through all steps, and so are the jobs that sum partial rows.  Programs fetch indices of
+both kinds; an index is resolved by a linear search from the previous one.  One warp fetches and searches, with a lane for
+each pair of a step, and the data of the next step is prefetched.
 
-    progress  [0] tiles fetched, [1] jobs fetched, then of each step the tiles published, then of each step whether its
-              jobs are done, which is the number DONE: one adds what the others leave of it.  Counters lie APART
+    progress  [0] tiles fetched, [1] jobs fetched, then for each step the tiles published, then for each step whether its
+              jobs are done, which is the number DONE: one job adds what the others leave of it.  Counters are APART
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnbench.kernels.hstu.bsa.hopper.attend_config import APART, PAIRS
 from attnbench.kernels.shared.hopper import Argument, aggregate, sync_warps
 
 LANES = gl.constexpr(PAIRS)
-"Pairs of a step, at most: a warp looks at them at once."
+"Most pairs of a step: a warp processes them at once, one in each lane."
 
 DONE = gl.constexpr(2**30)
 SPREAD = gl.constexpr(APART)
@@ -32,16 +32,16 @@ COUNTERS = gl.constexpr(2 * APART)
 @gluon.jit
 @no_type_check
 def add(left, right):
-    """Their sum."""
+    """Combine function of the scan: the sum."""
     return left + right
 
 
 @gluon.jit
 @no_type_check
 def fetch(counter_ptr):
-    """The next number, in the first lane, for `fetched`; nobody waits for it here.
+    """Fetch the next number into the first lane, for `fetched`; does not wait for it.
 
-    Were all lanes' addresses one, the assembler would fetch for the warp and hand the number round at once.
+    If all lanes had the same address, the assembler would fetch once for the warp and broadcast the number, which waits.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     lanes = gl.arange(0, LANES, LAYOUT)
@@ -52,7 +52,7 @@ def fetch(counter_ptr):
 @gluon.jit
 @no_type_check
 def fetched(number):
-    """The number that was fetched."""
+    """The number fetched by `fetch`; waits for it."""
     lanes = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [1], [0]))
     return gl.max(gl.where(lanes == 0, number, 0), 0)
 
@@ -60,17 +60,17 @@ def fetched(number):
 @gluon.jit
 @no_type_check
 def of_lane(values, lane):
-    """A pair's number."""
+    """The value of one lane."""
     lanes = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [1], [0]))
     return gl.sum(gl.where(lanes == lane, values, 0), 0)
 
 
 @aggregate
 class GridProblem:
-    """Arguments of the launch that say which pairs and steps there are."""
+    """Launch arguments that describe the pairs and the steps."""
 
     sequences: gl.tuple
-    "as of `hstu.arguments.Sequences`"
+    "`hstu.arguments.Sequences`"
     num_tiles_ptr: Argument
     units: Argument
     "(sequence, head) pairs"
@@ -79,32 +79,32 @@ class GridProblem:
     "pairs of a step"
     steps: Argument
     ring: Argument
-    "steps that have a place for their partial rows"
+    "steps that the ring of partial rows holds"
     HAS_TARGETS: gl.constexpr
     HAS_CACHE: gl.constexpr
     SHARED: gl.constexpr
-    "one list for all heads"
+    "whether all heads share one list"
 
 
 @aggregate
 class Pairs:
-    """What a scheduler of tiles knows of a step's pairs, each in its lane."""
+    """The pairs of a step, one per lane, for the tile scheduler."""
 
     tiles: gl.tensor
     key: gl.tensor
     query: gl.tensor
-    "the first"
+    "first query"
     head: gl.tensor
 
 
 @aggregate
 class JobPairs:
-    """What a scheduler of jobs knows of a step's pairs, each in its lane."""
+    """The pairs of a step, one per lane, for the job scheduler."""
 
     tiles: gl.tensor
     key: gl.tensor
     query: gl.tensor
-    "the first"
+    "first query"
     head: gl.tensor
     key_end: gl.tensor
     query_end: gl.tensor
@@ -113,26 +113,26 @@ class JobPairs:
 
 @aggregate
 class Cursor:
-    """Where a scheduler stands in the steps."""
+    """Position of a scheduler in the steps."""
 
     step: gl.tensor
     place: gl.tensor
-    "of the step in the ring"
+    "buffer of the step in the ring"
     before: gl.tensor
-    "how many tiles or jobs are of earlier steps"
+    "number of tiles or jobs of earlier steps"
     through: gl.tensor
-    "how many more up to and with each pair of the step"
+    "inclusive prefix sums of tiles or jobs over the pairs of the step"
     pairs: Pairs | JobPairs
     ahead: Pairs | JobPairs
-    "of the next step"
+    "pairs of the next step"
     JOB_ROWS: gl.constexpr
-    "queries of a job, or 0: tiles are counted"
+    "queries of a job; 0: the scheduler counts tiles"
 
 
 @gluon.jit
 @no_type_check
 def pairs_of(step, problem, JOB_ROWS: gl.constexpr):
-    """`Pairs` of a step, or with JOB_ROWS `JobPairs`; nobody waits for the loads here."""
+    """`Pairs` of a step, or `JobPairs` with JOB_ROWS; does not wait for the loads."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     lanes = gl.arange(0, LANES, LAYOUT)
     unit = step * problem.group + lanes
@@ -162,9 +162,9 @@ def pairs_of(step, problem, JOB_ROWS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def through_of(pairs, JOB_ROWS: gl.constexpr):
-    """Tiles (or jobs of JOB_ROWS) of a step up to and with each pair.
+    """Inclusive prefix sums of the tiles (or jobs of JOB_ROWS) of a step over its pairs.
 
-    A step has a job at least: its first pair's, if only of no rows.
+    A step has at least one job, that of its first pair, even if it has no rows.
     """
     many = pairs.tiles
     if JOB_ROWS > 0:
@@ -177,7 +177,7 @@ def through_of(pairs, JOB_ROWS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def begin(problem, JOB_ROWS: gl.constexpr):
-    """Where `seek` starts."""
+    """Initial position for `seek`."""
     none = gl.to_tensor(0)
     pairs = pairs_of(0, problem, JOB_ROWS)
     ahead = pairs_of(1, problem, JOB_ROWS)
@@ -193,20 +193,20 @@ def begin(problem, JOB_ROWS: gl.constexpr):
 
 
 class Sought(NamedTuple):
-    """Where a fetched number is."""
+    """The position of a fetched number."""
 
     cursor: Any
-    "at its step"
+    "at the number's step"
     lane: Any
-    "of the pair within the step"
+    "lane of the pair within the step"
     inside: Any
-    "the number within the pair"
+    "index within the pair"
 
 
 @gluon.jit
 @no_type_check
 def seek(number, cursor, problem):
-    """Walk from the step where one stands to that of a fetched number, or behind the last: `Sought`."""
+    """Advance from the current step to that of a fetched number, or past the last step: `Sought`."""
     JOB_ROWS: gl.constexpr = cursor.JOB_ROWS
     step, place, before = cursor.step, cursor.place, cursor.before
     through, pairs, ahead = cursor.through, cursor.pairs, cursor.ahead
@@ -230,7 +230,7 @@ def seek(number, cursor, problem):
 @gluon.jit
 @no_type_check
 def wait_for(counters, first, last, needed):
-    """Until counters `first` to `last`, LANES at most, have come to `needed`; what they tell of is seen then."""
+    """Wait until counters `first` to `last`, at most LANES, reach `needed`; then acquire what was written before."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     at = first + gl.arange(0, LANES, LAYOUT)
     wanted = at <= last

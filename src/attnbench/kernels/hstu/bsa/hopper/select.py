@@ -1,19 +1,19 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Compressed branch, keys nearby and selection of block-sparse HSTU attention, for Hopper.
+"""Compressed branch, nearby keys and selection of block-sparse HSTU attention, for Hopper.
 
     out_t = g_compressed BS c Σ_b SiLU(α q·k̄_b) v̄_b        over the complete blocks that end at or before t
             + c Σ_j (g_selected [j local] + g_sliding [t - j < w]) SiLU(α q·k_j) v_j        over keys j ≤ t
     blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
 
-The selection is that of hstu_bsa_select; the keys nearby are added here.  There are no targets and no pairs.
+The selection is that of hstu_bsa_select; nearby keys are added here.  Targets and `pairs` are not supported.
 A work item is one or two stripes of 64 rows for each warpgroup, all of one head; its tiles are the means of the blocks
-that its last row sees, then the keys nearby, through one ring:
+that its last row sees, then the nearby keys, through one ring:
 
-    producer      loads rows of queries an item ahead, and tiles as soon as their stages are free
-    consumer      scores, SiLU, the product with the values; meanwhile the scores are ranked (`topk`)
+    producer      loads rows of queries one item ahead, and tiles as soon as their stages are free
+    consumer      scores, SiLU, the product with the values; the scores are ranked meanwhile (`topk`)
 
-A warpgroup skips tiles that none of its rows sees.  Warpgroups are not ordered: computation of one overlaps with
-products of the others.  A program's next items are those of other heads and other tiles, long ones and short ones.
+A warpgroup skips tiles that none of its rows sees.  Warpgroups are not synchronized with each other: computation of one
+overlaps with products of the others.  A program gets items of different heads and tiles, long and short ones.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @gluon.jit
 @no_type_check
 def work_of(item, problem):
-    """A work item by its number, the last tiles first."""
+    """A work item by its number, the last query tiles first."""
     number = item // (problem.tiles * problem.heads)
     place = item - number * (problem.tiles * problem.heads)
     tile = place // problem.heads
@@ -91,7 +91,7 @@ def work_of(item, problem):
 
 @aggregate
 class Producer:
-    """What the producer warp works with."""
+    """Arguments of the producer warp."""
 
     q_desc: tma.tensor_descriptor
     means_k_desc: tma.tensor_descriptor
@@ -105,7 +105,7 @@ class Producer:
 @gluon.jit
 @no_type_check
 def fill_both(rings, count, k_desc, v_desc, start, rows, first, head):
-    """Load rows from `first` of keys and of values, which come as one tile and go as one."""
+    """Load rows from `first` of keys and values, as one stage."""
     STAGES: gl.constexpr = rings.k.STAGES
     VALUE_BYTES: gl.constexpr = rings.values.numel // STAGES * 2
     stage = count % STAGES
@@ -134,7 +134,7 @@ def produce(producer):
             first = work.first_query + work.start
             last = gl.minimum(first + ROWS * STRIPES, work.keys) - 1
             tiles = key_tiles_of(first, last, work.keys, problem)
-            # What no row of the item sees is not fetched: it is past the end.
+            # What no row of the item sees is loaded as past the end, which reads as zeros.
             visible = complete_seen(last, work.keys, problem.BLOCK_SIZE)
             for tile in range(tiles.end):
                 fill_both(
@@ -165,7 +165,7 @@ def produce(producer):
 @gluon.jit
 @no_type_check
 def skip_tiles(ring, count, unseen):
-    """Release the next `unseen` tiles as they come, which other warpgroups read; the count after them."""
+    """Release the next `unseen` tiles as they arrive.  Returns the new tile count."""
     for _index in range(unseen):
         ring.wait(count)
         ring.release(count)
@@ -176,11 +176,11 @@ def skip_tiles(ring, count, unseen):
 @gluon.jit
 @no_type_check
 def queries_of(q_rings, turn, zero, FIRST: gl.constexpr, MINE: gl.constexpr, LOOP: gl.constexpr):
-    """A warpgroup's tiles of queries, which have been waited for; of one loop.
+    """A warpgroup's query tiles, which must have been waited for; for use in one loop.
 
-    Where loops read one tile, the assembler of CUDA 12.8 keeps half of its descriptor in front of the first of them,
-    behind the branch that skips it, and the others read what happens to be there.  A number that is zero, which the
-    compiler does not know, makes of it another tile for each.
+    If several loops read one tile, the assembler of CUDA 12.8 computes half of its descriptor before the first loop, behind
+    the branch that skips that loop, and the other loops then read an undefined value.  Adding a number that is always zero,
+    which the compiler cannot know, makes it a different tile for each loop.
     """
     qs = ()
     for i in gl.static_range(MINE):
@@ -215,7 +215,7 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             every = key_tiles_of(first, gl.minimum(first + ROWS * problem.STRIPES, keys) - 1, keys, problem)
             own = first + FIRST * ROWS
             mine = key_tiles_of(own, gl.minimum(own + ROWS * MINE, keys) - 1, keys, problem)
-            # Without rows of its own a warpgroup sees nothing.
+            # A warpgroup without rows sees nothing.
             end = gl.where(own < keys, mine.end, 0)
             whole = gl.minimum(mine.whole, end)
             near = gl.where(own < keys, mine.near, every.near)
@@ -227,7 +227,7 @@ def consume(consumer, WARPGROUP: gl.constexpr):
                 rows = work.start + (FIRST + i) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
                 query = standing(rows, work.first_query, keys, BLOCK_SIZE)
                 complete = complete_seen(query.stand, keys, BLOCK_SIZE)
-                # Read here, gates are there when they are needed.
+                # Gates are loaded here, so that they have arrived when they are needed.
                 packed = work.query_start.to(gl.int64) + rows
                 there = rows < work.queries
                 of_means = gate_of(gates_ptr, packed, heads, work.head, there, COMPRESSED, GATES) * BLOCK_SIZE
@@ -282,7 +282,7 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             count = skip_tiles(rings.k, count, every.behind - behind)
 
             for i in gl.static_range(MINE):
-                # Queries of as many columns have been read: the output leaves from where they were.
+                # Queries with as many columns have been read: the output is stored through their buffer.
                 q_tiles = rings.q[FIRST + i].tiles
                 place = q_tiles.index(turn % 2) if qs[i].shape[1] == BLOCK_V else consumer.outs.index(FIRST + i)
                 store_stripe(accs[i], lists[i], place, consumer, work.start + (FIRST + i) * ROWS, work, SCORES)
@@ -381,16 +381,16 @@ def hstu_bsa_hopper_select(
 
 
 def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
-    """Write the compressed branch, the keys nearby and the selection: all rows of `call.out` and `call.blocks`.
+    """Write the compressed branch, the nearby keys and the selection: all rows of `call.out` and `call.blocks`.
 
-    Nothing is allocated and nothing waits for the device.
+    Does not allocate and does not synchronize with the device.
 
     Args:
         call: with means in its workspace.
-        config: of the kernel; None: `default_select`'s.
+        config: of the kernel; None: that of `default_select`.
 
     Raises:
-        ValueError: `select_fault` has one, or as `BsaCall.require` says.
+        ValueError: as of `select_fault` or `BsaCall.require`.
     """
     p = call.problem
     config = config or default_select(p)
@@ -403,7 +403,7 @@ def select_hopper(call: BsaCall, config: SelectConfig | None = None) -> None:
     if p.mean_rows:
         made = (call.workspace["means_k"], block_d), (call.workspace["means_v"], block_v)
         means_k, means_v = (heads_apart(rows_of(x.transpose(0, 1), config.blocks, block), x) for x, block in made)
-    else:  # no mean is loaded: descriptors of the keys and values stand in
+    else:  # no mean is loaded: keys and values take the place of the means in the descriptors
         means_k, means_v = rows_of(call.k, config.blocks, block_d), rows_of(call.v, config.blocks, block_v)
     launch(
         hstu_bsa_hopper_select,

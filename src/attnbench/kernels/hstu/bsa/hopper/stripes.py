@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""What a warpgroup of hstu_bsa_hopper_select does with its stripes, 64 rows each: one or two.
+"""What a warpgroup of hstu_bsa_hopper_select computes for its one or two stripes of 64 rows.
 
-With two, the scores of both are issued together, and computation of one overlaps with products of the other; the tile is
-waited for and released once.  Each stripe has its own range of keys nearby.
+With two, the scores of both are issued together, and computation of one overlaps with products of the other; each tile is
+waited for and released once.  Each stripe has its own range of nearby keys.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, aggregate, coo
 
 @aggregate
 class GridProblem:
-    """Arguments of the launch that say which work items there are, and how they are tiled."""
+    """Launch arguments that describe the work items and their tiles."""
 
     offsets_ptr: Argument
     offsets_q_ptr: Argument
     heads: Argument
     tiles: Argument
-    "of the longest sequence"
+    "query tiles of the longest sequence"
     items: Argument
     "work items of the grid"
     HAS_CACHE: gl.constexpr
     STRIPES: gl.constexpr
-    "of 64 rows, of a work item"
+    "stripes of 64 rows of a work item"
     WINDOW: gl.constexpr
     BLOCK_SIZE: gl.constexpr
     BLOCKS: gl.constexpr
-    "means, or keys nearby, of a tile"
+    "means or nearby keys of a tile"
 
 
 @aggregate
 class Work:
-    """A work item: which rows of which head, those from `start` of a sequence."""
+    """A work item: the rows from `start` of a sequence, and their head."""
 
     head: gl.tensor
     key_start: gl.tensor
-    "the sequence's first key among all"
+    "first key of the sequence in the packed tensors"
     query_start: gl.tensor
     keys: gl.tensor
     "of the sequence"
@@ -64,9 +64,9 @@ class Work:
 
 @aggregate
 class KeyTiles:
-    """Tiles that some rows see: of means [0, end), of keys [near, behind).
+    """Tiles that some rows see: [0, end) of means, [near, behind) of keys.
 
-    Of [0, whole) every row sees and ranks every block.
+    Every row sees and ranks every block of [0, whole).
     """
 
     whole: gl.tensor
@@ -78,7 +78,7 @@ class KeyTiles:
 @gluon.jit
 @no_type_check
 def key_tiles_of(first, last, keys, problem):
-    """Tiles that the rows at the positions [first, last] see."""
+    """The tiles seen by the rows at positions [first, last]."""
     BLOCKS: gl.constexpr = problem.BLOCKS
     BLOCK_SIZE: gl.constexpr = problem.BLOCK_SIZE
     local = standing(first, first_query=0, seen=keys, BLOCK_SIZE=BLOCK_SIZE).local
@@ -91,22 +91,22 @@ def key_tiles_of(first, last, keys, problem):
 
 @aggregate
 class Rings:
-    """Queries, and tiles of keys or means with their values."""
+    """Rings of queries, and of tiles of keys or means with their values."""
 
     q: gl.tuple
     "a Ring for each stripe"
     k: Ring
     values: gl.shared_memory_descriptor
-    "of as many stages as `k`, and under its mbarriers"
+    "with the stages of `k`, on the same mbarriers"
 
 
 @aggregate
 class Consumer:
-    """What the consumer warpgroups work with."""
+    """Arguments of the consumer warpgroups."""
 
     out_desc: tma.tensor_descriptor
     outs: gl.shared_memory_descriptor
-    "tiles by way of which outputs leave that do not fit where the queries were"
+    "buffers for outputs that do not fit into the query buffers"
     rings: Rings
     problem: GridProblem
     gates_ptr: Argument
@@ -114,16 +114,16 @@ class Consumer:
     half_alpha: Argument
     scale: Argument
     zero: Argument
-    "0, which the compiler does not know"
+    "always 0, which the compiler cannot know"
     GATES: gl.constexpr
     COUNTS: gl.constexpr
     "blocks of a query, the local one included"
     BITS: gl.constexpr
-    "of a block's number in a key"
+    "bits of a key that hold the block number"
     APPROXIMATE: gl.constexpr
-    "SiLU by the tanh instruction"
+    "whether SiLU uses the tanh instruction"
     BESIDE: gl.constexpr
-    "rank while the product with the values runs, or before it is issued"
+    "whether blocks are ranked while the value product runs, otherwise before it is issued"
     BLOCK_V: gl.constexpr
     MINE: gl.constexpr
     "stripes of a warpgroup"
@@ -131,14 +131,14 @@ class Consumer:
 
 @aggregate
 class Stripe:
-    """What is known of 64 rows, each [64] in the layout of scores: where they are, what they see, and their gates."""
+    """The 64 rows of a stripe, each field [64] in the layout of scores: positions, what the rows see, and their gates."""
 
     position: gl.tensor
     stand: gl.tensor
     local: gl.tensor
-    "as of `standing`"
+    "from `standing`"
     complete: gl.tensor
-    "complete blocks seen"
+    "number of complete blocks that a row sees"
     of_means: gl.tensor
     of_local: gl.tensor
     of_window: gl.tensor
@@ -158,7 +158,7 @@ def issue_sum(acc, weights, rings, count, dtype: gl.constexpr):
     """Issue the product of a stripe's weights with the values of the count-th tile."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     rounded = gl.convert_layout(weights.to(dtype), WEIGHTS)
-    # The tile is there; what is written behind a wait for it, to run beside the product, stays behind.
+    # The tile has been waited for; code after a wait stays after it, so that it runs while the product does.
     rings.k.wait(count)
     return warpgroup_mma(rounded, flat(rings.values.index(count % rings.k.STAGES)), acc, is_async=True)
 
@@ -166,7 +166,7 @@ def issue_sum(acc, weights, rings, count, dtype: gl.constexpr):
 @gluon.jit
 @no_type_check
 def rank_scores(best, scores, limit, start, BLOCKS: gl.constexpr, BITS: gl.constexpr, MASKED: gl.constexpr):
-    """Fold the scores of a stripe into its lists, of blocks before `limit` where MASKED."""
+    """Merge the scores of a stripe into its lists; with MASKED only blocks before `limit`."""
     if len(best) > 0:
         keys = keys_of(scores, start, BITS)
         if MASKED:
@@ -179,7 +179,7 @@ def rank_scores(best, scores, limit, start, BLOCKS: gl.constexpr, BITS: gl.const
 @gluon.jit
 @no_type_check
 def coarse_tile(accs, lists, qs, stripes, consumer, count, start, MASKED: gl.constexpr):
-    """Weigh and rank the blocks from `start` on, the count-th tile, for each stripe of a warpgroup."""
+    """Weigh and rank the blocks from `start`, the count-th tile, for each stripe of a warpgroup."""
     rings = consumer.rings
     MORE: gl.constexpr = len(qs) - 1
     BLOCKS: gl.constexpr = consumer.problem.BLOCKS
@@ -198,14 +198,14 @@ def coarse_tile(accs, lists, qs, stripes, consumer, count, start, MASKED: gl.con
         seen = mine
         if MASKED:
             own, place = parted_columns(mine)
-            seen = gl.where(place < stripes[i].complete[:, None] - start - own, mine, 0.0)  # whose SiLU is 0
+            seen = gl.where(place < stripes[i].complete[:, None] - start - own, mine, 0.0)  # a score whose SiLU is 0
         weights = silu(seen, consumer.half_alpha, consumer.APPROXIMATE)
         sums = sums + (issue_sum(accs[i], weights, rings, count, qs[i].dtype),)
         scores = scores + (mine,)
     if consumer.BESIDE:
         for i in gl.static_range(len(qs)):
             ranked = ranked + (rank_scores(lists[i], scores[i], stripes[i].local, start, BLOCKS, BITS, MASKED),)
-    # And what is written before a wait for the tile stays before it.
+    # Code before a wait for the tile stays before it.
     rings.k.wait(count)
     ended = ()
     for i in gl.static_range(len(qs)):
@@ -217,7 +217,7 @@ def coarse_tile(accs, lists, qs, stripes, consumer, count, start, MASKED: gl.con
 @gluon.jit
 @no_type_check
 def near_tile(acc, q, stripe, consumer, count, start, seen):
-    """Add the keys from `start` on, the count-th tile, that a stripe's local and sliding branches see."""
+    """Add the keys from `start`, the count-th tile, that a stripe's local and sliding branches see."""
     rings = consumer.rings
     problem = consumer.problem
     scores = warpgroup_mma_wait(0, [issue_scores(q, rings.k.take(count), problem.BLOCKS)])
@@ -241,7 +241,7 @@ def near_tile(acc, q, stripe, consumer, count, start, seen):
 @gluon.jit
 @no_type_check
 def store_stripe(acc, best, place, consumer, row, work, LAYOUT: gl.constexpr):
-    """Store the 64 rows from `row` by way of `place`, and their blocks."""
+    """Store the 64 rows from `row` through `place`, and their blocks."""
     COUNTS: gl.constexpr = consumer.COUNTS
     heads = consumer.problem.heads
     flat(place).store((acc * consumer.scale).to(consumer.out_desc.dtype))

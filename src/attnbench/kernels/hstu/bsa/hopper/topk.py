@@ -1,17 +1,18 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Top-k in a warpgroup's registers: each thread keeps a list per row over all tiles, and the lists are merged at the end.
 
-Four threads hold a row of a product [rows, blocks], each two neighbouring blocks of every eight.  Each keeps the best
+Four threads hold a row of a product [rows, blocks], each two adjacent blocks of every eight.  Each keeps the best
 keys of its own blocks, so that no data moves between threads in the loop; at the end the four lists of a row are
-merged.  Keys and what they mean are bsa.topk's, narrow ones alone.
+merged.  Keys are those of bsa.topk, only narrow ones.
 
-Two keys of a tile are put in order, then into the list together: of lists a and b in order the k-th of both is
+The two keys of a pair of blocks are sorted, then inserted together: for sorted lists a and b the k-th of both is
 
     max of min(a_i, b_j) over i + j = k        where a_0 and b_0 are above every key
 
-For lists of three that is 8 integer operations for two scores, for sm_90 takes the maximum of three numbers in one.
-A key takes 3.5: the number in its place, the sign spread, the order of the bits turned where it is set, and the number
-itself, which two rows share.  7.5 a score, of which an SM does 64 a clock; masked tiles compare and choose besides.
+For lists of three that is 8 integer operations for two scores, because sm_90 has a three-way maximum.
+A key takes 3.5 operations: inserting the block number, spreading the sign bit, flipping the bits where it is set, and the
+number itself, which two rows share.  So 7.5 for each score, of which an SM does 64 a clock; masked tiles also compare and
+select.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from triton.experimental.gluon import language as gl
 from attnbench.kernels.hstu.bsa.topk import block_of, insert
 
 NOTHING = gl.constexpr(-(2**31))
-"The key of nothing, `bsa.topk.least` as a constant."
+"The smallest key, which means no block: `bsa.topk.least` as a constant."
 
 OWNERS = gl.constexpr(4)
-"Threads that have a row of a product between them."
+"Threads that hold a row of a product."
 
 
 @gluon.jit
 @no_type_check
 def parted_columns(scores):
-    """Columns [1, blocks] of a product in two parts: what all of a thread's have, and a constant of the code."""
+    """Columns [1, blocks] of a product as the sum of a thread-dependent part and a compile-time constant."""
     columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
     own = columns & 6
     return own, columns ^ own
@@ -42,10 +43,10 @@ def parted_columns(scores):
 @gluon.jit
 @no_type_check
 def keys_of(scores, start, BITS: gl.constexpr):
-    """Keys [rows, blocks] of the scores of the blocks from `start` on, a multiple of their number.
+    """Keys [rows, blocks] of the scores of the blocks from `start`, a multiple of their number.
 
-    The number comes first and the order of the scores' bits behind it: three operations, where the other way round
-    the compiler makes four.
+    The block number is inserted before the bits are reordered, which takes three operations; the compiler makes the other
+    order four.
     """
     own, place = parted_columns(scores)
     bits = scores.to(gl.int32, bitcast=True)
@@ -73,7 +74,7 @@ def places_of(x, ROWS: gl.constexpr, PLACES: gl.constexpr):
 @gluon.jit
 @no_type_check
 def ordered_pairs(keys, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
-    """Keys [rows, blocks] in the layout of a product as pairs of neighbours: the better ones, and the worse."""
+    """Keys [rows, blocks] in the layout of a product as pairs of adjacent columns: the better keys, and the worse ones."""
     pairs = gl.permute(gl.reshape(keys, [ROWS, BLOCKS // 8, OWNERS, 2]), [0, 2, 1, 3])
     first, second = gl.split(pairs)
     return (
@@ -85,7 +86,7 @@ def ordered_pairs(keys, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def insert_pair(best, better, worse):
-    """Put two keys in order where they belong; the last two fall out."""
+    """Insert two sorted keys into a list; the last two entries are dropped."""
     kept = ()
     for i in gl.static_range(len(best)):
         key = best[i]
@@ -102,7 +103,7 @@ def insert_pair(best, better, worse):
 @gluon.jit
 @no_type_check
 def fold_keys(best, keys, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
-    """Fold a tile of keys [rows, blocks] into the lists."""
+    """Merge a tile of keys [rows, blocks] into the lists."""
     better, worse = ordered_pairs(keys, ROWS, BLOCKS)
     for i in gl.static_range(BLOCKS // 8):
         best = insert_pair(best, better[i], worse[i])
@@ -112,7 +113,7 @@ def fold_keys(best, keys, ROWS: gl.constexpr, BLOCKS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def empty_lists(LENGTH: gl.constexpr, ROWS: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Lists of nothings, a tuple of [rows, owners], for scores [rows, blocks] in LAYOUT."""
+    """Empty lists, a tuple of [rows, owners], for scores [rows, blocks] in LAYOUT."""
     nothing, _ = ordered_pairs(gl.full([ROWS, BLOCKS], NOTHING, gl.int32, LAYOUT), ROWS, BLOCKS)
     best = ()
     for _i in gl.static_range(LENGTH):
@@ -123,7 +124,7 @@ def empty_lists(LENGTH: gl.constexpr, ROWS: gl.constexpr, BLOCKS: gl.constexpr, 
 @gluon.jit
 @no_type_check
 def merge_owners(best):
-    """The best keys of each row among all its owners: a tuple of [rows]."""
+    """The best keys of each row over all its owners: a tuple of [rows]."""
     chosen = ()
     for _i in gl.static_range(len(best)):
         top = gl.max(best[0], 1)
@@ -142,7 +143,7 @@ def merge_owners(best):
 @gluon.jit
 @no_type_check
 def store_blocks(blocks_ptr, chosen, rows, local, mask, COUNTS: gl.constexpr, BITS: gl.constexpr, stride):
-    """Write the blocks of the keys of [rows], ascending, then the `local` one, -1 behind."""
+    """Store the blocks of the keys of [rows], ascending, then the `local` one, padded with -1."""
     order = ()
     for _ in gl.static_range(COUNTS):
         order = order + (rows * 0 + NOTHING,)  # noqa: RUF005

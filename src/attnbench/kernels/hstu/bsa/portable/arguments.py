@@ -8,14 +8,14 @@ from attnbench.kernels.hstu.arguments import RowStrides
 
 
 class PoolStrides(NamedTuple):
-    """Of the tensors of `hstu_bsa_pool`."""
+    """Strides of the tensors of `hstu_bsa_pool`."""
 
     k: RowStrides
     v: RowStrides
 
 
 class ForwardStrides(NamedTuple):
-    """Of the tensors of `hstu_bsa_select`, `hstu_bsa_attend` and `hstu_bsa_ticket`."""
+    """Strides of the tensors of `hstu_bsa_select`, `hstu_bsa_attend` and `hstu_bsa_ticket`."""
 
     q: RowStrides
     k: RowStrides
@@ -23,14 +23,14 @@ class ForwardStrides(NamedTuple):
 
 
 class GradMeansStrides(NamedTuple):
-    """Of the tensors of `hstu_bsa_grad_means`."""
+    """Strides of the tensors of `hstu_bsa_grad_means`."""
 
     q: RowStrides
     dout: RowStrides
 
 
 class BackwardStrides(NamedTuple):
-    """Of the tensors of `hstu_bsa_grad_keys` and `hstu_bsa_grad_rows`."""
+    """Strides of the tensors of `hstu_bsa_grad_keys` and `hstu_bsa_grad_rows`."""
 
     q: RowStrides
     k: RowStrides
@@ -39,7 +39,7 @@ class BackwardStrides(NamedTuple):
 
 
 class GradKeysMeta(NamedTuple):
-    """What `hstu_bsa_grad_keys` is compiled for."""
+    """Compile-time constants of `hstu_bsa_grad_keys`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int
@@ -58,7 +58,7 @@ class GradKeysMeta(NamedTuple):
 
 
 class GradMeansMeta(NamedTuple):
-    """What `hstu_bsa_grad_means` is compiled for."""
+    """Compile-time constants of `hstu_bsa_grad_means`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int
@@ -74,7 +74,7 @@ class GradMeansMeta(NamedTuple):
 
 
 class GradRowsMeta(NamedTuple):
-    """What `hstu_bsa_grad_rows` is compiled for."""
+    """Compile-time constants of `hstu_bsa_grad_rows`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int
@@ -94,7 +94,7 @@ class GradRowsMeta(NamedTuple):
 
 
 class TicketMeta(NamedTuple):
-    """What `hstu_bsa_ticket` is compiled for."""
+    """Compile-time constants of `hstu_bsa_ticket`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int
@@ -112,7 +112,7 @@ class TicketMeta(NamedTuple):
 
 
 class AttendMeta(NamedTuple):
-    """What `hstu_bsa_attend` is compiled for."""
+    """Compile-time constants of `hstu_bsa_attend`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int
@@ -128,7 +128,7 @@ class AttendMeta(NamedTuple):
 
 
 class SelectMeta(NamedTuple):
-    """What `hstu_bsa_select` is compiled for."""
+    """Compile-time constants of `hstu_bsa_select`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int

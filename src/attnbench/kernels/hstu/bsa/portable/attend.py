@@ -1,19 +1,19 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Selected branch of block-sparse HSTU attention: partial rows, and their sum.
 
-    attend   for a tile of the queries that chose block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
-    combine  for a tile of queries:                          out_t += g_selected Σ_s partial[t, s]
+    attend   for a tile of the queries that selected block b:   partial[t, s] = c Σ_{j in b} SiLU(α q_t·k_j) v_j
+    combine  for a tile of queries:                             out_t += g_selected Σ_s partial[t, s]
 
-SiLU attention has no normaliser, so partial sums are just added.  A block's keys are loaded once for a tile of the
-queries that chose it (one dense product), partial rows are written by query and slot, and each query adds its own
-in the order of its slots: no atomics, bitwise reproducible.
+SiLU attention has no normaliser, so partial sums are simply added.  A block's keys are loaded once for a tile of the
+queries that selected it (one dense product); partial rows are written by query and slot, and each query adds its own in
+the order of its slots: no atomics, bitwise reproducible.
 
 Partial rows are most of the traffic, so they should stay in the L2.  Two schedules:
 
-    passes  attend and combine are launched in turn for so many (sequence, head) pairs at a time
-    ticket  one launch: programs draw numbers that go through the pairs one after another, the sums of a pair
-            `lag` pairs behind its tiles, in a ring of `ring` pairs of partial rows.  A program waits only for
-            programs with lower numbers, which have all started: no deadlock in any launch order.
+    passes  attend and combine are launched alternately for some (sequence, head) pairs at a time
+    ticket  one launch: programs fetch tickets from a counter, numbered through the pairs; the sums of a pair come
+            `lag` pairs after its tiles, and a ring of buffers holds the partial rows of `ring` pairs.  A program waits
+            only for programs with lower tickets, which have all started: no deadlock in any launch order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from attnbench.kernels.shared.rows import load_rows
 @triton.jit
 @no_type_check
 def wait_for(counter_ptr, count):
-    """Until so many have arrived; what they wrote is seen afterwards by the whole program."""
+    """Wait until `count` programs have arrived; afterwards the whole program sees what they wrote."""
     while tl.atomic_add(counter_ptr, 0, sem="acquire") < count:
         pass
     tl.debug_barrier()
@@ -51,7 +51,7 @@ def wait_for(counter_ptr, count):
 @triton.jit
 @no_type_check
 def arrive(counter_ptr):
-    """Say that the program is done: all its threads' writes come first."""
+    """Signal that the program is done, after the writes of all its threads."""
     tl.debug_barrier()
     tl.atomic_add(counter_ptr, 1, sem="release")
 
@@ -78,9 +78,9 @@ def attend_part(
     scale,
     META: tl.constexpr,
 ):
-    """One of so many parts of a pair's tiles; `partial_ptr` is where the partial rows of the pair start.
+    """One of the parts of a pair's tiles; `partial_ptr` points to the partial rows of the pair.
 
-    META is that of either kernel below.
+    META is that of one of the kernels below.
     """
     LINEAR_DIM: tl.constexpr = META.LINEAR_DIM
     BLOCK_SIZE: tl.constexpr = META.BLOCK_SIZE
@@ -109,7 +109,7 @@ def attend_part(
         key = tl.load(where + LISTED_BLOCK) * BLOCK_SIZE
         mask = at < tl.load(where + NUM_ENTRIES)
         entry = tl.load(entries + first + at, mask=mask, other=0)
-        # A listed block is complete and past: every query of its list sees all its keys.
+        # A listed block is complete and past, so every query of its list sees all its keys.
         k = load_rows(
             k_base,
             key,
@@ -156,7 +156,7 @@ def combine_part(
     HAS_CACHE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """`span` queries of a pair; `out` holds the other branches and takes the sum."""
+    """`span` queries of a pair; `out` holds the other branches, and the sum is added to it."""
     number = unit // heads
     head = (unit - number * heads).to(tl.int64)
     bounds = sequence(
@@ -201,7 +201,7 @@ def hstu_bsa_attend(
     scale,
     META: tl.constexpr,
 ):
-    """A program: a part of one pair's tiles, of a pass from `first_unit` on."""
+    """One program: a part of one pair's tiles, in the pass that begins at `first_unit`."""
     place = tl.program_id(0) // parts
     attend_part(
         q_ptr=q_ptr,
@@ -246,7 +246,7 @@ def hstu_bsa_combine(
     HAS_CACHE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """A program: `span` queries of one pair, of a pass from `first_unit` on."""
+    """One program: `span` queries of one pair, in the pass that begins at `first_unit`."""
     place = tl.program_id(0) // row_parts
     combine_part(
         gates_ptr=gates_ptr,
@@ -297,16 +297,16 @@ def hstu_bsa_ticket(
     scale,
     META: tl.constexpr,
 ):
-    """A program: what the ticket it draws says, a part of a pair's tiles or of its sums."""
-    # progress: tickets drawn, then of each pair the parts attended, then of each pair the parts combined.
+    """One program: what its ticket says, a part of a pair's tiles or of its sums."""
+    # progress: tickets fetched, then for each pair the parts attended, then for each pair the parts combined.
     ticket = tl.atomic_add(progress_ptr, 1, sem="relaxed")
     step = ticket // (parts + row_parts)
     place = ticket - step * (parts + row_parts)
     attended = progress_ptr + 1
     combined = attended + units
     size = tl.cast(slot_rows, tl.int64) * META.LINEAR_DIM
-    # Programs wait even where a short sequence leaves them no work: a count that is full says that all before it in
-    # the same place of the ring are done, not only the pair that is counted.
+    # Programs wait even if a short sequence leaves them no work: a full count then says that all earlier pairs of the same
+    # ring buffer are done, not only the pair that is counted.
     if place < parts:
         if step < units:
             wait_for(combined + tl.maximum(step - ring, 0), tl.where(step < ring, 0, row_parts))

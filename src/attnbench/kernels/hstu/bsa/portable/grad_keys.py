@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Gradients of block-sparse HSTU attention by keys: first of the means, then of keys and values.
 
-With f the gates that see a pair, A = SiLU(S) and dA = dO Vᵀ of one branch:
+With f the gates under which a query sees a key, A = SiLU(S) and dA = dO Vᵀ of one branch:
 
     dV = c (f A)ᵀ dO        dK = α c (f SiLU'(S) dA)ᵀ Q        dQ[t, s] = α c f SiLU'(S) dA K
 
@@ -34,7 +34,7 @@ from attnbench.kernels.shared.rows import load_rows, store_rows
 
 
 class RowsFolded(NamedTuple):
-    """Gradients of a tile of keys with a tile of queries in them."""
+    """Gradients of a tile of keys after a tile of queries was added."""
 
     dk: Any
     "transposed, as dv: [dims, keys]"
@@ -42,16 +42,16 @@ class RowsFolded(NamedTuple):
     slope: Any
     "dS of the two tiles"
     dgate: Any
-    "of each query the sum of A ∘ dA"
+    "for each query the sum of A ∘ dA"
 
 
 @triton.jit
 @no_type_check
 def fold_rows(dk, dv, q, dout, k, v, factor, half_alpha, TANH: tl.constexpr):
-    """Add what a tile of queries gives the keys, as `RowsFolded`."""
+    """Add a tile of queries to the gradients of the keys; returns `RowsFolded`."""
     value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
     above = tl.dot(dout, tl.trans(v), input_precision="ieee")
-    # Before the products below, whose registers are not to be waited for in between.
+    # Before the products below, so that their registers are not waited for in between.
     dgate = tl.sum(value * above, 1)
     dv = tl.dot(tl.trans(dout), (value * factor).to(q.dtype), dv, input_precision="ieee")
     slope = (twice * above * factor).to(q.dtype)
@@ -78,7 +78,7 @@ def hstu_bsa_grad_means(
     scale,
     META: tl.constexpr,
 ):
-    """A program: a tile of blocks of one pair, through the queries that see them."""
+    """One program: a tile of blocks of one pair, looping over the queries that see them."""
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_V: tl.constexpr = META.BLOCK_V
     BLOCKS: tl.constexpr = META.BLOCKS
@@ -117,18 +117,18 @@ def hstu_bsa_grad_means(
         rows = first + tl.arange(0, META.ROWS)
         q = load_rows(q_base, first, queries, strides.q.row, META.ATTN_DIM, META.ROWS, BLOCK_D, WHOLE=False)
         dout = load_rows(dout_base, first, queries, strides.dout.row, META.LINEAR_DIM, META.ROWS, BLOCK_V, WHOLE=False)
-        # Means along the rows of the products: what these weigh stays in the registers it is made in.
+        # Means are the rows of the products, so that their weights stay in the registers in which they are computed.
         value, twice = silu_and_slope(tl.dot(k, tl.trans(q), input_precision="ieee"), half_alpha, META.TANH)
         slope = twice * tl.dot(v, tl.trans(dout), input_precision="ieee")
         if META.GATES > 0:
             gates = gate_of(gates_ptr, bounds.query_start + rows, heads, head, rows < queries, COMPRESSED, META.GATES)
             value *= gates[None, :]
             slope *= gates[None, :]
-        # Queries and blocks that are none are zeros: q and dO give nothing, means get what nobody reads.
+        # Missing queries and blocks are zeros: q and dO add nothing, and gradients of missing means are not read.
         sees = (last_key - first)[:, None] <= tl.arange(0, META.ROWS)[None, :]
         dv = tl.dot(tl.where(sees, value, 0.0).to(q.dtype), dout, dv, input_precision="ieee")
         dk = tl.dot(tl.where(sees, slope, 0.0).to(q.dtype), q, dk, input_precision="ieee")
-    # A mean passes on 1 / BS of its gradient, which carries the factor BS.
+    # Each key of a block gets 1 / BS of the gradient of its mean, which carries the factor BS.
     store_rows(
         base=dmeans_k_ptr + mean * META.ATTN_DIM,
         first=start,
@@ -154,11 +154,11 @@ def hstu_bsa_grad_means(
 @triton.jit
 @no_type_check
 def last_near_row(block, last_key, first_query, queries, seen, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """End of the queries that see a key, up to `last_key`, of a block nearby: in their local block or window."""
+    """End of the queries that see a key of a nearby block, up to `last_key`: in their local block or window."""
     end = (block + 1) * BLOCK_SIZE
     if WINDOW > 0:
         end = tl.maximum(end, last_key + WINDOW)
-    # Targets stand behind the history: in their reach is the last block, and what the window covers from there.
+    # Targets have the position after the history: they see the last block, and what the window covers from there.
     all_rows = block == (seen - 1) // BLOCK_SIZE
     if WINDOW > 0:
         all_rows = all_rows | (seen - last_key < WINDOW)
@@ -183,9 +183,9 @@ def key_factor(
     WINDOW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Gates under which queries see the KEYS keys of a block from `key` on: a list's all, those nearby what they see.
+    """Gates under which queries see KEYS keys of a block from `key`: listed queries all keys, nearby ones the visible keys.
 
-    Queries that are none and keys behind the history are zeros that give nothing.
+    Missing queries and keys after the history are zeros and add nothing.
     """
     keys = tl.arange(0, KEYS)[None, :]
     past = keys <= (position - key)[:, None]
@@ -228,7 +228,7 @@ def hstu_bsa_grad_keys(
     scale,
     META: tl.constexpr,
 ):
-    """A program: one block of one pair, through the queries nearby and its list."""
+    """One program: one block of one pair, looping over the nearby queries and its list."""
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_V: tl.constexpr = META.BLOCK_V
     KEYS: tl.constexpr = META.KEYS
@@ -260,7 +260,7 @@ def hstu_bsa_grad_keys(
         entries += list_head * entry_rows + bounds.query_start * META.OTHERS + begin
         partial_dq += place.to(tl.int64) * slot_rows * META.ATTN_DIM
         partial_dgate += place.to(tl.int64) * slot_rows
-    # More keys than fit in registers are taken in parts, each through all queries.
+    # Keys that do not fit into registers are processed in parts, each over all queries.
     for part in range(META.BLOCK_SIZE // KEYS):
         key = block * META.BLOCK_SIZE + part * KEYS
         k = load_rows(k_base, key, bounds.seen, strides.k.row, META.ATTN_DIM, KEYS, BLOCK_D, WHOLE=False)
@@ -278,7 +278,7 @@ def hstu_bsa_grad_keys(
             META.BLOCK_SIZE,
         )
         near = tl.maximum(near_end - near_first, 0)
-        # The queries nearby, then those of the list, in the same tiles.
+        # The nearby queries, then those of the list, in the same tiles.
         for start in range(0, near + listed, META.ROWS):
             at = start + tl.arange(0, META.ROWS)
             mask = at < near + listed
@@ -321,7 +321,7 @@ def hstu_bsa_grad_keys(
                 scatter_rows(partial_dq, entry, from_list, META.ATTN_DIM, dq, META.ATTN_DIM, BLOCK_D)
                 if META.GATES > 0:
                     tl.store(partial_dgate + entry, dgate, mask=from_list)
-        # The next part adds to what this one wrote.
+        # The next part adds to what this part wrote.
         if KEYS < META.BLOCK_SIZE:
             tl.debug_barrier()
         mean = head * mean_rows + bounds.key_start // META.BLOCK_SIZE + block

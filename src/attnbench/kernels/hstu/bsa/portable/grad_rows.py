@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Gradients of block-sparse HSTU attention by queries: dq, gradients of the gates, and the diagonal of targets.
 
-A program loops over the means that its queries see and the keys nearby, and adds the parts of dq that
+A program loops over the means that its queries see and the nearby keys, and adds the parts of dq that
 `hstu_bsa_grad_keys` wrote for its slots, in their order.  The gradient of a gate is dO · (its branch's output):
 
     dgate = c Σ_j SiLU(S_tj) dA_tj        dA = dO Vᵀ, which dq needs as well
@@ -52,13 +52,13 @@ def coarse_gradient(
     BLOCKS: tl.constexpr,
     TANH: tl.constexpr,
 ):
-    """Add what the blocks from `start` on give dq, without gate and factors, and the gate."""
+    """Add the blocks from `start` to dq, without gate and factors, and to the gate's gradient."""
     k = load_rows(means_k, start, whole, ATTN_DIM, ATTN_DIM, BLOCKS, BLOCK_D, WHOLE=False)
     v = load_rows(means_v, start, whole, LINEAR_DIM, LINEAR_DIM, BLOCKS, BLOCK_V, WHOLE=False)
     value, twice = silu_and_slope(tl.dot(q, tl.trans(k), input_precision="ieee"), half_alpha, TANH)
     above = tl.dot(dout, tl.trans(v), input_precision="ieee")
     above = tl.where(tl.arange(0, BLOCKS)[None, :] < (visible - start)[:, None], above, 0.0)
-    # Before the product, whose registers are not to be waited for in between.
+    # Before the product, so that its registers are not waited for in between.
     dgate += tl.sum(value * above, 1)
     dq = tl.dot((twice * above).to(q.dtype), k, dq, input_precision="ieee")
     return dq, dgate
@@ -91,7 +91,7 @@ def hstu_bsa_grad_rows(
     scale,
     META: tl.constexpr,
 ):
-    """A program: one tile of queries of one pair, the longest rows first."""
+    """One program: one tile of queries of one pair, the longest rows first."""
     BLOCK_D: tl.constexpr = META.BLOCK_D
     ROWS: tl.constexpr = META.ROWS
     place = tl.program_id(0) // tiles
@@ -138,7 +138,7 @@ def hstu_bsa_grad_rows(
     of_last = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, META.BLOCK_SIZE).stand
     dq = tl.zeros([ROWS, BLOCK_D], tl.float32)
     dcoarse = tl.zeros([ROWS], tl.float32)
-    # One loop, masked throughout: a second one would wait for its first tile, which costs more than masks.
+    # One loop, masked throughout: a second loop would wait for its first tile, which costs more than the masks.
     for block in range(0, complete_seen(of_last, bounds.seen, META.BLOCK_SIZE), META.BLOCKS):
         dq, dcoarse = coarse_gradient(
             dq=dq,
@@ -160,7 +160,7 @@ def hstu_bsa_grad_rows(
         )
     dq *= (gate_of(gates_ptr, packed, heads, head, mask, COMPRESSED, META.GATES) * META.BLOCK_SIZE)[:, None]
 
-    # The keys nearby.
+    # The nearby keys.
     of_local = gate_of(gates_ptr, packed, heads, head, mask, SELECTED, META.GATES)
     of_window = of_local
     if META.WINDOW > 0:
@@ -190,7 +190,7 @@ def hstu_bsa_grad_rows(
             dwindow += tl.sum(tl.where(in_window, value * above, 0.0), 1)
         dq = tl.dot(slope.to(q.dtype), k, dq, input_precision="ieee")
 
-    # A target's own key, which nobody else sees.
+    # A target's own key, which no other query sees.
     if META.HAS_TARGETS:
         target = mask & (query.position >= bounds.seen)
         own_k = gather_rows(k_base, query.position, target, strides.k.row, META.ATTN_DIM, BLOCK_D).to(tl.float32)
@@ -225,7 +225,7 @@ def hstu_bsa_grad_rows(
 
     dq *= scale * half_alpha
     dlocal *= scale
-    # Stages here too, so that all slots are asked for at once.
+    # Pipelined too, so that all slots are loaded at once.
     partial_dq = partial_dq_ptr + (place.to(tl.int64) * slot_rows + start * META.OTHERS) * META.ATTN_DIM
     partial_dgate = partial_dgate_ptr + place.to(tl.int64) * slot_rows + start * META.OTHERS
     for slot in tl.range(META.OTHERS, num_stages=META.SLOTS):

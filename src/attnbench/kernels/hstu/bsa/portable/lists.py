@@ -1,20 +1,20 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""For each block the queries that chose it: a counting sort.
+"""For each block the queries that selected it: a counting sort.
 
-An entry t (S - 1) + s says that slot s of query t chose a block before its local one.
+An entry t (S - 1) + s says that slot s of query t selected a block before its local one.
 
-    rank     an entry adds itself to its block's count, and learns how many were there before
-    place    per sequence: where each block's list starts, and a table of tiles of ROWS entries of one block, so
-             that a block chosen by all is many tiles and not one long loop
-    scatter  each entry goes to its place
+    rank     an entry increments its block's count, and reads how many entries came before it
+    place    for each sequence: where each block's list begins, and a table of tiles of ROWS entries of one block, so
+             that a block selected by all queries is many tiles and not one long loop
+    scatter  each entry is written to its position
 
 So far the order within a list depends on atomics, which does not affect a forward's partial rows.  For a backward, whose
-sums over a list are to be reproducible, each list is sorted:
+sums over a list should be reproducible, each list is sorted:
 
-    sort     each piece of so many places by block and entry: what a piece holds of a list is in order
-    merge    an entry's place is behind the smaller ones of its list, which a search counts in each piece the list is in
+    sort     each piece of CHUNK positions by block and entry, so that a piece's part of a list is sorted
+    merge    an entry's position is the number of smaller entries in its list, found by a search in each piece of the list
 
-A list of n entries takes n²/CHUNK searches: one of all queries of a sequence is tolerable.
+A list of n entries takes n²/CHUNK searches: acceptable for a list of all queries of a sequence.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ class OwnEntries(NamedTuple):
     """Entries of a program."""
 
     entry: Any
-    "[CHUNK] of the sequence"
+    "[CHUNK] entries within the sequence"
     block: Any
     "[CHUNK], -1 for none"
     base: Any
-    "where the sequence's entries begin"
+    "first entry of the sequence"
     row: Any
-    "where its counts, and the starts of its lists, do"
+    "first of its counts, and of its list starts"
 
 
 class OwnPlaces(NamedTuple):
-    """Places in the lists of a program."""
+    """Positions in the lists of a program."""
 
     place: Any
-    "[CHUNK] in the lists of the sequence"
+    "[CHUNK] positions in the lists of the sequence"
     listed: Any
-    "how many these lists have"
+    "number of entries in these lists"
     base: Any
-    "where its entries begin"
+    "first of their entries"
     starts_ptr: Any
-    "starts of its lists"
+    "starts of the lists"
     row: Any
-    "where its blocks begin"
+    "first of its blocks"
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def hstu_bsa_rank(
     HAS_CACHE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A program: CHUNK entries; the counts were 0."""
+    """One program: CHUNK entries; the counts must be 0 before."""
     own = own_entries(
         blocks_ptr=blocks_ptr,
         sequences=sequences,
@@ -158,7 +158,7 @@ def hstu_bsa_place(
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A program: one sequence (and head)."""
+    """One program: one sequence (and head)."""
     unit = tl.program_id(0)
     number = unit // list_heads
     head = (unit - number * list_heads).to(tl.int64)
@@ -209,7 +209,7 @@ def hstu_bsa_scatter(
     HAS_CACHE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A program: CHUNK entries."""
+    """One program: CHUNK entries."""
     own = own_entries(
         blocks_ptr=blocks_ptr,
         sequences=sequences,
@@ -286,7 +286,7 @@ def hstu_bsa_sort(
     CHUNK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A program: one piece.  A key is block slot_rows + entry, of 64 bits if WIDE."""
+    """One program: one piece.  A sort key is block * slot_rows + entry, with 64 bits if WIDE."""
     own = own_places(
         starts_ptr=starts_ptr,
         sequences=sequences,
@@ -331,7 +331,7 @@ def hstu_bsa_merge(
     CHUNK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """A program: the entries of one piece; a search of STEPS steps has CHUNK + 1 outcomes."""
+    """One program: the entries of one piece; a search of STEPS steps distinguishes CHUNK + 1 results."""
     own = own_places(
         starts_ptr=starts_ptr,
         sequences=sequences,

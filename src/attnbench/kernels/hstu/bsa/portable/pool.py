@@ -3,9 +3,9 @@
 
     k̄_c = 1/BS Σ_{j in block c} k_j        summed in fp32, rounded once to the precision of k
 
-Means lie as [heads, keys // BS, dims]: a sequence's first block is row (its first key) // BS, so that
+Means are stored as [heads, keys // BS, dims]: a sequence's first block is row (its first key) // BS, so that
 sequences never overlap, whatever their lengths, and no offsets of blocks have to be computed.
-Pure traffic: K and V are read once.
+Limited by memory bandwidth: K and V are read once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def block_mean(
     ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Mean of BLOCK_SIZE rows; ROWS at a time are added up, so that a thread adds its own before any other's."""
+    """Mean of BLOCK_SIZE rows, ROWS at a time, so that a thread adds its own rows before any exchange between threads."""
     total = tl.zeros([ROWS, BLOCK_DIM], tl.float32)
     for start in range(0, BLOCK_SIZE, ROWS * AT_ONCE):
         for i in tl.static_range(AT_ONCE):
@@ -65,7 +65,7 @@ def hstu_bsa_pool(
     ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """A program: one block of keys and of values."""
+    """One program: one block of keys and of values."""
     unit = tl.program_id(0) // blocks
     block = tl.program_id(0) - unit * blocks
     number = unit // heads

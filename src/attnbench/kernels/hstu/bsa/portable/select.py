@@ -2,13 +2,13 @@
 """Compressed, local and sliding branches of block-sparse HSTU attention, and the blocks each query selects.
 
     out_t = g BS c Σ_b SiLU(α q·k̄_b) v̄_b        over the complete blocks that end at or before t
-          + c Σ_j (g' + g") SiLU(α q·k_j) v_j    over the keys nearby: the local block's up to t under the gate g' of
+          + c Σ_j (g' + g") SiLU(α q·k_j) v_j    over the nearby keys: the local block's up to t under the gate g' of
                                                  the selected branch, the last w under g" of the sliding one
     blocks_t = the local block, and of those before it the S - 1 with the largest α q·k̄_b
 
-One pass over the means weighs and ranks: the tile of scores is the same.  With one selection for all heads the
-scores are added over them, by a kernel of its own.  With pairs an odd history row is ranked with the query before
-it, where that one is there.
+One pass over the means computes the compressed branch and the ranking, which share their scores.  With one selection for
+all heads the scores are summed over the heads, by a kernel of its own.  With `pairs` an odd history row (an action) is
+ranked by the query before it (its item), if that is among the queries.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from attnbench.kernels.shared.rows import load_rows, store_rows
 @triton.jit
 @no_type_check
 def ranking_rows(rows, position, seen):
-    """Whose query ranks for each row: its item's, for an action whose item is among the queries."""
+    """The query whose scores rank for each row: for an action that of its item, if it is among the queries."""
     action = (position % 2 == 1) & (position < seen) & (rows > 0)
     return tl.where(action, rows - 1, rows)
 
@@ -49,7 +49,7 @@ def ranking_rows(rows, position, seen):
 def rank_tile(
     best, scores, start, local, ROWS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Fold the scores [ROWS, BLOCKS] of blocks before the local one into the lists."""
+    """Merge the scores [ROWS, BLOCKS] of blocks before the local one into the lists."""
     keys = keys_of(scores, start, BLOCKS, BITS)
     if MASKED:
         keys = tl.where((start + tl.arange(0, BLOCKS))[None, :] < local[:, None], keys, least(BITS))
@@ -81,7 +81,7 @@ def coarse_tile(
     TANH: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Weigh and rank the blocks from `start` on."""
+    """Weigh and rank the blocks from `start`."""
     means = load_rows(
         base=means_k,
         first=start,
@@ -143,7 +143,7 @@ def near_sum(
     TANH: tl.constexpr,
     HAS_TARGETS: tl.constexpr,
 ):
-    """Add the keys that the local and the sliding branch see, for the queries from `start` on."""
+    """Add the keys that the local and the sliding branch see, for the queries from `start`."""
     rows = start + tl.arange(0, ROWS)
     query = standing(rows, first_query, seen, BLOCK_SIZE)
     end = tl.minimum(first_query + tl.minimum(start + ROWS, queries), seen)
@@ -163,7 +163,7 @@ def near_sum(
         v = load_rows(v_base, key, end, v_row, LINEAR_DIM, KEYS, BLOCK_V, WHOLE=False)
         acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
     if HAS_TARGETS:
-        # A target is a key of its own alone, in the selected branch and in the sliding one.
+        # A target is a key only for itself, in the selected branch and in the sliding one.
         target = (rows < queries) & (query.position >= seen)
         own = gather_rows(k_base, query.position, target, k_row, ATTN_DIM, BLOCK_D)
         weight = silu(tl.sum(q.to(tl.float32) * own.to(tl.float32), 1), half_alpha, TANH)
@@ -193,10 +193,10 @@ def hstu_bsa_select(
     scale,
     META: tl.constexpr,
 ):
-    """A program: one tile of queries of one pair, the longest rows first."""
+    """One program: one tile of queries of one pair, the longest rows first."""
     BLOCK_V: tl.constexpr = META.BLOCK_V
     ROWS: tl.constexpr = META.ROWS
-    # Which tile: of a pair of sequence and head the longest rows first.
+    # The query tile of this program: of a (sequence, head) pair the longest rows first.
     unit = tl.program_id(0) // tiles
     tile = tiles - 1 - (tl.program_id(0) - unit * tiles)
     number = unit // heads
@@ -229,7 +229,7 @@ def hstu_bsa_select(
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
     best = empty_list(rows, 0 if META.SHARED else META.COUNTS - 1, META.BITS)
 
-    # Blocks before the local one of the first row are candidates of, and seen by, all rows.
+    # Blocks before the local one of the first row are seen by all rows, and are candidates for all.
     of_first = standing(start, bounds.first_query, bounds.seen, META.BLOCK_SIZE).local
     last = standing(tl.minimum(start + ROWS, queries) - 1, bounds.first_query, bounds.seen, META.BLOCK_SIZE).stand
     split = of_first // META.BLOCKS * META.BLOCKS
@@ -362,7 +362,7 @@ def hstu_bsa_select_shared(
     BLOCKS: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """A program: one tile of queries of one sequence, through all heads for each tile of blocks."""
+    """One program: one tile of queries of one sequence, looping over all heads for each tile of blocks."""
     number = tl.program_id(0) // tiles
     tile = tiles - 1 - (tl.program_id(0) - number * tiles)
     bounds = sequence(

@@ -1,17 +1,18 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Dense HSTU attention backward for Hopper: a producer warp, and two consumer warpgroups of 64 keys each.
 
-The sums are those of portable.backward's column kernel with atomics.  The pipeline is another:
+The arithmetic is that of portable.backward's column kernel with atomics.  The pipeline:
 
     producer      loads keys and values of a tile once, then tiles of 64 queries with their dO, as stages become free
-    consumer      Sᵀ = K Qᵀ and dAᵀ = V dOᵀ are issued together; A = SiLU(S) is computed beside the second, and
-                  dV += Aᵀ dO runs while dS is; both warpgroups store dSᵀ to shared memory, and each computes half the
-                  columns of dQ from all of it, beside its own dK += dSᵀ Q
-    epilogue      dQ leaves through shared memory as a TMA reduction in fp32 (`hopper.add_tile`) that nobody waits for
-                  until the next tile's dQ is there; dK and dV leave from where the keys and values were
+    consumer      issues Sᵀ = K Qᵀ and dAᵀ = V dOᵀ together; A = SiLU(S) is computed while the second product runs, and
+                  dS while dV += Aᵀ dO runs; both warpgroups store dSᵀ to shared memory, and each computes half of the
+                  columns of dQ from all of it, while its own dK += dSᵀ Q runs
+    epilogue      dQ is added to memory in fp32 by a TMA reduction through shared memory (`hopper.add_tile`), which is
+                  waited for only when the next tile's dQ is ready; dK and dV are stored through the buffers of keys and
+                  values
 
-So five products a tile, each tile of Q and dO read once a tile of keys.  (The order of work is that of the backward in
-Shah et al. 2024, arXiv:2407.08608; SiLU has no row sums, so nothing else is read.)
+So there are five products a tile, and each tile of Q and dO is read once for a tile of keys.  (The pipeline follows the
+backward of Shah et al. 2024, arXiv:2407.08608; SiLU has no row sums, so nothing else is read.)
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ KEYS = gl.constexpr(128)
 
 @aggregate
 class Consumer:
-    """What the consumer warpgroups work with."""
+    """Arguments of the consumer warpgroups."""
 
     dk_desc: tma.tensor_descriptor
     dv_desc: tma.tensor_descriptor
@@ -83,7 +84,7 @@ class Consumer:
     dscores: gl.shared_memory_descriptor
     "dSᵀ of both warpgroups, in two stages: [2, 128 keys, 64 queries]"
     staging: gl.shared_memory_descriptor
-    "tiles by way of which dQ leaves, one a warpgroup"
+    "tiles through which dQ is stored, one for each warpgroup"
     filled: gl.shared_memory_descriptor
     "mbarriers of the stages of `dscores`"
     done: gl.shared_memory_descriptor
@@ -93,7 +94,7 @@ class Consumer:
     hidden: Argument
     dv_scale: Argument
     APPROXIMATE: gl.constexpr
-    "SiLU by the tanh instruction"
+    "whether SiLU uses the tanh instruction"
 
 
 @gluon.jit
@@ -122,10 +123,10 @@ def produce(producer):
 @gluon.jit
 @no_type_check
 def dq_part(dscores, slot, zero, k_ring, WARPGROUP: gl.constexpr):
-    """Issue this warpgroup's half of the columns of dQ = dS K, from dSᵀ of both and all keys: [columns, 64 queries].
+    """Issue this warpgroup's half of the columns of dQ = dS K, from both warpgroups' dSᵀ and all keys: [columns, 64 queries].
 
-    Threads that hold numbers of one column and several queries meet in no bank of shared memory when they store them.
-    A product has 64 rows, so fewer columns than that come as [64 queries, columns].
+    A thread then holds one column of several queries, so that stores have no bank conflicts.  A product has 64 rows, so
+    fewer columns are computed as [64 queries, columns].
     """
     HALF: gl.constexpr = k_ring.COLUMNS // 2
     part = gl.zeros([ROWS, HALF], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
@@ -142,7 +143,7 @@ def dq_part(dscores, slot, zero, k_ring, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
-    """One tile of queries into the gradients; positions of `work` count from the sequence's first query."""
+    """Add one tile of queries to the gradients; positions of `work` count from the sequence's first query."""
     rings = consumer.rings
     mask = consumer.problem.mask
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -152,7 +153,7 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
     none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     tile = work.query_tile(count, mask)
     slot = count & 1
-    # Where keys and values lie, and what they are, would be held in registers, of which there are none left.
+    # Otherwise the addresses and sizes of keys and values would be kept in registers, of which none are left.
     zero = count >> 30
     k = flat(rings.k.tiles.index(WARPGROUP + zero))
     v = flat(rings.v.tiles.index(WARPGROUP + zero))
@@ -183,7 +184,7 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
     part = dq_part(consumer.dscores, slot, zero, rings.k, WARPGROUP)
     dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
     part, dv = warpgroup_mma_wait(1, [part, dv])
-    # The last addition to dQ has been read, of which the barrier before the release tells all warps.
+    # The previous addition to dQ has been read; the barrier before the release lets all warps know.
     tma.store_wait(0)
     rings.dout.release(count)
     mine = flat(consumer.staging.index(WARPGROUP))
@@ -205,7 +206,7 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def consume(consumer, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: 64 of the keys, and half of dQ's columns."""
+    """A consumer warpgroup: 64 of the keys, and half of the columns of dQ."""
     rings = consumer.rings
     BLOCK_D: gl.constexpr = rings.k.COLUMNS
     BLOCK_V: gl.constexpr = rings.v.COLUMNS
@@ -221,11 +222,11 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             rings.v.take(WARPGROUP)
             for count in range(steps):
                 dk, dv = step(dk, dv, consumer, work, count, WARPGROUP)
-            # Who has come here has read the keys for the last time.
+            # This warpgroup has read the keys for the last time.
             mbarrier.arrive(consumer.done)
             mbarrier.wait(consumer.done, 0)
         key = tile.start + WARPGROUP * ROWS
-        # Gradients leave from where keys and values were.
+        # Gradients are stored through the buffers of keys and values.
         flat(rings.v.tiles.index(WARPGROUP)).store((dv * consumer.dv_scale).to(consumer.dv_desc.dtype))
         flat(rings.k.tiles.index(WARPGROUP)).store(
             (dk * (consumer.half_alpha * consumer.dv_scale)).to(consumer.dk_desc.dtype)
@@ -264,7 +265,7 @@ def hstu_hopper_backward(
     META: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
-    gdc_launch_dependents()  # of `hstu_dense_backward_round`, which waits for the end
+    gdc_launch_dependents()  # allows `hstu_dense_backward_round` to start, which waits for the end of this kernel
     mask = Mask(
         window=window,
         CAUSAL=META.CAUSAL,
@@ -326,21 +327,21 @@ def launch_hopper_backward(
     problem: Problem,
     config: ColumnConfig,
 ) -> None:
-    """Compute dk and dv, and add dQ's parts, without their factor α / 2N, to `sums`; waits for nothing.
+    """Compute dk and dv, and add the parts of dQ, without their factor α / 2N, to `sums`; does not synchronize.
 
     Args:
-        q: [Tq, H, D], of 16 bits, D at most 256.
+        q: [Tq, H, D], 16-bit, D at most 256.
         k: [Tk, H, D].
         v: [Tk, H, Dv], Dv at most 256.
         dout: [Tq, H, Dv].
         sums: fp32 [Tq, H, D].
-        dk: like k; every row is written, as in dv.
+        dk: like k; every row is written, also for dv.
         dv: like v.
-        problem: sequences, mask and factors; checked before.
-        config: how many tiles are in flight, and how SiLU is computed.
+        problem: sequences, mask and factors; already checked.
+        config: pipeline stages, and how SiLU is computed.
 
     Raises:
-        ValueError: the card, the precision, the dims or a tensor's strides are none of this kernel's; one line.
+        ValueError: this kernel does not support the card, the dtype, the dims or a tensor's strides; the message says which.
     """
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
     tiles, pairs = -(-problem.max_seqlen // config.block_n), problem.batch * heads
@@ -377,17 +378,17 @@ def launch_hopper_backward(
 
 
 def _described(given: dict[str, Tensor]) -> dict[str, Any]:
-    """Tiles of 64 rows; of dq, whose sums are fp32, half the columns."""
+    """Descriptors with tiles of 64 rows; for dq, whose sums are fp32, half of the columns."""
     block_d, block_v = (max(32, block_of(given[name].shape[2])) for name in ("q", "v"))
     described = _tiles(given, block_d, block_v, block_d // 2)
     for name in ("k_desc", "dk_desc"):
-        # Halves of the columns are tiles only of what is swizzled by no more than a half.
+        # Half of the columns can only be sliced from a tile whose swizzle is no wider than that half.
         described[name].layout = gl.NVMMASharedLayout(min(128, block_d), 16, 5)
     return described
 
 
 def _wide(given: dict[str, Tensor]) -> dict[str, Any]:
-    """For over 128 dims: tiles of 64 rows and half the columns; of dq a piece of them."""
+    """Descriptors above 128 dims: tiles of 64 rows and half of the columns; for dq a piece of them."""
     half_d, half_v = (max(64, block_of(given[name].shape[2]) // 2) for name in ("q", "v"))
     return _tiles(given, half_d, half_v, wide.PIECE.value)
 
@@ -406,7 +407,7 @@ def _tiles(given: dict[str, Tensor], columns: int, columns_v: int, columns_dq: i
 
 
 def _refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) -> None:
-    """Refuse what this kernel cannot run: it was asked for by name, and another one is not what was asked for."""
+    """Refuse what this kernel does not support: it was requested by name, and is not replaced by another."""
     q, v = given["q"], given["v"]
     fault = hopper_columns_fault(
         config, capability=capability_of(q), item_bytes=q.element_size(), attn_dim=q.shape[2], linear_dim=v.shape[2]
@@ -418,7 +419,7 @@ def _refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) ->
             raise wrong(
                 f"{name}.stride",
                 x.stride(),
-                f"is no multiple of 16 bytes, as order={config.order} needs",
+                f"is not a multiple of 16 bytes, as order={config.order} requires",
                 "an aligned tensor, or another order",
             )
     if 0 < abs(problem.alpha) < LEAST_ALPHA:

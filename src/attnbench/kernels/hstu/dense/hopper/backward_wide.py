@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
-"""Dense HSTU attention backward for Hopper over 128 dims: two warpgroups share 64 keys, each with half the columns.
+"""Dense HSTU attention backward for Hopper above 128 dims: two warpgroups share 64 keys, each with half of the columns.
 
-dK and dV of 64 keys and 256 dims are all the registers of one warpgroup.  So each has half the columns of both, and of
-dQ; and since half a product's columns need all of A and dS, each computes these for 32 of a tile's 64 queries and
-stores them to shared memory, where products read them.  Tiles of rows are loaded in halves of their columns.  Apart
-from that it is `hopper.backward`.
+dK and dV of 64 keys and 256 dims would fill all registers of one warpgroup.  So each warpgroup has half of the columns
+of both, and of dQ.  A product for half of the columns needs all of A and dS, so each warpgroup computes A and dS for 32
+of a tile's 64 queries and stores them to shared memory, where the products read them.  Tiles of rows are loaded as two
+halves of their columns.  Otherwise it is `hopper.backward`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from attnbench.kernels.shared.hopper import (
 )
 
 SHARE = gl.constexpr(32)
-"Queries of a tile whose scores a warpgroup computes."
+"Queries of a tile for which one warpgroup computes the scores."
 
 PIECE = gl.constexpr(64)
-"Columns of dQ that leave at once."
+"Columns of dQ that are stored at a time."
 
 
 @aggregate
 class Consumer:
-    """What the consumer warpgroups work with."""
+    """Arguments of the consumer warpgroups."""
 
     dk_desc: tma.tensor_descriptor
     dv_desc: tma.tensor_descriptor
@@ -64,7 +64,7 @@ class Consumer:
     dscores: gl.shared_memory_descriptor
     "dSᵀ likewise"
     staging: gl.shared_memory_descriptor
-    "tiles by way of which dQ leaves, one a warpgroup"
+    "tiles through which dQ is stored, one for each warpgroup"
     filled: gl.shared_memory_descriptor
     "mbarriers, of each stage one for `weighted` and one for `dscores`"
     problem: GridProblem
@@ -72,13 +72,13 @@ class Consumer:
     hidden: Argument
     dv_scale: Argument
     APPROXIMATE: gl.constexpr
-    "SiLU by the tanh instruction"
+    "whether SiLU uses the tanh instruction"
 
 
 @gluon.jit
 @no_type_check
 def fill_halves(ring, count, desc, start, rows, first, head):
-    """Load rows as two tiles, of half the columns each."""
+    """Load rows as two tiles, with half of the columns each."""
     for half in gl.static_range(2):
         ring.fill(
             count=2 * count + half,
@@ -129,7 +129,7 @@ def produce(producer):
 @gluon.jit
 @no_type_check
 def multiply_share(keys, zero, ring, count, WARPGROUP: gl.constexpr):
-    """Issue the product [64 keys, 32 queries] of keys, in halves, with this warpgroup's share of a tile of rows."""
+    """Issue the product [64 keys, 32 queries] of the keys, in halves of the dims, with this warpgroup's queries of a tile."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHARE, 16])
     share = gl.zeros([ROWS, SHARE], gl.float32, LAYOUT)
     for half in gl.static_range(2):
@@ -143,7 +143,7 @@ def multiply_share(keys, zero, ring, count, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def exchange_share(share, tile, filled, phase, WARPGROUP: gl.constexpr):
-    """Store this warpgroup's share to a tile [64 keys, 64 queries] for both, and wait for the other's."""
+    """Store this warpgroup's part of a tile [64 keys, 64 queries] for both, and wait for the other warpgroup's."""
     tile.slice(WARPGROUP * SHARE, SHARE, 1).store(share)
     fence_async_shared()
     mbarrier.arrive(filled)
@@ -153,7 +153,7 @@ def exchange_share(share, tile, filled, phase, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def add_piece(piece, staging, dq_desc, work, queries, at, column):
-    """Add columns of dQ, [columns, 64 queries], to memory; the last addition has been read, and all warps know."""
+    """Add columns of dQ, [columns, 64 queries], to memory, once the previous addition was read and all warps know it."""
     flat(staging).permute([1, 0]).store(piece)
     fence_async_shared()
     sync_warps()
@@ -163,7 +163,7 @@ def add_piece(piece, staging, dq_desc, work, queries, at, column):
 @gluon.jit
 @no_type_check
 def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
-    """One tile of queries into the gradients."""
+    """Add one tile of queries to the gradients."""
     rings = consumer.rings
     mask = consumer.problem.mask
     HALF: gl.constexpr = rings.k.COLUMNS
@@ -172,7 +172,7 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
     tile = work.query_tile(count, mask)
     slot = count & 1
     phase = count // 2 & 1
-    # Where keys and values lie would be held in registers.
+    # Otherwise the addresses of keys and values would be kept in registers.
     zero = count >> 30
     scores = multiply_share(rings.k, zero, rings.q, count, WARPGROUP)
     dweights = multiply_share(rings.v, zero, rings.dout, count, WARPGROUP)
@@ -199,7 +199,7 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
         phase,
         WARPGROUP,
     )
-    # Columns by queries, so that no threads meet in a bank of shared memory when they store them.
+    # Columns by queries, so that stores to shared memory have no bank conflicts.
     dscores = consumer.dscores.index(slot)
     k = flat(rings.k.tiles.index(WARPGROUP + zero))
     none = gl.zeros([ROWS, PIECE], gl.float32, OF_PIECE)
@@ -229,7 +229,7 @@ def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def consume(consumer, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: half the columns of every gradient."""
+    """A consumer warpgroup: half of the columns of every gradient."""
     rings = consumer.rings
     HALF: gl.constexpr = rings.k.COLUMNS
     HALF_V: gl.constexpr = rings.v.COLUMNS
@@ -244,8 +244,8 @@ def consume(consumer, WARPGROUP: gl.constexpr):
                 rings.v.take(half)
             for count in range(steps):
                 dk, dv = step(dk, dv, consumer, tile, count, WARPGROUP)
-        # Gradients leave from where keys and values were: of the half that is not its own a warpgroup has read the last
-        # when it stores its last dS.
+        # Gradients are stored through the buffers of keys and values.  When a warpgroup stores its last dS, it has read for
+        # the last time the half that the other warpgroup stores to.
         flat(rings.v.tiles.index(WARPGROUP)).store((dv * consumer.dv_scale).to(consumer.dv_desc.dtype))
         flat(rings.k.tiles.index(WARPGROUP)).store(
             (dk * (consumer.half_alpha * consumer.dv_scale)).to(consumer.dk_desc.dtype)
@@ -287,7 +287,7 @@ def hstu_hopper_backward_wide(
     window,
     META: gl.constexpr,
 ):
-    """Allocate rings, tiles and barriers, and start the warps; of dO there is one tile, which is read early in a step."""
+    """Allocate rings, tiles and barriers, and start the warps.  dO has one stage, which is read early in a step."""
     gdc_launch_dependents()
     mask = Mask(
         window=window,
@@ -312,7 +312,7 @@ def hstu_hopper_backward_wide(
         v=allocate_ring(v_desc, STAGES=2, CONSUMERS=1),
         dout=allocate_ring(dout_desc, STAGES=2, CONSUMERS=2),
     )
-    # A share of the columns is a tile: swizzled by no more than a share.
+    # One tile holds a warpgroup's columns, so the swizzle is no wider than those.
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(2 * SHARE, 16, 2)
     weighted = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
     dscores = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)

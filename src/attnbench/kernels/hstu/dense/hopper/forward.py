@@ -1,20 +1,21 @@
 # ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Dense HSTU attention forward for Hopper: a producer warp, and two or three consumer warpgroups of 64 rows each.
 
-The sums are those of portable.forward.  The pipeline is another:
+The arithmetic is that of portable.forward.  The pipeline:
 
-    producer      loads rows of queries, then tiles of keys and values, each as soon as its pipeline stage is free
-    consumer      S' = Q K'ᵀ and O += A V are issued together; SiLU of S' is computed beside the second, and beside
-                  the products of the other warpgroups
+    producer      loads query tiles, then key and value tiles, each as soon as its pipeline stage is free
+    consumer      issues S' = Q K'ᵀ and O += A V together; SiLU of S' is computed while the second product and the
+                  products of the other warpgroups run
 
-A work item is one tile of 64 rows a warpgroup.  A program has one item, or a dynamic tile scheduler gives it the next,
-long ones first.  The grid is sized for the longest sequence; the producer skips tiles beyond shorter ones.  It
-publishes each item to the consumers: they would spend a sixth of a short one's time on computing it.  Where shared
-memory has ROOM for two tiles of queries, the producer is an item ahead.
+A work item is one tile of 64 rows for each warpgroup.  A program has one work item, or a dynamic tile scheduler assigns
+the next one, long ones first.  The grid is sized for the longest sequence; the producer skips tiles beyond shorter ones.
+It publishes each item to the consumers: computing it would take them a sixth of a short item's time.  Where shared
+memory has ROOM for two query tiles, the producer loads one item ahead.
 
-Keys go from the first to the last, masked tiles last.  A warpgroup skips the tiles at the end that none of its rows
-sees: it finishes before the others, so that prologue and epilogue of an item run beside their products, and it gets the
-longest rows of the next item.  Tiles are indexed from the sequence end: the partial one is the first, which sees least.
+Key tiles are processed from the first to the last, masked tiles last.  A warpgroup skips the last tiles if none of its
+rows sees them: it finishes before the others, so that the prologue and epilogue of an item overlap with their products,
+and it gets the longest rows of the next item.  Tiles are indexed from the sequence end, so that the partial tile is the
+first one, which sees least.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from attnbench.kernels.shared.hopper import (
 
 
 class ForwardMeta(NamedTuple):
-    """What `hstu_hopper_forward` is compiled for."""
+    """Compile-time constants of `hstu_hopper_forward`."""
 
     CAUSAL: bool
     HAS_PREFIX: bool
@@ -53,32 +54,32 @@ class ForwardMeta(NamedTuple):
     HAS_WINDOW: bool
     HAS_CACHE: bool
     APPROXIMATE: bool
-    "SiLU by the tanh instruction"
+    "whether SiLU uses the tanh instruction"
     BLOCK_N: int
     BLOCK_V: int
     STAGES: int
     ROOM: int
-    "tiles of queries that a warpgroup has in shared memory"
+    "query tiles of a warpgroup in shared memory"
     GROUPS: int
     "consumer warpgroups"
     DRAWS: bool
-    "work items are drawn from a counter"
+    "whether work items are fetched from a counter"
     REGISTERS: int
-    "of a thread of all consumer warpgroups but the first"
+    "registers of a thread of all consumer warpgroups except the first"
     SPLIT: bool
-    "keys are split: what leaves are sums over parts of them"
+    "whether keys are split: the outputs are then partial sums over parts of them"
 
 
 @aggregate
 class Consumer:
-    """What the consumer warpgroups work with."""
+    """Arguments of the consumer warpgroups."""
 
     rings: Rings
     mask: Mask
     half_alpha: Argument
     queue: WorkQueue
     APPROXIMATE: gl.constexpr
-    "SiLU by the tanh instruction"
+    "whether SiLU uses the tanh instruction"
     BLOCK_N: gl.constexpr
     BLOCK_V: gl.constexpr
     GROUPS: gl.constexpr
@@ -93,7 +94,7 @@ def weigh(scores, consumer, index, unmasked, done, WARPGROUP: gl.constexpr):
         work = read_work(consumer.queue, done)
         first, _queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
         at = work.key_tile(index, mask) * consumer.BLOCK_N
-        # Whose SiLU is 0.
+        # a score whose SiLU is 0
         scores = hide(
             scores,
             hidden=0.0,
@@ -110,7 +111,7 @@ def weigh(scores, consumer, index, unmasked, done, WARPGROUP: gl.constexpr):
 @gluon.jit
 @no_type_check
 def through_tiles(consumer, total, unmasked, count, done, WARPGROUP: gl.constexpr):
-    """The sums over the first `total` tiles of a work item, one at least; and the count after them."""
+    """The sums over the first `total` tiles (at least one) of a work item, and the new tile count."""
     BLOCK_N: gl.constexpr = consumer.BLOCK_N
     BLOCK_V: gl.constexpr = consumer.BLOCK_V
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -133,15 +134,15 @@ def through_tiles(consumer, total, unmasked, count, done, WARPGROUP: gl.constexp
         k_ring.wait(count + 1)
         v_ring.wait(count)
         scores = warpgroup_mma(q, k_ring.tile(count + 1).permute([1, 0]), none, use_acc=False, is_async=True)
-        # Rounded here, not where they came about: carried in 16 bits, each would be packed anew.
+        # Rounded here, not where they are computed: 16-bit values carried through the loop would be packed anew each time.
         rounded = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
         acc = warpgroup_mma(rounded, v_ring.tile(count), acc, is_async=True)
         scores = warpgroup_mma_wait(1, [scores])
         k_ring.release(count + 1)
         weights = weigh(scores, consumer, index, unmasked, done, WARPGROUP)
         v_ring.wait(count + 1)
-        # Nothing rescales the sums, so this could wait until the next scores are issued; but ptxas (12.8, 12.9) makes
-        # every product wait for the one before where one that reads registers is in flight as the loop turns.
+        # Nothing rescales the sums, so this could wait until the next scores are issued.  But ptxas (12.8, 12.9) makes every
+        # product wait for the previous one if a product that reads registers is in flight at the end of an iteration.
         acc = warpgroup_mma_wait(0, [acc])
         v_ring.release(count)
         count += 1
@@ -154,24 +155,24 @@ def through_tiles(consumer, total, unmasked, count, done, WARPGROUP: gl.constexp
 
 @aggregate
 class ToRows:
-    """Where whole outputs go: rows of a tensor, by way of where the queries were, if these have as many columns."""
+    """Sink for whole outputs, rows of a tensor: through the query buffer, if queries have as many columns."""
 
     out_desc: tma.tensor_descriptor
     outs: gl.shared_memory_descriptor
-    "tiles by way of which the others leave"
+    "tiles through which other outputs are stored"
     scale: Argument
 
     @gluon.jit
     @no_type_check
     def store(self, consumer, acc, done, WARPGROUP: gl.constexpr):
-        """Begin to store a work item's output."""
+        """Start to store a work item's output."""
         q_ring = consumer.rings.q[WARPGROUP]
         work = read_work(consumer.queue, done)
         first, queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
         place = q_ring.tiles.index(done % q_ring.STAGES)
         if q_ring.COLUMNS != consumer.BLOCK_V:
             place = self.outs.index(WARPGROUP)
-            tma.store_wait(0)  # the last output may still be on its way
+            tma.store_wait(0)  # the previous output may still be on its way
             sync_warps()
         store_output(self.out_desc, place, acc * self.scale, work.query_start, queries, first, work.head)
 
@@ -179,9 +180,9 @@ class ToRows:
 @gluon.constexpr_function
 @no_type_check
 def part_layout(columns):
-    """Layout of a tile [64, columns] of a part: as products leave it, its columns shuffled.
+    """Layout of a tile [64, columns] of a partial sum: that of a product's result, with permuted columns.
 
-    Of every sixteen columns of a row a thread has four; shuffled they are next to one another, and stored at once.
+    Of every sixteen columns of a row a thread has four; permuted, they are adjacent and are stored by one instruction.
     """
     wide = [[0, 1 << bit] for bit in range(4, columns.bit_length() - 1)]
     return gl.DistributedLinearLayout(
@@ -191,22 +192,22 @@ def part_layout(columns):
 
 @aggregate
 class ToParts:
-    """Where sums over parts of the keys go: fp32 [rows, heads of all parts, BLOCK_V] as of `part_layout`."""
+    """Sink for sums over parts of the keys: fp32 [rows, heads of all parts, BLOCK_V] in the order of `part_layout`."""
 
     parts_ptr: gl.tensor
     heads: gl.tensor
-    "of all parts"
+    "heads of all parts"
 
     @gluon.jit
     @no_type_check
     def store(self, consumer, acc, done, WARPGROUP: gl.constexpr):
-        """Store a work item's sum, unscaled."""
+        """Store a work item's partial sum, unscaled."""
         work = read_work(consumer.queue, done)
         first, queries = work.rows_of(done, WARPGROUP, consumer.GROUPS)
         BLOCK_V: gl.constexpr = consumer.BLOCK_V
         LAYOUT: gl.constexpr = part_layout(BLOCK_V)
         acc = acc.reshape([ROWS, BLOCK_V // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([ROWS, BLOCK_V])
-        acc = gl.convert_layout(acc, LAYOUT)  # no register leaves its thread
+        acc = gl.convert_layout(acc, LAYOUT)  # the conversion moves nothing between threads
         rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
         columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, LAYOUT))
         at = (work.query_start + first + rows).to(gl.int64) * self.heads + work.head
@@ -218,7 +219,7 @@ class ToParts:
 @gluon.jit
 @no_type_check
 def consume(consumer, sink, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: its 64 rows of each work item, as of `Work.rows_of`."""
+    """A consumer warpgroup: its 64 rows of each work item (`Work.rows_of`)."""
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_V, 16])
     queue = consumer.queue
     q_ring = consumer.rings.q[WARPGROUP]
@@ -237,9 +238,9 @@ def consume(consumer, sink, WARPGROUP: gl.constexpr):
         queue.release(done)
         count = skip_tiles(consumer.rings, count, tiles.unseen)
         done += 1
-        if q_ring.STAGES == 1:  # the next queries come when this has left
+        if q_ring.STAGES == 1:  # the next queries are loaded when this output has left
             q_ring.release_stored(done)
-        # Not before: the producer looks for an item when it has loaded this one's last tile.
+        # Not before: the producer fetches the next item when it has loaded this one's last tile.
         queue.wait(done)
     tma.store_wait(0)
 
@@ -260,9 +261,9 @@ def start_warps(
     scale,
     META: gl.constexpr,
 ):
-    """Allocate rings and barriers, and start the warps, of this kernel or of the one for pages.
+    """Allocate rings and barriers, and start the warps, for this kernel or for the paged one.
 
-    Where keys are SPLIT the output goes to `parts_ptr`, else by `out_desc`; the other may be None.
+    With SPLIT the output goes to `parts_ptr`, otherwise through `out_desc`; the other may be None.
     """
     BLOCK_N: gl.constexpr = META.BLOCK_N
     BLOCK_V: gl.constexpr = META.BLOCK_V
@@ -273,11 +274,11 @@ def start_warps(
     q_rings = (allocate_ring(q_desc, ROOM, CONSUMERS=1), allocate_ring(q_desc, ROOM, CONSUMERS=1))
     if GROUPS == 3:
         q_rings = q_rings + (allocate_ring(q_desc, ROOM, CONSUMERS=1),)
-    # Values are read a step longer than keys.
+    # Values are read one step longer than keys.
     rings = Rings(q_rings, allocate_ring(k_desc, STAGES, GROUPS), allocate_ring(v_desc, STAGES + 1, GROUPS))
     queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     if META.SPLIT:
-        # The sum of the parts may be launched once all programs are: it waits for their end by itself.
+        # The sum of the parts may be launched as soon as all programs have started, and itself waits for their end.
         gdc_launch_dependents()
         sink = ToParts(parts_ptr, parts * problem.heads)
     else:
@@ -347,7 +348,7 @@ def hstu_hopper_forward(
     window,
     META: gl.constexpr,
 ):
-    """The output, or where keys are SPLIT its parts, of keys and values that lie as rows."""
+    """The output, or with SPLIT its partial sums, for keys and values in packed rows."""
     mask = Mask(
         window=window,
         CAUSAL=META.CAUSAL,

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""The producer warp of an HSTU forward for Hopper: it finds work items, publishes them and loads their tiles.
+"""The producer warp of an HSTU forward for Hopper: fetches work items, publishes them and loads their tiles.
 
-Where keys and values lie is a `source`'s business: rows of a tensor here, pages of a pool in `hstu.paged.hopper`.
+A `source` says where keys and values are: rows of a tensor here, pages of a pool in `hstu.paged.hopper`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from attnbench.kernels.hstu.dense.hopper.work import work_at
 from attnbench.kernels.shared.hopper import Argument, Rings, WorkQueue, aggregate, next_work
 
 AHEAD = gl.constexpr(4)
-"The next work item is fetched when so many tiles are left to load."
+"The next work item is fetched when this many tiles are left to load."
 
 
 @aggregate
 class Rows:
-    """A source of keys and values that lie as rows, sequence after sequence."""
+    """A source of keys and values in packed rows."""
 
     k_desc: tma.tensor_descriptor
     v_desc: tma.tensor_descriptor
@@ -30,7 +30,7 @@ class Rows:
     @gluon.jit
     @no_type_check
     def keys_of(self, _number, start, work, head):
-        """Those of a sequence that begins at row `start`."""
+        """Keys and values of a sequence that begins at row `start`."""
         return SequenceRows(k_desc=self.k_desc, v_desc=self.v_desc, start=start, keys=work.keys, head=head)
 
 
@@ -53,39 +53,39 @@ class SequenceRows:
     @gluon.jit
     @no_type_check
     def fill_values(self, ring, count, at):
-        """The same of the values."""
+        """The same for values."""
         ring.fill(count, self.v_desc, self.start, self.keys, at, self.head)
 
 
 @aggregate
 class Producer:
-    """What the producer warp works with."""
+    """Arguments of the producer warp."""
 
     q_desc: tma.tensor_descriptor
     rings: Rings
     queue: WorkQueue
     counter_ptr: Argument
-    "of the dynamic tile scheduler"
+    "counter of the dynamic tile scheduler"
     parts: Argument
-    "that the keys of a tile of queries are split into"
+    "parts that the keys of a query tile are split into"
     BLOCK_N: gl.constexpr
     GROUPS: gl.constexpr
     DYNAMIC: gl.constexpr
-    "whether programs fetch work items, or have one each"
+    "whether programs fetch work items; otherwise each has one"
     SPLIT: gl.constexpr
 
 
 @gluon.jit
 @no_type_check
 def load_work(producer, mask, work, source, head, count, done):
-    """Load a work item's tiles; how many tiles of keys there have been then, and the next item if fetched, else -1."""
+    """Load a work item's tiles.  Returns the new tile count, and the next work item if it was fetched here, else -1."""
     rings = producer.rings
     BLOCK_N: gl.constexpr = producer.BLOCK_N
     Q_AHEAD: gl.constexpr = rings.q[0].STAGES > 1
     total = work.tiles.masked + work.tiles.split - work.tiles.whole
     at = work.key_tile(0, mask) * BLOCK_N
     following = -1
-    # Without room for two the queries come after the first keys: the last output may have to leave before.
+    # With one query stage, queries are loaded after the first keys: the previous output may first have to leave the buffer.
     if not Q_AHEAD and total > 0:
         source.fill_keys(rings.k, count, at)
     for which in gl.static_range(producer.GROUPS):
@@ -93,10 +93,10 @@ def load_work(producer, mask, work, source, head, count, done):
         rings.q[which].fill(done, producer.q_desc, work.query_start, queries, first, head)
     if Q_AHEAD and total > 0:
         source.fill_keys(rings.k, count, at)
-    # Keys a tile before values, as they are read: their stage is free before that of the values.
+    # Keys are loaded one tile before values, as they are read: their stage is free earlier.
     for index in range(total):
-        # Here, for the answer comes while the last tiles wait for stages; earlier, and a long item would hold the next
-        # one back from programs that are done before.
+        # Fetched here, because the answer arrives while the last tiles wait for stages.  Fetched earlier, the next item would
+        # wait for this program, if its item is long, while others are idle.
         if producer.DYNAMIC and index == gl.maximum(total - AHEAD, 0):
             following = next_work(producer.counter_ptr)
         after = at
@@ -112,11 +112,11 @@ def load_work(producer, mask, work, source, head, count, done):
 @gluon.jit
 @no_type_check
 def produce(producer, problem, source):
-    """The producer warp: find a work item, publish it, load its tiles; the next one, until there is none."""
+    """The producer warp: fetch a work item, publish it and load its tiles, until there are no more."""
     items = problem.pairs * problem.tiles
     if producer.SPLIT:
         items *= producer.parts
-        # Launched while the kernel before ends: what that wrote, and what it reads and consumers write, comes after.
+        # Launched before the previous kernel ends: reads of what it wrote, and all writes, come after this wait.
         gdc_wait()
     at = gl.program_id(0)
     count = 0
@@ -132,7 +132,7 @@ def produce(producer, problem, source):
             done += 1
         if not producer.DYNAMIC:
             following = items
-        elif following < 0:  # an item without rows or without keys
+        elif following < 0:  # a work item without rows or without keys
             following = next_work(producer.counter_ptr)
         at = following
     producer.queue.finish(done)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""What the kernels of dense HSTU attention for Hopper share: problem, mask, and a backward's tile of keys."""
+"""What the dense HSTU kernels for Hopper share: the problem, the mask, and the key tile of a backward."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, aggregate
 from attnbench.kernels.shared.rows import section_of
 
 HIDDEN = -1e4
-"A score α s / 2 whose SiLU and slope are 0, by the tanh instruction and by an exponential."
+"A score α s / 2 whose SiLU and slope are 0, with the tanh instruction and with an exponential."
 
 LEAST_ALPHA = 1e-30
-"Below it α s is not HIDDEN for any number s; without α all gradients are 0, hidden or not."
+"Below it no number s makes α s HIDDEN; with α = 0 all gradients are 0, hidden or not."
 
 
 @aggregate
 class Mask:
-    """Which keys a query sees beside those that targets and the prefix say: the window, and which masks there are."""
+    """The window, and which masks there are; targets and the prefix are in the bounds of a sequence."""
 
     window: Argument
     CAUSAL: gl.constexpr
@@ -33,19 +33,19 @@ class Mask:
 
 @aggregate
 class GridProblem:
-    """Arguments of the launch that say what a program works on."""
+    """Launch arguments that describe the grid of work."""
 
     sequences: gl.tuple
-    "as of `hstu.arguments.Sequences`"
+    "`hstu.arguments.Sequences`"
     contextual_len: Argument
     mask: Mask
     heads: Argument
     pairs: Argument
     "(sequence, head) pairs"
     tiles: Argument
-    "of the longest sequence"
+    "tiles of the longest sequence"
     group: Argument
-    "pairs of a section (`section_of`)"
+    "pairs of a section (`rows.section_of`)"
     HAS_CACHE: gl.constexpr
 
     @gluon.jit
@@ -59,14 +59,14 @@ class GridProblem:
 
 @aggregate
 class KeyTile:
-    """The keys that a program of a backward is about, and which tiles of 64 queries see them.
+    """The key tile of a program of the backward, and the tiles of 64 queries that see it.
 
-    Those are [0, front), the prefix, and [begin, end); every query of [whole, split) sees every key.
+    Those are [0, front), of the prefix, and [begin, end); every query of [whole, split) sees every key.
     """
 
     head: gl.tensor
     key_start: gl.tensor
-    "the sequence's first key among all"
+    "first key of the sequence in the packed tensors"
     query_start: gl.tensor
     keys: gl.tensor
     "of the sequence"
@@ -92,7 +92,7 @@ class KeyTile:
     @gluon.jit
     @no_type_check
     def from_first_query(self):
-        """The same with positions counted from the sequence's first query: `keys` is how many queries it has."""
+        """The same tile with positions counted from the sequence's first query: `keys` is then its number of queries."""
         first = self.first_query
         return KeyTile(
             head=self.head,
@@ -113,7 +113,7 @@ class KeyTile:
     @gluon.jit
     @no_type_check
     def query_tile(self, index, mask):
-        """The index-th tile of queries that sees the keys."""
+        """The index-th query tile that sees the keys."""
         tile = self.begin + index
         if mask.HAS_PREFIX:
             tile = gl.where(index < self.front, index, tile - self.front)
@@ -121,7 +121,7 @@ class KeyTile:
 
 
 class BackwardMeta(NamedTuple):
-    """What `hstu_hopper_backward` and `hstu_hopper_backward_wide` are compiled for."""
+    """Compile-time constants of `hstu_hopper_backward` and `hstu_hopper_backward_wide`."""
 
     CAUSAL: bool
     HAS_PREFIX: bool
@@ -130,7 +130,7 @@ class BackwardMeta(NamedTuple):
     HAS_CACHE: bool
     STAGES: int
     APPROXIMATE: bool
-    "SiLU by the tanh instruction"
+    "whether SiLU uses the tanh instruction"
 
 
 @aggregate
@@ -145,7 +145,7 @@ class BackwardRings:
 
 @aggregate
 class BackwardProducer:
-    """What the producer warp of a backward works with."""
+    """Arguments of the producer warp of a backward."""
 
     q_desc: tma.tensor_descriptor
     k_desc: tma.tensor_descriptor
@@ -158,9 +158,9 @@ class BackwardProducer:
 @gluon.jit
 @no_type_check
 def key_tile_of(problem, BLOCK_N: gl.constexpr):
-    """The tile of BLOCK_N keys that this program is about."""
+    """The tile of BLOCK_N keys of this program."""
     mask = problem.mask
-    # The first keys are seen by most rows.
+    # The first keys are seen by most rows, so their tiles come first.
     tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads
     head = pair - number * problem.heads
@@ -185,7 +185,7 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
     end = gl.maximum((gl.maximum(reach.high - bounds.first_query, 0) + ROWS - 1) // ROWS, begin)
     whole = (gl.maximum(reach.all_low - bounds.first_query, 0) + ROWS - 1) // ROWS
     whole = gl.minimum(gl.maximum(whole, begin), end)
-    # Queries past the last one are zeros and add nothing: a last tile that is not whole needs no mask.
+    # Queries past the last are loaded as zeros and add nothing: a partial last tile needs no mask.
     last = gl.where(reach.all_high == bounds.keys, end, gl.maximum(reach.all_high - bounds.first_query, 0) // ROWS)
     split = gl.minimum(gl.maximum(last, whole), end)
     return KeyTile(
@@ -208,15 +208,15 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
 @gluon.jit
 @no_type_check
 def hide(scores, hidden, down, across, prefix, seen, mask, ROWS_DOWN: gl.constexpr):
-    """Scores [64, n], down from row (if ROWS_DOWN, else key) `down`, across from the other, `hidden` where masked."""
+    """Scores [64, n] with masked ones set to `hidden`; `down`, `across`: first row and key, swapped unless ROWS_DOWN."""
     columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
-    # Positions from the first of every eight columns a thread has one place in: what is left of `columns` is then a
-    # constant of the code, where it were a register a column that the compiler keeps through the loop.
+    # Positions relative to the first of eight columns, of which a thread has two: the rest of `columns` is then a
+    # compile-time constant, where the compiler would otherwise keep a register for each column through the loop.
     own = columns & 7
     zero = across + own
     lines = down + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))[:, None] - zero
     if mask.CAUSAL and ROWS_DOWN and not (mask.HAS_PREFIX or mask.HAS_TARGETS or mask.HAS_WINDOW):
-        see = columns - own < gl.minimum(lines + 1, seen - zero)  # one comparison an element, not two
+        see = columns - own < gl.minimum(lines + 1, seen - zero)  # one comparison for each element, instead of two
     elif ROWS_DOWN:
         see = sees(
             rows=lines,

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Work items of the dense HSTU forward for Hopper: which tiles of queries and keys one has, and how it is published."""
+"""Work items of the dense HSTU forward for Hopper: their query and key tiles, and how they are published."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ WORK_FIELDS = gl.constexpr(WorkItem._fields)
 
 
 class TilesSeen(NamedTuple):
-    """How many of a work item's tiles of keys show a warpgroup anything."""
+    """How many of a work item's key tiles a warpgroup sees."""
 
     seen: Any
-    "the first ones"
+    "number of tiles, from the first, that the warpgroup's rows see"
     unseen: Any
     unmasked: Any
-    "of the work item: tiles that mask nothing"
+    "number of the work item's tiles that mask nothing"
 
 
 @aggregate
 class Work:
-    """A work item: a tile of queries, and the tiles of keys that they see."""
+    """A work item: a query tile, and the key tiles that it sees."""
 
     query_start: gl.tensor
-    "the sequence's first query among all"
+    "first query of the sequence in the packed tensors"
     head: gl.tensor
-    "of the output: of the part-th part of the keys, part * heads + head"
+    "head of the output: for the part-th part of the keys, part * heads + head"
     keys: gl.tensor
     "of the sequence"
     first_query: gl.tensor
@@ -60,14 +60,14 @@ class Work:
     "rows before the targets"
     prefix: gl.tensor
     start: gl.tensor
-    "the item's first query"
+    "first query of the item"
     tiles: gl.tuple
-    "of keys, as of `hstu.tiles.KeyTiles`"
+    "key tiles, as `hstu.tiles.KeyTiles`"
 
     @gluon.jit
     @no_type_check
     def share(self, part, parts, heads):
-        """The part-th of so many equal shares of the tiles of keys, in the order of the keys, those of targets last."""
+        """The part-th of the equal shares of the key tiles, in the order of the keys, those of targets last."""
         tiles = self.tiles
         before = tiles.end - tiles.begin
         behind = tiles.masked - (tiles.whole - tiles.begin + tiles.end - tiles.split)
@@ -93,7 +93,7 @@ class Work:
     @gluon.jit
     @no_type_check
     def publish(self, queue, turn):
-        """Publish this as the turn-th item; `read_work` is the other end."""
+        """Publish this as the turn-th item, for `read_work`."""
         item = WorkItem(
             query_start=self.query_start,
             head=self.head,
@@ -114,13 +114,13 @@ class Work:
     @gluon.jit
     @no_type_check
     def unmasked(self):
-        """How many tiles of keys mask nothing."""
+        """How many key tiles mask nothing."""
         return self.tiles.split - self.tiles.whole
 
     @gluon.jit
     @no_type_check
     def key_tile(self, index, mask):
-        """The index-th tile of keys: the masked ones last."""
+        """The index-th key tile; masked tiles are the last."""
         unmasked = self.unmasked()
         tile = masked_tile(index - unmasked, self.tiles, mask.HAS_TARGETS, mask.HAS_WINDOW)
         return gl.where(index < unmasked, self.tiles.whole + index, tile)
@@ -128,10 +128,10 @@ class Work:
     @gluon.jit
     @no_type_check
     def rows_of(self, done, WARPGROUP: gl.constexpr, GROUPS: gl.constexpr):
-        """A warpgroup's first query, and the one where they end for it: none of those before query 0.
+        """A warpgroup's first query, and the end of its rows: it has none of the rows before query 0.
 
-        Row order alternates: who has the rows that see least in one item has those that see most in the next.  This is
-        the done-th.
+        The order of rows alternates: the warpgroup whose rows see least in one item has those that see most in the next.
+        This is the done-th item.
         """
         first = self.start + gl.where(done % 2 == 0, WARPGROUP, GROUPS - 1 - WARPGROUP) * ROWS
         return gl.maximum(first, 0), gl.where(first < 0, 0, self.keys - self.first_query)
@@ -155,7 +155,7 @@ class Work:
         )
         unseen = gl.maximum(gl.minimum(tiles.end - (reach.high + BLOCK_N - 1) // BLOCK_N, tiles.end - tiles.split), 0)
         if mask.HAS_TARGETS:
-            # Targets have themselves, in the tiles behind; rows without one have no tile there.
+            # Targets see themselves, in the tiles after these; a warpgroup without targets skips those tiles.
             unseen = gl.where(
                 last >= self.seen, 0, unseen + tiles.masked - (tiles.whole - tiles.begin + tiles.end - tiles.split)
             )
@@ -167,9 +167,9 @@ class Work:
 @gluon.jit
 @no_type_check
 def read_work(queue, turn):
-    """The turn-th work item, which has been waited for.
+    """The turn-th work item, which must have been waited for.
 
-    Read anew wherever it is needed: thirteen numbers are more than a thread of three warpgroups has registers for.
+    Read again wherever it is needed: a thread of three warpgroups has no registers for its thirteen numbers.
     """
     return Work(
         query_start=queue.number(turn, "query_start"),
@@ -191,15 +191,15 @@ def read_work(queue, turn):
 
 
 class Located(NamedTuple):
-    """A work item of the grid, and whose it is."""
+    """A work item of the grid, and its sequence."""
 
     work: Any
-    "as of `Work`"
+    "as `Work`"
     sequence: Any
-    "its number"
+    "index of the sequence"
     head: Any
     key_start: Any
-    "where the sequence's keys begin"
+    "first key of the sequence in the packed tensors"
     has_rows: Any
 
 
@@ -208,8 +208,8 @@ class Located(NamedTuple):
 def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPLIT: gl.constexpr):
     """The at-th work item of the grid, as `Located`.
 
-    Tiles are indexed from the sequence end, so that the one whose first warpgroups have no rows, before query 0, is the
-    one that sees least.
+    Tiles are indexed from the sequence end, so that the item whose first warpgroups have no rows (before query 0) is the one
+    that sees least.
     """
     mask = problem.mask
     part = 0
@@ -224,7 +224,7 @@ def work_at(at, problem, parts, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, SPL
     after = (blocks + GROUPS - 1) // GROUPS - (problem.tiles - 1 - tile)
     start = (blocks - after * GROUPS) * ROWS
     first = bounds.first_query + start
-    last = gl.maximum(gl.minimum(first + ROWS * GROUPS, bounds.keys) - 1, 0)  # of no keys nothing is looked at
+    last = gl.maximum(gl.minimum(first + ROWS * GROUPS, bounds.keys) - 1, 0)  # without keys it is not used
     key_tiles = tiles_of_rows(
         first=gl.maximum(first, bounds.first_query),
         last=last,

@@ -8,7 +8,7 @@ from attnbench.kernels.hstu.arguments import RowStrides
 
 
 class ForwardStrides(NamedTuple):
-    """Of the tensors of `hstu_dense_forward`."""
+    """Strides of the tensors of `hstu_dense_forward`."""
 
     q: RowStrides
     k: RowStrides
@@ -17,7 +17,7 @@ class ForwardStrides(NamedTuple):
 
 
 class ForwardMeta(NamedTuple):
-    """What `hstu_dense_forward` is compiled for."""
+    """Compile-time constants of `hstu_dense_forward`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int
@@ -38,7 +38,7 @@ class ForwardMeta(NamedTuple):
 
 
 class ColumnsStrides(NamedTuple):
-    """Of the tensors of `hstu_dense_backward_columns`."""
+    """Strides of the tensors of `hstu_dense_backward_columns`."""
 
     q: RowStrides
     k: RowStrides
@@ -50,7 +50,7 @@ class ColumnsStrides(NamedTuple):
 
 
 class ColumnsMeta(NamedTuple):
-    """What `hstu_dense_backward_columns` is compiled for."""
+    """Compile-time constants of `hstu_dense_backward_columns`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int
@@ -72,7 +72,7 @@ class ColumnsMeta(NamedTuple):
 
 
 class RowsStrides(NamedTuple):
-    """Of the tensors of `hstu_dense_backward_rows`."""
+    """Strides of the tensors of `hstu_dense_backward_rows`."""
 
     q: RowStrides
     k: RowStrides
@@ -82,7 +82,7 @@ class RowsStrides(NamedTuple):
 
 
 class RowsMeta(NamedTuple):
-    """What `hstu_dense_backward_rows` is compiled for."""
+    """Compile-time constants of `hstu_dense_backward_rows`."""
 
     ATTN_DIM: int
     LINEAR_DIM: int

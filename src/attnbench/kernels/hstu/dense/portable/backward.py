@@ -3,12 +3,11 @@
 
     dV = c Aᵀ dO      dS = dO Vᵀ ∘ M ∘ σ(x)(1 + x(1 - σ(x))), x = α S      dQ = α c dS K      dK = α c dSᵀ Q
 
-A column program owns a tile of keys and loops over the rows that see them, dK and dV in registers: four products a
-tile (five where the registers do not hold both, and dV has a launch of its own).  dQ then comes from row
-programs, three products a tile (deterministic: seven products instead of five, no workspace), or from the column
-programs, which accumulate it in fp32 by atomics (five products, in an order that varies;
-workspace 4 D bytes a query and head, and two passes over it).  For Hopper the latter is a kernel of its own,
-hopper.backward.
+A column program has a tile of keys and loops over the rows that see them, with dK and dV in registers: four products a
+tile (five where registers do not hold both, and dV has a launch of its own).  dQ is then computed by row programs, three
+products a tile (deterministic: seven products instead of five, no workspace), or accumulated in fp32 by atomics in the
+column programs (five products; the order of the sums varies; workspace 4 D bytes for each query and head, and two passes
+over it).  For Hopper the latter is a kernel of its own, hopper.backward.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ def hstu_dense_backward_columns(
     window,
     META: tl.constexpr,
 ):
-    """DK and dV of a tile of keys, and with ATOMIC its parts of dQ, unscaled, into the fp32 `dq_ptr`."""
+    """dK and dV of a tile of keys; with ATOMIC also its part of dQ, unscaled, added to the fp32 `dq_ptr`."""
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_V: tl.constexpr = META.BLOCK_V
     BLOCK_N: tl.constexpr = META.BLOCK_N
     PRECISION: tl.constexpr = META.PRECISION
     PART: tl.constexpr = META.PART
-    # Which tile of keys: the first keys are seen by most rows.
+    # The tile of keys of this program; the first keys are seen by most rows, so their tiles come first.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
@@ -100,7 +99,7 @@ def hstu_dense_backward_columns(
         WHOLE=False,
     )
     keys_at = start + tl.arange(0, BLOCK_N)[:, None]
-    # What is not a part of this launch is a tile of one element.
+    # An accumulator that this launch does not need is a tile of one element.
     dk = tl.zeros([1, 1] if PART == "dv" else [BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([1, 1] if PART == "dk" else [BLOCK_N, BLOCK_V], tl.float32)
 
@@ -128,7 +127,7 @@ def hstu_dense_backward_columns(
     end = tl.maximum((tl.maximum(reach.high - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M, begin)
     whole = (tl.maximum(reach.all_low - bounds.first_query, 0) + META.BLOCK_M - 1) // META.BLOCK_M
     whole = tl.minimum(tl.maximum(whole, begin), end)
-    # A last tile that is not whole is masked: behind it lies another sequence.
+    # A partial last tile is masked: it is followed by another sequence.
     split = tl.maximum(reach.all_high - bounds.first_query, 0) // META.BLOCK_M
     split = tl.minimum(tl.maximum(split, whole), end)
     for at in tl.range(whole * META.BLOCK_M, split * META.BLOCK_M, META.BLOCK_M, disable_licm=True):
@@ -260,11 +259,11 @@ def hstu_dense_backward_rows(
     window,
     META: tl.constexpr,
 ):
-    """DQ of a tile of rows."""
+    """dQ of a tile of rows."""
     BLOCK_D: tl.constexpr = META.BLOCK_D
     BLOCK_M: tl.constexpr = META.BLOCK_M
     PRECISION: tl.constexpr = META.PRECISION
-    # Which tile of rows: the last see most keys.
+    # The tile of rows of this program; the last rows see most keys, so their tiles come first.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = (pair - number * heads).to(tl.int64)
@@ -380,13 +379,13 @@ def hstu_dense_backward_round(
     ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Round what the atomics added up, fp32 [rows = Tq H, D], into dQ.
+    """Round the fp32 sums [rows = Tq H, D] that atomics accumulated into dQ.
 
-    DEPENDENT: launched before the kernel that adds up has ended.
+    DEPENDENT: launched before the end of the kernel that accumulates.
     """
     if DEPENDENT:
         gdc_wait()
-    # One wide division a program and narrow ones a row, none an element: this is to be pure traffic.
+    # One 64-bit division per program and 32-bit ones per row, none per element: this kernel is limited by memory.
     first = tl.program_id(0).to(tl.int64) * ROWS
     query = first // heads
     behind = (first - query * heads).to(tl.int32) + tl.arange(0, ROWS)

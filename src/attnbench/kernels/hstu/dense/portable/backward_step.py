@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""One step of the dense HSTU backward: a tile of rows with a tile of keys, into dK and dV or into dQ."""
+"""One step of the dense HSTU backward: a tile of rows with a tile of keys, added to dK and dV or to dQ."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attnbench.kernels.hstu.tiles import silu_and_slope
 
 
 class RowsFolded(NamedTuple):
-    """Gradients of a tile of keys with a tile of rows in them."""
+    """Gradients of a tile of keys after a tile of rows was added."""
 
     dk: Any
     dv: Any
     down: Any
-    "dSᵀ of the two tiles; where only dV is computed Aᵀ"
+    "dSᵀ of the two tiles; Aᵀ where only dV is computed"
 
 
 @triton.jit
@@ -36,13 +36,13 @@ def fold_rows(
     MASKED: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """One tile of rows into dK and dV (or only one of them) of the tile of keys, as `RowsFolded`."""
+    """Add one tile of rows to dK and dV (or to one of them) of the tile of keys; returns `RowsFolded`."""
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
     weights, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)
     if MASKED:
         weights = tl.where(see, weights, 0.0)
         slope = tl.where(see, slope, 0.0)
-    # A is done with before dOVᵀ is begun: both at once are more than the registers hold.
+    # A is used up before dO Vᵀ is issued: registers do not hold both at once.
     if PART != "dk":
         dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
     down = weights.to(q.dtype)
@@ -58,7 +58,7 @@ def fold_rows(
 def fold_keys(
     dq, k, v, q, dout, see, half_alpha, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
 ):
-    """One tile of keys into dQ of the tile of rows."""
+    """Add one tile of keys to dQ of the tile of rows."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     above = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     _, slope = silu_and_slope(scores, half_alpha, APPROXIMATE)

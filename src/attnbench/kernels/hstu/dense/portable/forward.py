@@ -3,9 +3,10 @@
 
     O = c Σ_tiles SiLU(α Q Kᵀ) ∘ M · V        first the key tiles that every row sees, unmasked, then the others
 
-There is no softmax: no maximum, no rescaling, and the factor c comes once at the end.  Programs start with the
-longest rows.  They are numbered in sections of `group` (sequence, head) pairs whose keys and values fit the L2
-together, since each row tile of a pair reads them all again.  No workspace, except the Hopper kernel's tile counter.
+There is no softmax: no maximum and no rescaling, and the factor c is applied once at the end.  Programs are ordered so
+that the longest rows come first.  They are numbered in sections of `group` (sequence, head) pairs whose keys and values
+fit into the L2 together, because each tile of rows of a pair reads them all.  No workspace, except the Hopper kernel's
+tile counter.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def hstu_dense_forward(
     BLOCK_V: tl.constexpr = META.BLOCK_V
     BLOCK_M: tl.constexpr = META.BLOCK_M
     PRECISION: tl.constexpr = META.PRECISION
-    # Which tile: the longest rows of a section of pairs first.
+    # The tile of rows of this program: the longest rows of a section of pairs first.
     tile, pair = section_of(tl.program_id(0), tiles, pairs, group)
     number = pair // heads
     head = pair - number * heads
@@ -91,7 +92,7 @@ def hstu_dense_forward(
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 v = load_whole(v_rows, at, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
                 acc = tl.dot(weights, v, acc, input_precision=PRECISION)
-                # Beside the product above, which nothing waits for until here is done.
+                # Overlaps with the product above, which is not waited for until this is done.
                 weights = silu(scores, half_alpha, META.APPROXIMATE).to(v.dtype)
             at = (key_tiles.split - 1) * META.BLOCK_N
             v = load_whole(v_rows, at, META.LINEAR_DIM, META.BLOCK_N, BLOCK_V, META.TMA)
