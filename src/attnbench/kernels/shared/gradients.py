@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _Backward = Callable[..., tuple[Any, ...]]
@@ -24,12 +25,16 @@ class Differentiable(torch.autograd.Function):
 def once(backward: _Backward) -> _Backward:
     """Refuse a second derivative, which would be missing in silence.
 
-    Where none is asked for, `once_differentiable` only switches off what is off: the engine runs a backward so.
+    Where none is asked for, `once_differentiable` only switches off what is off: the engine runs a backward so.  Where one
+    is, it refuses that of the output's gradient alone, and gradients depend on the inputs too: so each is given as one
+    that has a derivative.
     """
     refusing: _Backward = once_differentiable(backward)
 
     @wraps(backward)
-    def run(*arguments: Any) -> tuple[Any, ...]:
-        return refusing(*arguments) if torch.is_grad_enabled() else backward(*arguments)
+    def run(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        return refusing(ctx, *(x if x is None or x.requires_grad else x.detach().requires_grad_() for x in grads))
 
     return run
