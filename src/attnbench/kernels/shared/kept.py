@@ -9,10 +9,11 @@ precisions, cards and the alignment of addresses (`facts_of`), every other argum
 configurations, grids, specialisations and descriptors are those of the first call.  What depends on more is never
 kept: the stream, the current device, memory (only shapes of it), values inside tensors.
 
-Packed sequences have a different total number of rows in almost every batch.  Of arguments that are `jagged` the key
-leaves it out, and what follows from it (allocations, grids, descriptors, counts that kernels take) is computed in each
-call: the function has to take that number by `rows_in`, never from a shape.  Where a comparison of such numbers, or what
-a kernel is compiled for, would differ, the function runs again and a second plan is kept.
+Packed sequences have a different total number of rows in almost every batch, and a cache of keys grows with every token.
+Of arguments that are `jagged` the key leaves the number of rows out, and what follows from it (allocations, grids,
+descriptors, counts that kernels take) is computed in each call: the function has to take that number by `rows_in`, never
+from a shape.  Where a comparison of such numbers, or what a kernel is compiled for, would differ, the function runs again
+and a second plan is kept.
 
 A call that cannot be repeated runs its function each time, as do the interpreter and the machine of the tests.
 """
@@ -29,7 +30,17 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.shared import card
-from attnbench.kernels.shared.counts import Rows, Source, describes, following, noting_guards, rows_in, stride_in
+from attnbench.kernels.shared.counts import (
+    Rows,
+    Source,
+    describes,
+    following,
+    noting_guards,
+    rows_in,
+    spans,
+    stride_in,
+    strides_in,
+)
 from attnbench.kernels.shared.launch import Bound, Repeat, is_observed, switches
 from attnbench.kernels.shared.noting import Recorder, clear, contiguous_strides, empty, launch, notes, zeros
 
@@ -45,6 +56,7 @@ __all__ = [
     "launch",
     "rows_in",
     "stride_in",
+    "strides_in",
     "zeros",
 ]
 
@@ -95,9 +107,9 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
 
     Args:
         tensors: of the call.
-        jagged: numbers of those whose rows are counted in each call, and their axis if that is not the first; those
-            of another axis are contiguous, or counted here.  In place of how many stands which of them have equally
-            many; none, one, and those of very large tensors are said all the same.
+        jagged: numbers of those whose rows are counted in each call, and their axis if that is not the first; strides
+            that `strides_in` says follow the rows are left out too.  In place of how many stands which of them have
+            equally many; none, one, and those of very large tensors are said all the same.
 
     Raises:
         ValueError: a tensor has no memory as kernels read it: fake, sparse, wrapped, or negated when it is read.
@@ -118,7 +130,11 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
             shape, strides, axis = x.shape, x.stride(), axes.get(number)
             if axis is not None and (rows := shape[axis]) > 1 and x.numel() < MOST_ELEMENTS:
                 if axis:
-                    strides = None if x.is_contiguous() else (rows, *strides)
+                    if x.is_contiguous():
+                        strides = strides[axis:]
+                    else:
+                        found = spans(shape, strides, axis)
+                        strides = tuple([-(one // rows) if one in found else one for one in strides])
                 if rows not in counts:
                     counts.append(rows)
                 others = shape[1:] if not axis else (shape[:axis], shape[axis + 1 :])
