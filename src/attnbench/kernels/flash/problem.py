@@ -175,7 +175,7 @@ def bound_of_keys(k: Tensor) -> int | None:
     """
     try:
         keys: int = k.shape[1]
-    except (AttributeError, IndexError):
+    except (AttributeError, IndexError, RuntimeError):  # the last of a nested tensor
         return None
     bound = -(-keys // BOUND_ROWS) * BOUND_ROWS
     return min(bound, LEAST_KEYS - 1) if keys < LEAST_KEYS else bound
@@ -192,7 +192,7 @@ def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tup
         return max_seqlen_q, max_seqlen_k
     try:
         most_q, most_k = min(max_seqlen_q, q.shape[0]), min(max_seqlen_k, k.shape[0])
-    except (AttributeError, IndexError):
+    except (AttributeError, IndexError, RuntimeError):
         return max_seqlen_q, max_seqlen_k
     return (
         most_q if most_q <= BOUND_ROWS else -(-most_q // BOUND_ROWS) * BOUND_ROWS,
