@@ -186,8 +186,11 @@ def new_shapes(count: int) -> dict[str, list[float]]:
     return {name: times[len(times) // 4 :] for name, times in found.items()}  # the first may compile
 
 
-def jagged_calls(length: int, pool: Tensor) -> Iterator[tuple[str, Call]]:
-    """Calls on two sequences of so many rows in all; packed softmax attention has their length as its bound."""
+def jagged_calls(length: int, pool: Tensor, caches: list[Tensor]) -> Iterator[tuple[str, Call]]:
+    """Calls on two sequences of so many rows in all, or on so many rows of dense caches.
+
+    Packed softmax attention has their length as its bound.
+    """
     rows, drows, ends = [drawn(length, 4, 128) for _ in range(3)], drawn(length, 4, 128), ints(0, 800, length)
     yield "hstu", lambda: hstu_attention(*rows, ends, 2048)
     table = {"offsets": ends, "cached": ints(1024, 1000), "indptr": ints(0, 32, 64), "indices": ints(*range(64))}
@@ -198,6 +201,8 @@ def jagged_calls(length: int, pool: Tensor) -> Iterator[tuple[str, Call]]:
     packed = {"cu_seqlens_q": ends, "max_seqlen_q": length - 800, "causal": True}
     yield "flash-packed", lambda: flash_attention(*rows, **packed)
     yield "flash-quant-packed", lambda: flash_quant_attention(*rows, **packed)
+    q, (keys, values) = drawn(2, 1, 16, 128), caches
+    yield "flash-cache", lambda: flash_attention(q, keys[:, :length], values[:, :length], causal=True)
     given = [x.clone().requires_grad_() for x in rows]
     yield "hstu-fwd-bwd", lambda: torch.autograd.grad(hstu_attention(*given, ends, 2048), given, drows)
     yield "flash-packed-fwd-bwd", lambda: torch.autograd.grad(flash_attention(*given, **packed)[0], given, drows)
@@ -210,9 +215,9 @@ def jagged_calls(length: int, pool: Tensor) -> Iterator[tuple[str, Call]]:
 def new_rows(count: int) -> dict[str, list[float]]:
     """Host time of calls whose sequences have another number of rows each time."""
     found: dict[str, list[float]] = {}
-    pool = drawn(64, 2, 64, 4, 128)
+    pool, caches = drawn(64, 2, 64, 4, 128), [drawn(2, 1600 + count, 4, 128) for _ in range(2)]
     for length in range(1600, 1600 + count):
-        for name, call in jagged_calls(length, pool):
+        for name, call in jagged_calls(length, pool, caches):
             torch.cuda.synchronize()
             begun = time.perf_counter()
             call()

@@ -311,6 +311,22 @@ GOOD = partial(flash_attention, QUERIES, QUERIES, QUERIES)
         ),
         ((GOOD, partial(print, 3)), {}, r"warm: calls\[1\]=print is not ours; partial\(function, …\) of a function of"),
         ((partial(warm, GOOD),), {}, r"warm: calls\[0\]=warm is not ours"),
+        ((partial(QUERIES.add, 1),), {}, r"warm: calls\[0\]=add is not ours"),
+        (
+            (GOOD, partial(flash_attention, QUERIES)),
+            {},
+            r"warm: calls\[1\]=flash_attention cannot be called so: missing a required argument: 'k'; the arguments of",
+        ),
+        (
+            (partial(GOOD, size=3),),
+            {},
+            "warm: .*=flash_attention cannot be called so: got an unexpected keyword argument",
+        ),
+        (
+            (partial(GOOD, cu_seqlens_q=torch.zeros(3).to_sparse()),),
+            {},
+            r"warm: calls=a tensor \(torch.sparse_coo\) has no memory that a kernel reads; dense ones",
+        ),
         ((GOOD,), {"processes": 0}, "warm: processes=0 cannot be used; a whole number from 1, or None"),
         ((GOOD,), {"processes": True}, "warm: processes=True cannot be used"),
         ((GOOD,), {"card": (9, 0)}, r"warm: card=\(9, 0\) is no card; a Card, or None for PyTorch's current one"),

@@ -79,6 +79,14 @@ def test_every_page_size_by_pointers_and_descriptors(paged, page_size, loads):
         held(step, run(paged, step, loads=loads, **cut))
 
 
+@pytest.mark.parametrize("loads", ["pointer", "tma"])
+def test_a_pool_without_pages_is_read_by_nobody(paged, loads):
+    step = make_step([(0, 5, 3), (0, 0, 2)], seed=6)
+    step.pool = step.pool[:0]
+    step.table |= {"indptr": torch.zeros_like(step.table["indptr"]), "indices": step.table["indices"][:0]}
+    held(step, run(paged, step, loads=loads))
+
+
 @pytest.mark.parametrize("dim", [1, 24, 40])
 def test_odd_dims(paged, dim):
     step = make_step([(35, 3, 2), (0, 4, 0)], dim=dim, seed=dim)

@@ -12,11 +12,10 @@ pytest.importorskip("triton")
 
 import triton
 
-from attnbench.kernels import flash_attention
 from attnbench.kernels.shared import kept
 
 from .launches import on_no_card
-from .test_kept import CALLS, flash_given, python_calls, rows
+from .test_kept import CALLS, python_calls, rows
 
 
 def differentiated(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -138,11 +137,16 @@ def test_workspaces_do_not_overlap_and_are_aligned():
     assert parts.words == (2048 + 512) // 4
 
 
-def test_a_second_derivative_is_refused():
+@pytest.mark.parametrize("differentiable", [True, False], ids=["of a gradient", "of the inputs alone"])
+@pytest.mark.parametrize("name", ["flash", "dense", "bsa"])
+def test_a_second_derivative_is_refused(name, differentiable):
+    function, make = CALLS[name]
     with on_no_card():
-        given = flash_given()
+        given = make()
         q = given["q"] = given["q"].detach().requires_grad_()
-        dout = rows(*q.shape).requires_grad_()
-        (grad,) = torch.autograd.grad(flash_attention(**given)[0], q, dout, create_graph=True)
+        out = function(**given)
+        out = out if isinstance(out, torch.Tensor) else out[0]
+        dout = rows(*q.shape).requires_grad_(differentiable)
+        (grad,) = torch.autograd.grad(out, q, dout, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
-            grad.sum().backward()
+            (grad.square().sum() + q.sum()).backward()

@@ -88,6 +88,15 @@ def test_a_tensor_without_dense_memory_is_refused_in_one_line(apis, family):
             attention(apis, family)(x)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("family", ["flash", "flash.quant"])
+def test_a_nested_tensor_is_no_packed_one(apis, family):
+    attend = {"flash": "flash_attention", "flash.quant": "flash_quant_attention"}[family]
+    x = torch.nested.nested_tensor([drawn(family)[0]])
+    with pytest.raises(ValueError, match=r"^a tensor of these has no memory that a kernel reads .*; dense ones$"):
+        getattr(apis[family], attend)(x, x, x, cu_seqlens_q=ints(0, 40), max_seqlen_q=40)
+
+
 @pytest.mark.parametrize("family", ["flash", "hstu.dense"])
 def test_deterministic_algorithms_are_those_of_the_backward_too(apis, family):
     api, x = apis[family], drawn(family).requires_grad_()

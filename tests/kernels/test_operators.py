@@ -181,6 +181,21 @@ def test_derivatives_that_there_are_not_are_refused(apis):
             attend(torch.autograd.forward_ad.make_dual(q, q))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gradient_of_an_operator_has_no_derivative_and_no_warning(apis, family, recwarn):
+    class Other(torch.Tensor):
+        pass
+
+    x, weights, ends = inputs(35)
+    x = x.detach().as_subclass(Other).requires_grad_()
+    (grad,) = torch.autograd.grad(layer(apis, family)(x, weights, ends).sum(), x, create_graph=True)
+    with pytest.raises(
+        NotImplementedError, match="gradients have no derivatives; its functions are differentiable once"
+    ):
+        (grad.square().sum() + x.sum()).backward()
+    assert not recwarn.list
+
+
 def test_an_eager_call_meets_no_operator(apis, monkeypatch):
     monkeypatch.setattr(apis["flash"], "FORWARD", None)
     q = torch.randn(1, 20, 2, 16, requires_grad=True)

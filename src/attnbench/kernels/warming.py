@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -105,8 +106,13 @@ def _check_call(number: int, call: object) -> None:
     accepted = f"partial(function, …) of a function of {PACKAGE}"
     if not isinstance(call, partial):
         raise _wrong(f"calls[{number}]", repr(call)[:60], "is not a call of one of our functions", accepted)
-    if not getattr(call.func, "__module__", "").startswith(f"{PACKAGE}.") or call.func is warm:
-        raise _wrong(f"calls[{number}]", getattr(call.func, "__name__", call.func), "is not ours", accepted)
+    name = getattr(call.func, "__name__", call.func)
+    if not str(getattr(call.func, "__module__", "")).startswith(f"{PACKAGE}.") or call.func is warm:
+        raise _wrong(f"calls[{number}]", name, "is not ours", accepted)
+    try:
+        signature(call.func).bind(*call.args, **call.keywords)
+    except TypeError as why:
+        raise _wrong(f"calls[{number}]", name, f"cannot be called so: {why}", "the arguments of its call") from None
 
 
 # ── calls, sent to the other process ───────────────────────────────────────────────────────────────
@@ -118,10 +124,15 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):
             return None
-        past = obj.data_ptr() % ALIGNED
+        try:
+            shape, strides, past = tuple(obj.shape), obj.stride(), obj.data_ptr() % ALIGNED
+        except RuntimeError:
+            raise _wrong(
+                "calls", f"a tensor ({obj.layout})", "has no memory that a kernel reads", "dense ones"
+            ) from None
         if past % obj.element_size():
             raise _wrong("calls", f"a tensor at an address with {past} over", "cannot be used", "whole elements")
-        return tuple(obj.shape), obj.stride(), obj.dtype, past // obj.element_size(), obj.requires_grad
+        return shape, strides, obj.dtype, past // obj.element_size(), obj.requires_grad
 
 
 class _Unpickler(pickle.Unpickler):

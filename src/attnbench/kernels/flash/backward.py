@@ -171,7 +171,7 @@ def _columns(
     workspace: Workspace,
 ) -> None:
     sizes, (heads, dim), (heads_kv, dim_v) = config.columns, q.shape[-2:], v.shape[-2:]
-    tiles, pairs = -(-problem.max_seqlen_k // sizes.block_n), problem.batch * heads_kv
+    tiles, pairs = -(-problem.seqlen_k // sizes.block_n), problem.batch * heads_kv
     members = heads // max(1, heads_kv)
     if not tiles * pairs:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import (
     Problem,
+    bound_of_keys,
     bounded,
     bounds_of,
     check_device,
@@ -153,7 +153,7 @@ class Call:
     __slots__ = ("backward", "config", "forward", "problem")
 
     def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
-        self.problem, self.config = replace(problem, cu_seqlens_q=None, cu_seqlens_k=None), backward
+        self.problem, self.config = problem.at(None, None), backward
         self.forward = Launches(partial(_run_forward, self.problem, forward))
         self.backward: Kept[tuple[bool, Launches]] = Kept()
         "keyed by `facts_of` the tensors: whether the output's gradient is copied first, and the launches"
@@ -173,7 +173,7 @@ class Call:
         if dout.is_neg():
             dout = dout.resolve_neg()
         tensors = q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k
-        key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED if cu_seqlens_q is not None else ())
+        key = facts_of(dout, *tensors, jagged=DENSE_BACKWARD if cu_seqlens_q is None else BACKWARD_JAGGED)
         found = self.backward.get(key)
         if found is None:
             launches = Launches(partial(_run_backward, self.problem, self.config))
@@ -186,6 +186,8 @@ CALLS: Kept[Call] = Kept()
 JAGGED = range(3)
 BACKWARD_JAGGED = {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 2}
 "Axes that are counted, for packed dout, q, k, v, out and lse (positions among the backward's tensors)."
+DENSE, DENSE_BACKWARD = {1: 1, 2: 1}, {2: 1, 3: 1}
+"The same for dense tensors: only k and v, which grow as a cache does."
 
 
 def _run_forward(
@@ -197,7 +199,7 @@ def _run_forward(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> Results:
-    problem = problem.at(cu_seqlens_q, cu_seqlens_k)
+    problem = problem.at(cu_seqlens_q, cu_seqlens_k, k)
     out, lse = results_of(q, v.shape[-1], problem)
     launch_forward(q, k, v, out, lse, problem, config)
     return out, lse
@@ -215,8 +217,8 @@ def _run_backward(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> Results:
-    problem = problem.at(cu_seqlens_q, cu_seqlens_k)
-    dq, dk, dv = (empty(like(x, problem), x) for x in (q, k, v))
+    problem = problem.at(cu_seqlens_q, cu_seqlens_k, k)
+    dq, dk, dv = (empty(like(x), x) for x in (q, k, v))
     workspace = workspace_of(q, problem, config)
     launch_backward(
         q=q,
@@ -283,13 +285,12 @@ def call_of(
         ValueError: as `flash_attention` says.
     """
     scale = None if scale is None else as_float(scale)
-    bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
-    if cu_seqlens_q is not None:
-        bounds = bounds_of(q, k, *bounds)
+    packed, sides = cu_seqlens_q is not None, window if isinstance(window, tuple | list) else (window,)
+    bounds: tuple[Any, ...] = max_seqlen_q, max_seqlen_k
+    bounds = bounds_of(q, k, *bounds) if packed else (*bounds, bound_of_keys(k))
     key = (
-        facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k, jagged=() if cu_seqlens_q is None else JAGGED),
-        exact(causal, scale, *bounds, deterministic, forward, backward),
-        exact(*window) if isinstance(window, tuple | list) else exact(window),
+        facts_of(q, k, v, cu_seqlens_q, cu_seqlens_k, jagged=JAGGED if packed else DENSE),
+        exact(causal, scale, *bounds, deterministic, forward, backward, *sides),
     )
     call = CALLS.get(key)
     if call is None or validate is not False:
@@ -308,8 +309,8 @@ def call_of(
         )
         if validate:
             check_values(problem, q, k)
-        if problem.packed:
-            problem = bounded(problem, bounds, causal=causal, window=window)
+        most_q, most_k = bounds if packed else (problem.max_seqlen_q, bounds[-1])
+        problem = bounded(problem, (most_q, most_k), causal=causal, window=window)
         configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
         check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
         call = CALLS.keep(key, Call(problem, *configs))

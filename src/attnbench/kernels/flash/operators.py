@@ -17,7 +17,7 @@ from attnbench.kernels.flash.config.forward import parse
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import check_device, lse_shape, problem_of
 from attnbench.kernels.shared.kept import Results
-from attnbench.kernels.shared.operators import Operator
+from attnbench.kernels.shared.operators import Operator, no_second, save_nothing
 
 TENSORS = "Tensor q, Tensor k, Tensor v"
 NUMBERS = (
@@ -118,6 +118,8 @@ BACKWARD = Operator(
     f"flash_backward(Tensor dout, {TENSORS}, Tensor out, Tensor lse, {NUMBERS}) -> (Tensor, Tensor, Tensor)",
     run_backward,
     fake_backward,
+    setup=save_nothing,
+    backward=no_second,
 )
 FORWARD = Operator(
     f"flash_forward({TENSORS}, {NUMBERS}) -> (Tensor, Tensor)",

@@ -18,10 +18,11 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 
+from attnbench.kernels.flash.config.decode import LEAST_KEYS
 from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.card import capability_of, takes_compiled
 from attnbench.kernels.shared.counts import RowCount
-from attnbench.kernels.shared.kept import describes, empty, rows_in
+from attnbench.kernels.shared.kept import describes, empty, rows_in, strides_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
 
@@ -55,6 +56,13 @@ class Problem:
     cu_seqlens_q: Tensor | None = None
     "int32 [B + 1] if packed: sequence b has the queries [b] to [b + 1]; None if dense"
     cu_seqlens_k: Tensor | None = None
+    keys: int | RowCount | None = None
+    "of a sequence, where dense and `max_seqlen_k` is that of `bound_of_keys`; None: `max_seqlen_k`"
+
+    @property
+    def seqlen_k(self) -> int | RowCount:
+        """Keys that kernels are told of: those of a sequence where dense; packed, at least the most of one."""
+        return self.max_seqlen_k if self.keys is None else self.keys
 
     @property
     def packed(self) -> bool:
@@ -71,13 +79,20 @@ class Problem:
             "cu_q_ptr": self.cu_seqlens_q,
             "cu_k_ptr": self.cu_seqlens_k,
             "seqlen_q": self.max_seqlen_q,
-            "seqlen_k": self.max_seqlen_k,
+            "seqlen_k": self.seqlen_k,
         }
 
-    def at(self, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:
-        """The same problem with other offsets; those of the keys None: those of the queries."""
+    def at(self, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, k: Tensor | None = None) -> Problem:
+        """The same problem with other sequences.
+
+        Args:
+            cu_seqlens_q: offsets of packed queries; None if dense.
+            cu_seqlens_k: offsets of packed keys; None: those of the queries.
+            k: keys, whose number is counted if they are dense; None: it is `max_seqlen_k`.
+        """
         cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-        return replace(self, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        keys = None if k is None or cu_seqlens_q is not None else rows_in(k, 1)
+        return replace(self, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, keys=keys)
 
     def reach(self) -> dict[str, int]:
         """Kernel arguments: the bounds of the mask; 0 for one that the flags leave out."""
@@ -155,6 +170,19 @@ def problem_of(
     )
 
 
+def bound_of_keys(k: Tensor) -> int | None:
+    """Bound of the keys of dense sequences by which their calls are kept; None: of what is refused.
+
+    It is a multiple of BOUND_ROWS, but where that would be another default order than for the keys themselves.
+    """
+    try:
+        keys: int = k.shape[1]
+    except (AttributeError, IndexError, RuntimeError):  # the last of a nested tensor
+        return None
+    bound = -(-keys // BOUND_ROWS) * BOUND_ROWS
+    return min(bound, LEAST_KEYS - 1) if keys < LEAST_KEYS else bound
+
+
 def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[Any, Any]:
     """Upper bounds of a sequence's queries and keys, for the key of a packed call: rounded up, at most the total rows.
 
@@ -166,7 +194,7 @@ def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tup
         return max_seqlen_q, max_seqlen_k
     try:
         most_q, most_k = min(max_seqlen_q, q.shape[0]), min(max_seqlen_k, k.shape[0])
-    except (AttributeError, IndexError):
+    except (AttributeError, IndexError, RuntimeError):
         return max_seqlen_q, max_seqlen_k
     return (
         most_q if most_q <= BOUND_ROWS else -(-most_q // BOUND_ROWS) * BOUND_ROWS,
@@ -175,11 +203,11 @@ def bounds_of(q: Tensor, k: Tensor, max_seqlen_q: Any, max_seqlen_k: Any) -> tup
 
 
 def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: tuple[int, int] | None) -> Problem:
-    """The same packed problem with the bounds of `bounds_of`, valid for all numbers of rows with these bounds.
+    """The same problem with the bounds of `bounds_of`, if dense of `bound_of_keys`, valid for all lengths with these bounds.
 
     Args:
         problem: checked.
-        bounds: of the queries and keys of a sequence.
+        bounds: of the queries (if dense: their number) and keys of a sequence.
         causal: as passed by the caller.
         window: the same.
     """
@@ -195,27 +223,26 @@ def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
     return q.shape[0], q.shape[2], q.shape[1]
 
 
-def like(x: Tensor, problem: Problem) -> tuple[SupportsIndex, ...]:
-    """Shape of a tensor; if packed, its number of rows is a `RowCount`."""
-    return (rows_in(x), *x.shape[1:]) if problem.packed else tuple(x.shape)
+def like(x: Tensor) -> tuple[SupportsIndex, ...]:
+    """Shape of a tensor, with its number of rows as a `RowCount`."""
+    return *x.shape[:-3], rows_in(x, x.dim() - 3), *x.shape[-2:]
 
 
 def results_of(q: Tensor, dim_v: int, problem: Problem) -> tuple[Tensor, Tensor]:
     """Allocate the output and lse."""
-    out = empty((*like(q, problem)[:-1], dim_v), q)
+    out = empty((*like(q)[:-1], dim_v), q)
     return out, empty((1, q.shape[1], rows_in(q)) if problem.packed else lse_shape(q, problem), q, torch.float32)
 
 
 def lse_strides(lse: Tensor, problem: Problem) -> dict[str, int | RowCount]:
     """Kernel arguments: elements from one sequence and head of lse to the next; if packed these depend on the rows."""
-    if problem.packed and lse.is_contiguous():
-        return {"lse_batch": rows_in(lse, 2) * lse.shape[1], "lse_head": rows_in(lse, 2)}
-    return {"lse_batch": lse.stride(0), "lse_head": lse.stride(1)}
+    batch, head, _ = strides_in(lse, 2) if problem.packed else lse.stride()
+    return {"lse_batch": batch, "lse_head": head}
 
 
 def strides_of(x: Tensor) -> Strides:
     """Strides of a tensor; 0 between packed sequences, whose place `sequence` computes."""
-    return Strides(0, *x.stride()[:2]) if x.dim() == 3 else Strides(*x.stride()[:3])
+    return Strides(0, *x.stride()[:2]) if x.dim() == 3 else Strides(*strides_in(x, 1)[:3])
 
 
 def blocks_of(dim: int, dim_v: int) -> dict[str, Any]:
@@ -232,7 +259,7 @@ def takes_tma(x: Tensor) -> bool:
         x.numel() > 0
         and x.data_ptr() % 16 == 0
         and x.stride(-1) == 1
-        and all(stride * item % 16 == 0 and stride for stride in x.stride()[:-1])
+        and all(int(stride) * item % 16 == 0 and int(stride) for stride in strides_in(x, x.dim() - 3)[:-1])
     )
 
 
@@ -248,7 +275,10 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
         # Of x itself, not of a view: a cached call identifies tensors by identity.
         found = TensorDescriptor(x, [1, *shape], [shape[0] * strides[0], *strides], [1, rows, 1, columns])
         return describes(found, shape={1: rows_in(x)}, strides={0: rows_in(x) * strides[0]})
-    return TensorDescriptor(x, shape, strides, [1, rows, 1, columns])
+    counted = {axis: one for axis, one in enumerate(strides_in(x, 1)) if isinstance(one, RowCount)}
+    strides = list(map(int, strides_in(x, 1)))
+    found = TensorDescriptor(x, shape, strides, [1, rows, 1, columns])
+    return describes(found, shape={1: rows_in(x, 1)}, strides=counted)
 
 
 def check_device(q: Tensor, *, compiled: bool) -> None:

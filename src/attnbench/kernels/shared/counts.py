@@ -10,6 +10,7 @@ extents of a call's arguments by number and axis.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -161,6 +162,31 @@ def rows_in(x: Tensor, axis: int = 0) -> RowCount:
 def stride_in(x: Tensor, axis: int) -> RowCount:
     """Stride of such a tensor, which must be contiguous, along an axis."""
     return RowCount(x.stride(axis), Extent(x, axis, is_stride=True))
+
+
+def strides_in(x: Tensor, axis: int) -> tuple[int | RowCount, ...]:
+    """Strides of an argument, or of what was made by `empty`; those of `spans` follow its number of rows.
+
+    So do those before the rows of a contiguous tensor, whatever PyTorch says is the stride of an extent of 1.
+
+    Args:
+        x: whose rows lie along the axis.
+        axis: of the rows.
+    """
+    rows, strides = x.shape[axis], x.stride()
+    if not rows:
+        return strides
+    if x.is_contiguous():
+        before = (rows_in(x, axis) * (math.prod(x.shape[at + 1 :]) // rows) for at in range(axis))
+        return *before, *strides[axis:]
+    found = spans(x.shape, strides, axis)
+    return tuple(rows_in(x, axis) * (one // rows) if one in found else one for one in strides)
+
+
+def spans(shape: Sequence[int], strides: Sequence[int], axis: int) -> tuple[int, int]:
+    """Strides that go with the rows along an axis: over all rows of a head, and over those of all heads."""
+    rows = shape[axis] * strides[axis]
+    return rows, rows * math.prod(shape[axis + 1 : -1])
 
 
 def now(value: Any) -> Any:

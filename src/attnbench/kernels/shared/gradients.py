@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _Backward = Callable[..., tuple[Any, ...]]
@@ -25,11 +26,15 @@ def once(backward: _Backward) -> _Backward:
     """Refuse a second derivative, which would otherwise be silently missing.
 
     If no second derivative is requested, `once_differentiable` only disables gradients, which the engine has done already.
+    If one is, `once_differentiable` refuses only that of the output's gradient, but gradients depend on the inputs too.  So
+    each gradient is returned as one that has a derivative.
     """
     refusing: _Backward = once_differentiable(backward)
 
     @wraps(backward)
-    def run(*arguments: Any) -> tuple[Any, ...]:
-        return refusing(*arguments) if torch.is_grad_enabled() else backward(*arguments)
+    def run(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        return refusing(ctx, *(x if x is None or x.requires_grad else x.detach().requires_grad_() for x in grads))
 
     return run

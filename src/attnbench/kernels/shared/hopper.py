@@ -31,7 +31,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language import core
 
-from attnbench.kernels.shared.counts import describes, stride_in
+from attnbench.kernels.shared.counts import RowCount, describes, stride_in, strides_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -416,10 +416,12 @@ def rows_of(x: Tensor, rows: int, columns: int) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     far, (stride, head_stride) = 0x7FFF0000, x.stride()[-3:-1]
-    return TensorDescriptor(
+    found = TensorDescriptor(
         x,
         [far, far, END.value, *x.shape[-2:]],
         [2**34 - stride, stride, stride, head_stride, 1],
         [1, 1, rows, 1, columns],
         tile_layout(x.dtype, rows, columns),
     )
+    counted = strides_in(x, 1)[2] if x.dim() == 4 else head_stride
+    return describes(found, shape={}, strides={3: counted} if isinstance(counted, RowCount) else {})

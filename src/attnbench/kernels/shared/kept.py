@@ -9,10 +9,11 @@ dtypes, cards and the alignment of addresses (`facts_of`), every other argument,
 configurations, grids, specialisations and descriptors are those of the first call.  What depends on more is never
 cached: the stream, the current device, memory (only its shapes), values inside tensors.
 
-Packed sequences have a different total number of rows in almost every batch.  For arguments that are `jagged` the key
-leaves it out, and what depends on it (allocations, grids, descriptors, counts that kernels take) is recomputed in each
-call: the function must take that number by `rows_in`, never from a shape.  If a comparison of such numbers, or what a
-kernel is compiled for, would have another result, the function runs again and a second plan is cached.
+Packed sequences have a different total number of rows in almost every batch, and a cache of keys grows with every token.
+For arguments that are `jagged` the key leaves the number of rows out, and what depends on it (allocations, grids,
+descriptors, counts that kernels take) is recomputed in each call: the function must take that number by `rows_in`, never
+from a shape.  If a comparison of such numbers, or what a kernel is compiled for, would have another result, the function
+runs again and a second plan is cached.
 
 A call that cannot be repeated runs its function each time; so do the interpreter and the machine of the tests.
 """
@@ -29,7 +30,17 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.shared import card
-from attnbench.kernels.shared.counts import Rows, Source, describes, following, noting_guards, rows_in, stride_in
+from attnbench.kernels.shared.counts import (
+    Rows,
+    Source,
+    describes,
+    following,
+    noting_guards,
+    rows_in,
+    spans,
+    stride_in,
+    strides_in,
+)
 from attnbench.kernels.shared.launch import Bound, Repeat, is_observed, switches
 from attnbench.kernels.shared.noting import Recorder, clear, contiguous_strides, empty, launch, notes, zeros
 
@@ -45,6 +56,7 @@ __all__ = [
     "launch",
     "rows_in",
     "stride_in",
+    "strides_in",
     "zeros",
 ]
 
@@ -95,9 +107,9 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
 
     Args:
         tensors: of the call.
-        jagged: numbers of the tensors whose rows are counted in each call, and their axis if it is not the first; those
-            with another axis are contiguous, or keep their number of rows in the key.  The key only has which of them have
-            equally many rows; 0 or 1 rows, and those of very large tensors, stay in the key.
+        jagged: numbers of the tensors whose rows are counted in each call, and their axis if it is not the first.  Strides
+            that depend on the rows (`strides_in`) are left out too.  The key only has which tensors have equally many
+            rows; 0 or 1 rows, and those of very large tensors, stay in the key.
 
     Raises:
         ValueError: kernels cannot read a tensor's memory: it is fake, sparse, wrapped, or negated lazily.
@@ -120,7 +132,11 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
             shape, strides, axis = x.shape, x.stride(), axes.get(number)
             if axis is not None and (rows := shape[axis]) > 1 and x.numel() < MOST_ELEMENTS:
                 if axis:
-                    strides = None if x.is_contiguous() else (rows, *strides)
+                    if x.is_contiguous():
+                        strides = strides[axis:]
+                    else:
+                        found = spans(shape, strides, axis)
+                        strides = tuple([-(one // rows) if one in found else one for one in strides])
                 if rows not in counts:
                     counts.append(rows)
                 others = shape[1:] if not axis else (shape[:axis], shape[axis + 1 :])

@@ -158,7 +158,7 @@ class _Filled:
         found.values, found.counts = [*self.values], []
         for at, count in self.counts:
             found.values[at] = count.at(rows)
-        found.tuples = [(at, inner.bound(rows)) for at, inner in self.tuples]
+        found.tuples = _bound(self.tuples, rows, found.values)
         found.at = found._at()
         return found
 
@@ -174,6 +174,18 @@ class _Filled:
         for at, inner in self.tuples:
             values[at] = inner.at(addresses)
         return tuple(values)
+
+
+def _bound(tuples: Sequence[tuple[int, _Filled]], rows: Rows, values: list[Any]) -> list[tuple[int, _Filled]]:
+    """Tuples for arguments of these extents; one without tensors is a constant then, and becomes one of the values."""
+    found = []
+    for at, filled in tuples:
+        made = filled.bound(rows)
+        if made.pointers or made.tuples:
+            found.append((at, made))
+        else:
+            values[at] = made.at(())
+    return found
 
 
 def _filled(value: Any, number: Callable[[Tensor], int], follows: Callable[[RowCount], Follows | None]) -> _Filled:
@@ -304,7 +316,7 @@ class Repeat:
             made = one.bound(rows)
             arguments[made.at + 1 : made.at + 1 + len(made.shape) + len(made.strides)] = *made.shape, *made.strides
             maps.append(made)
-        return Bound(before, arguments, [(at, filled.bound(rows)) for at, filled in self.tuples], maps)
+        return Bound(before, arguments, _bound(self.tuples, rows, arguments), maps)
 
     def __call__(self, stream: int, addresses: Sequence[int], bound: Bound | None = None) -> None:
         """Launch on a stream of the current device, with tensors at these addresses; `bound`: result of `bound`."""

@@ -85,6 +85,19 @@ def no_gradients(ctx: Any, *_grads: Tensor | None) -> tuple[None, ...]:
     return (None,) * ctx.given
 
 
+def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Set an operator up that computes gradients."""
+
+
+def no_second(ctx: Any, *_grads: Tensor | None) -> tuple[None, ...]:
+    """Refuse gradients of gradients, for which PyTorch would take 0.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(f"{NAMESPACE}: gradients have no derivatives; its functions are differentiable once")
+
+
 class Operator:
     """One operator, whose parts are functions of a module, looked up in each call because tests import modules anew."""
 

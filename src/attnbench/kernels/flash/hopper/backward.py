@@ -318,7 +318,7 @@ def launch_hopper_columns(
                 "multiple of 16 bytes apart, sequences one after another, or order=early"
             )
     wide = cut.block_n == ROWS.value
-    tiles, pairs, members = -(-problem.max_seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
+    tiles, pairs, members = -(-problem.seqlen_k // cut.block_n), problem.batch * heads_kv, heads // heads_kv
     columns = sums.shape[-1]
     reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * columns)
     loaded = columns // 2 if wide else columns

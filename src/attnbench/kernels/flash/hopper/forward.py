@@ -309,7 +309,7 @@ def launch_hopper_forward(
         **described,
         pointers=Pointers(lse=lse, counter=counter, cu_q=problem.cu_seqlens_q, cu_k=problem.cu_seqlens_k),
         seqlen_q=problem.max_seqlen_q,
-        seqlen_k=problem.max_seqlen_k,
+        seqlen_k=problem.seqlen_k,
         **lse_strides(lse, problem),
         scale=problem.scale * LOG2_E,
         **problem.reach(),

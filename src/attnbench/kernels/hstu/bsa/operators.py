@@ -15,7 +15,7 @@ from attnbench.kernels.hstu.bsa.calls import Numbers, call_of, checked
 from attnbench.kernels.hstu.bsa.inputs import BsaTensors
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, saved_shapes
 from attnbench.kernels.shared.kept import Results
-from attnbench.kernels.shared.operators import Operator
+from attnbench.kernels.shared.operators import Operator, no_second, save_nothing
 
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? gates, Tensor offsets, Tensor? offsets_q, Tensor? num_targets"
 NUMBERS = (
@@ -110,6 +110,8 @@ BACKWARD = Operator(
     f"hstu_bsa_backward(Tensor dout, Tensor blocks, {TENSORS}, {SAVED}, {NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor)",
     run_backward,
     fake_backward,
+    setup=save_nothing,
+    backward=no_second,
 )
 FORWARD = Operator(
     f"hstu_bsa_forward({TENSORS}, {NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",

@@ -14,7 +14,7 @@ from attnbench.kernels.hstu.dense.calls import call_of, problem_of
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import check_device
 from attnbench.kernels.shared.kept import Results
-from attnbench.kernels.shared.operators import Operator
+from attnbench.kernels.shared.operators import Operator, no_second, save_nothing
 
 TENSORS = "Tensor q, Tensor k, Tensor v"
 SEQUENCES = "Tensor offsets, Tensor? offsets_q, Tensor? num_targets"
@@ -114,7 +114,11 @@ def gradients(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
 
 
 BACKWARD = Operator(
-    f"hstu_backward(Tensor dout, {GIVEN}, {NUMBERS}) -> (Tensor, Tensor, Tensor)", run_backward, fake_backward
+    f"hstu_backward(Tensor dout, {GIVEN}, {NUMBERS}) -> (Tensor, Tensor, Tensor)",
+    run_backward,
+    fake_backward,
+    setup=save_nothing,
+    backward=no_second,
 )
 FORWARD = Operator(
     f"hstu_forward({GIVEN}, {NUMBERS}) -> Tensor", run_forward, fake_forward, setup=save, backward=gradients, casts=3

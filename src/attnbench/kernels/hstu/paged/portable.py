@@ -376,7 +376,7 @@ def _takes_tma(pool: Tensor) -> bool:
     """Whether the pool can be read by TMA."""
     capability = capability_of(pool)
     aligned = pool.data_ptr() % 16 == 0 and pool.shape[4] * pool.element_size() % 16 == 0
-    return (capability is None or capability >= (9, 0)) and aligned
+    return (capability is None or capability >= (9, 0)) and aligned and pool.numel() > 0
 
 
 def launch_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, silu_with: Tensor | None = None) -> None:
