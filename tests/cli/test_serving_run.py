@@ -113,6 +113,7 @@ def test_the_sweeps_are_planned_in_under_five_minutes_on_a_gpu(name):
         (["--num-candidates", "0"], "--num-candidates=0 cannot be used; a whole number from 1"),
         (["--cache", "no-cache"], "a step without a cache is the row BACKEND[no-cache]"),
         (["--checkpoint", "nowhere.safetensors"], "--checkpoint=nowhere.safetensors cannot be used; a safetensors"),
+        (["--checkpoint", "x" * 300], "x cannot be used; a safetensors file: a file that is there"),
         (["--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
         (["--cached", "63"], "hstu-serving: cached=63 is no history of model=small"),
         (["--pool-share", "0"], "--pool-share=0 cannot be used; a number above 0, at most 1"),
