@@ -313,6 +313,10 @@ def test_the_command_reads_the_real_files(source, tmp_path, capsys):
         (["kuairand-1k", "--users", "0"], "attnbench data: --users=0 cannot be used; a whole number, at least 1"),
         (["kuairand-1k", "--interval", "0"], "attnbench data: --interval=0 cannot be used"),
         (["kuairand-1k", "--source", "x", "--users", "5"], "attnbench data: --users=5 does not go with --source"),
+        (
+            ["kuairand-1k", "--to", "x" * 300],
+            f"data: --to={'x' * 300} cannot be written (File name too long); a folder",
+        ),
         (["kuairand-1k", "--source", "nowhere"], "kuairand-1k: source=nowhere has no user_features_1k.csv"),
     ],
 )

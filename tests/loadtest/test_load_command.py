@@ -191,6 +191,8 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
         ([*LOAD, "--json", "-", "--md", "-"], "--md=- wants stdout, as --json does; one of the two"),
         ([*LOAD, "--json", "/nowhere/at/all/\0"], "cannot be written"),
         ([*LOAD, "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there; a safetensors file"),
+        ([*LOAD, "--checkpoint", "x" * 300], "x is not there; a safetensors file"),
+        ([*LOAD, "--source", "x" * 300], "x has no processed_seqs_inference.csv; a folder of prepared"),
         ([*LOAD, "--dry-run", "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there"),
         ([*LOAD, "--only-user", "7"], "--only-user=7 does not go with --scenario server; --scenario replay"),
         (

@@ -15,7 +15,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -104,7 +104,8 @@ def write(histories: Iterable[History], folder: Path, *, interval_s: int = USUAL
         raise UsageError(refusal("data", "--to", folder, f"cannot be written ({error.strerror})", "a folder")) from None
     finally:
         for path in partial.values():
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # of a folder that there cannot be
+                path.unlink(missing_ok=True)
     return summary
 
 
