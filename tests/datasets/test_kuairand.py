@@ -6,6 +6,7 @@ import csv
 import json
 import random
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,7 +97,16 @@ def test_users_of_both_periods_in_the_order_of_time(source):
     assert seven.features == (2, 1, 2, 1, 2)
     assert eight.features == (1, 1, 1, 1, 1)
     assert eight.date.tolist() == [DAY, DAY + 1]
-    assert [part.stop - part.start for _, part in eight.days()] == [1, 1]
+    assert [places.tolist() for _, places in eight.days()] == [[0], [1]]
+
+
+def test_a_date_that_comes_again_is_one_day(source, tmp_path):
+    """A replay finds a user's day by its date: two lines of one date would give one of them another history."""
+    seven = replace(kuairand.read(source)[1], date=np.array([DAY, DAY + 1, DAY, DAY + 1]))
+    assert [(date, places.tolist()) for date, places in seven.days()] == [(DAY, [0, 2]), (DAY + 1, [1, 3])]
+    assert list(replace(seven, date=seven.date[:0]).days()) == []
+    write([seven], tmp_path / "out")
+    assert [day.video_id.tolist() for day, _ in read_days(tmp_path / "out" / INFERENCE)] == [[71, 72], [70, 73]]
 
 
 @pytest.mark.parametrize("place", ["", "..", "../.."], ids=["data", "KuaiRand-1K", "above"])
@@ -258,6 +268,7 @@ SPOILED = {
     (INFERENCE, "2: interval_indptr='[0, 2]' is no list of ends; rising from 0 to 1"): ('"[0, 1]"', '"[0, 2]"'),
     (INFERENCE, "2: num_intervals=5 is not what interval_indptr has; 1"): ('"[0, 1]",1', '"[0, 1]",5'),
     (INFERENCE, "2: fields=3 are not a row; 14"): ("\n8,", "\n1,2,3\n8,"),
+    (INFERENCE, f"3: date={DAY} is there twice for user 8; each date of a user once"): (str(DAY + 1), str(DAY)),
     (BATCHES, "3: interval_end_ts=4 is before the line above; the order of time"): (",5000,", ",4,"),
 }
 
