@@ -22,6 +22,9 @@ from attnbench.loadtest.engine import ModelEngine
 from attnbench.loadtest.setup import a_core_for_the_generator
 from attnbench.machine import devices
 from attnbench.machine.device import Device
+from attnbench.models.hstu_ranking.checkpoint import save
+from attnbench.models.hstu_ranking.config import config_of
+from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.presentation.load import markdown, notes, tables
 from attnbench.report.load import render_load
 from attnbench.store import load_file
@@ -430,6 +433,20 @@ def test_what_was_measured_before_a_failure_is_kept(
     assert main([*LOAD, "--scenario", "gaps", "--rate", "10,20", "--out", str(tmp_path)]) == 1
     assert "ended before it was done: killed" in capsys.readouterr().err
     assert [point.asked_rate for point in load_file.read(only(tmp_path)).points] == [10.0]
+
+
+def test_a_load_without_any_answer_is_kept_and_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = HstuRanking(config_of("tiny"), dtype=torch.float32)
+    model.towers.biases[0].fill_(torch.nan)
+    save(model, tmp_path / "nan.safetensors")
+    words = ["--scenario", "gaps", "--duration", "1", "--checkpoint", str(tmp_path / "nan.safetensors")]
+    assert main([*LOAD, *words, "--out", str(tmp_path / "kept")]) == 3
+    said = capsys.readouterr().err.splitlines()[-1]
+    (point,) = load_file.read(only(tmp_path / "kept")).points
+    assert point.refused == {"refused by load: scores": point.issued}
+    assert said == f"attnbench load: requests={point.issued} have no answer; refused by load: scores"
 
 
 def test_ctrl_c_keeps_the_load_until_then_and_begins_no_other(
