@@ -123,6 +123,24 @@ def test_the_archive_itself_is_read(source, tmp_path):
     assert found[1].video_id.tolist() == [71, 70, 72, 73]
 
 
+def test_a_damaged_archive_is_refused_wherever_the_damage_is(source, tmp_path):
+    """A bit that turned over may make other numbers of some, which only the checksum tells."""
+    drawn = random.Random(3)
+    rows = [row(drawn.choice([7, 8]), drawn.randrange(10**9), drawn.randrange(10**13)) for _ in range(300)]
+    for name, some in zip(kuairand.LOGS, (rows[:150], rows[150:]), strict=True):
+        table(source / name, LOG, some)
+    whole, damaged = tmp_path / "whole.tar.gz", tmp_path / "damaged.tar.gz"
+    with tarfile.open(whole, "w:gz") as file:
+        file.add(source.parent, "KuaiRand-1K")
+    data = whole.read_bytes()
+    assert len(kuairand.read(whole)) == 2
+    for at in range(20, len(data), len(data) // 60):
+        damaged.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        with pytest.raises(UsageError) as refused:
+            kuairand.read(damaged)
+        assert "\n" not in str(refused.value)
+
+
 def spoiled(source, name, change):
     path = source / name
     path.write_text(change(path.read_text()))
