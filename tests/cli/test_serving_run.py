@@ -131,6 +131,13 @@ def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(wor
     assert err.count("\n") == 1
 
 
+def test_a_plan_says_what_memory_the_models_tables_take(capsys):
+    """10,128 tokens of 262,144 numbers and 8,192 positions of 64, in fp32."""
+    assert main(["run", "hstu-serving", "--device", "cpu", "--embedding-dim", "262144", "--dry-run"]) == 0
+    gigabytes = 4 * (10_128 * 262_144 + 8_192 * 64) / 1e9
+    assert f"memory  tables of the model: {gigabytes:.3g} GB, in the largest case" in capsys.readouterr().out
+
+
 def test_a_checkpoint_is_measured_and_one_that_does_not_fit_is_named(tmp_path, capsys, monkeypatch):
     from attnbench.models.hstu_ranking.checkpoint import save
     from attnbench.models.hstu_ranking.config import config_of

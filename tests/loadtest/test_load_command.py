@@ -250,11 +250,12 @@ def test_a_dry_run_says_what_would_be_served_and_makes_no_model(
     assert main([*LOAD, *words, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("hstu-serving, model tiny on cpu: ")
-    for line, name, said in zip(lines[1:4], ("cache  ", "loads  ", "time   "), (cache, loads, time), strict=True):
+    assert lines[1] == f"model  tables of {4 * 32 * (68 + 202) / 1e9:.3g} GB"  # of tokens and positions, in fp32
+    for line, name, said in zip(lines[2:5], ("cache  ", "loads  ", "time   "), (cache, loads, time), strict=True):
         assert line.startswith(name)
         assert said in line
-    assert lines[4].startswith("command: attnbench load hstu-serving --config tiny")
-    assert "dry" not in lines[4]
+    assert lines[5].startswith("command: attnbench load hstu-serving --config tiny")
+    assert "dry" not in lines[5]
     assert not list(tmp_path.iterdir())
 
 

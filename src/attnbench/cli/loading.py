@@ -12,7 +12,15 @@ from attnbench.cli.output import Output
 from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
 from attnbench.loadtest.gaps import count_of, is_possible
 from attnbench.loadtest.run import MOST_PROBES, Bench, highest_rate
-from attnbench.loadtest.setup import Options, a_core_for_the_generator, make_bench, make_users, page_bytes, pool_size
+from attnbench.loadtest.setup import (
+    Options,
+    a_core_for_the_generator,
+    make_bench,
+    make_users,
+    page_bytes,
+    pool_size,
+    table_bytes,
+)
 from attnbench.presentation.load import ended, few_requests
 from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write
@@ -90,6 +98,7 @@ def _planned(args: argparse.Namespace, options: Options, scenario: str, rates: l
         f"{args.name}, model {options.preset.model} on {options.device}: {len(users.numbers())} users, "
         f"{options.candidates} candidates, batches up to {options.max_batch}"
     )
+    yield f"model  tables of {table_bytes(options) / 1e9:.3g} GB"
     if options.cached:
         sizes = {"pool": pool_size(options, users), "host memory": options.host_pages}
         said = (f"{n} pages, {n * page_bytes(options) / 1e9:.3g} GB, in the {name}" for name, n in sizes.items() if n)

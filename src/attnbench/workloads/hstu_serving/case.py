@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any
 
+from attnbench.dtypes import DTYPES
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.models.hstu_ranking.config import ModelConfig, config_of
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
@@ -197,6 +198,11 @@ class ServingCase:
         """Sizes of the model."""
         found = config_of(self.model)
         return found if self.embedding_dim is None else replace(found, embedding_dim=self.embedding_dim)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the model's tables, which are there before any inputs."""
+        return self.config.table_numbers * DTYPES[self.dtype].bytes
 
     @property
     def mode(self) -> str:

@@ -123,9 +123,7 @@ def _check_memory(case: ServingCase, device: str | torch.device) -> None:
     Raises:
         MemoryError: with the sizes.
     """
-    config = case.config
-    rows = config.vocabulary * config.width + config.history_tokens * config.hidden
-    wanted = rows * torch_dtype(case.dtype).itemsize
+    wanted = case.table_bytes
     if torch.device(device).type == "cpu":
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         room = free // 2
