@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import re
@@ -434,6 +435,23 @@ def test_what_was_measured_before_a_failure_is_kept(
     assert main([*LOAD, "--scenario", "gaps", "--rate", "10,20", "--out", str(tmp_path)]) == 1
     assert "ended before it was done: killed" in capsys.readouterr().err
     assert [point.asked_rate for point in load_file.read(only(tmp_path)).points] == [10.0]
+
+
+@pytest.mark.parametrize(("scenario", "starts"), [("gaps", "scheduled"), ("server", "by_loadgen")])
+def test_the_generator_starts_when_the_server_is_ready(
+    scenario: str, starts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It issues from its start: a collection that began after it would make the first requests wait."""
+    if scenario == "server":
+        pytest.importorskip("mlperf_loadgen")
+    happened: list[str] = []
+    collect, start = gc.collect, getattr(load_run, starts)
+    monkeypatch.setattr(gc, "collect", lambda *given: (happened.append("collected"), collect(*given))[1])
+    monkeypatch.setattr(load_run, starts, lambda *given: (happened.append("started"), start(*given))[1])
+    assert main([*LOAD, "--scenario", scenario, "--rate", "20", "--duration", "1", "--out", str(tmp_path)]) == 0
+    begun = happened.index("started")
+    assert happened[begun - 1] == "collected"
+    assert "collected" not in happened[begun:]
 
 
 def test_a_load_without_any_answer_is_kept_and_ends_with_3(
