@@ -17,6 +17,7 @@ from attnbench.errors import UsageError
 from attnbench.loadtest import ledger as ledger_of
 from attnbench.loadtest import queueing, serving
 from attnbench.loadtest.ledger import ANSWERED, BACKLOG, INTERRUPTED, Ledger
+from attnbench.loadtest.points import Schedule, point_of
 from attnbench.loadtest.serving import Batching, Server
 from attnbench.models.hstu_ranking.request import Request
 
@@ -125,6 +126,17 @@ def test_ctrl_c_keeps_what_was_answered_and_refuses_the_rest() -> None:
     check_conserved(ledger, source, 10)
     assert ledger.refused == {INTERRUPTED: 10 - ledger.answered}
     assert ledger.answered == 6
+
+
+def test_answers_a_second_are_of_the_whole_load() -> None:
+    """Whoever refuses all but the first requests answers no more a second than are answered in that second."""
+    users = [0, 1] + [-1] * 8
+    ledger, _, source = served([100 * at for at in range(10)], users, Batching(max_wait_ms=0))
+    schedule = Schedule(source.due_ns, 0)
+    point = point_of(ledger, schedule, scenario="gaps", generator="x", asked=10.0, slos_ms=(50.0,), cache={})
+    assert point.whole_s == point.load_s == 0.9
+    assert point.achieved_rate == point.goodput[0].rate == pytest.approx(2 / 0.9)
+    assert point.refused == {"unknown user": 8}
 
 
 class SignalAtLine:
