@@ -113,6 +113,7 @@ def test_the_sweeps_are_planned_in_under_five_minutes_on_a_gpu(name):
         (["--num-candidates", "0"], "--num-candidates=0 cannot be used; a whole number from 1"),
         (["--cache", "no-cache"], "a step without a cache is the row BACKEND[no-cache]"),
         (["--checkpoint", "nowhere.safetensors"], "--checkpoint=nowhere.safetensors cannot be used; a safetensors"),
+        (["--checkpoint", "x" * 300], "x cannot be used; a safetensors file: a file that is there"),
         (["--page-size", "48"], "--page-size=48 cannot be used; one of 32, 64, 128"),
         (["--cached", "63"], "hstu-serving: cached=63 is no history of model=small"),
         (["--pool-share", "0"], "--pool-share=0 cannot be used; a number above 0, at most 1"),
@@ -128,6 +129,13 @@ def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(wor
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_plan_says_what_memory_the_models_tables_take(capsys):
+    """10,128 tokens of 262,144 numbers and 8,192 positions of 64, in fp32."""
+    assert main(["run", "hstu-serving", "--device", "cpu", "--embedding-dim", "262144", "--dry-run"]) == 0
+    gigabytes = 4 * (10_128 * 262_144 + 8_192 * 64) / 1e9
+    assert f"memory  tables of the model: {gigabytes:.3g} GB, in the largest case" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_measured_and_one_that_does_not_fit_is_named(tmp_path, capsys, monkeypatch):

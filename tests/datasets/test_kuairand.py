@@ -6,6 +6,7 @@ import csv
 import json
 import random
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,7 +97,16 @@ def test_users_of_both_periods_in_the_order_of_time(source):
     assert seven.features == (2, 1, 2, 1, 2)
     assert eight.features == (1, 1, 1, 1, 1)
     assert eight.date.tolist() == [DAY, DAY + 1]
-    assert [part.stop - part.start for _, part in eight.days()] == [1, 1]
+    assert [places.tolist() for _, places in eight.days()] == [[0], [1]]
+
+
+def test_a_date_that_comes_again_is_one_day(source, tmp_path):
+    """A replay finds a user's day by its date: two lines of one date would give one of them another history."""
+    seven = replace(kuairand.read(source)[1], date=np.array([DAY, DAY + 1, DAY, DAY + 1]))
+    assert [(date, places.tolist()) for date, places in seven.days()] == [(DAY, [0, 2]), (DAY + 1, [1, 3])]
+    assert list(replace(seven, date=seven.date[:0]).days()) == []
+    write([seven], tmp_path / "out")
+    assert [day.video_id.tolist() for day, _ in read_days(tmp_path / "out" / INFERENCE)] == [[71, 72], [70, 73]]
 
 
 @pytest.mark.parametrize("place", ["", "..", "../.."], ids=["data", "KuaiRand-1K", "above"])
@@ -111,6 +121,24 @@ def test_the_archive_itself_is_read(source, tmp_path):
     found = kuairand.read(archive)
     assert [one.user_id for one in found] == [8, 7]
     assert found[1].video_id.tolist() == [71, 70, 72, 73]
+
+
+def test_a_damaged_archive_is_refused_wherever_the_damage_is(source, tmp_path):
+    """A bit that turned over may make other numbers of some, which only the checksum tells."""
+    drawn = random.Random(3)
+    rows = [row(drawn.choice([7, 8]), drawn.randrange(10**9), drawn.randrange(10**13)) for _ in range(300)]
+    for name, some in zip(kuairand.LOGS, (rows[:150], rows[150:]), strict=True):
+        table(source / name, LOG, some)
+    whole, damaged = tmp_path / "whole.tar.gz", tmp_path / "damaged.tar.gz"
+    with tarfile.open(whole, "w:gz") as file:
+        file.add(source.parent, "KuaiRand-1K")
+    data = whole.read_bytes()
+    assert len(kuairand.read(whole)) == 2
+    for at in range(20, len(data), len(data) // 60):
+        damaged.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        with pytest.raises(UsageError) as refused:
+            kuairand.read(damaged)
+        assert "\n" not in str(refused.value)
 
 
 def spoiled(source, name, change):
@@ -258,6 +286,7 @@ SPOILED = {
     (INFERENCE, "2: interval_indptr='[0, 2]' is no list of ends; rising from 0 to 1"): ('"[0, 1]"', '"[0, 2]"'),
     (INFERENCE, "2: num_intervals=5 is not what interval_indptr has; 1"): ('"[0, 1]",1', '"[0, 1]",5'),
     (INFERENCE, "2: fields=3 are not a row; 14"): ("\n8,", "\n1,2,3\n8,"),
+    (INFERENCE, f"3: date={DAY} is there twice for user 8; each date of a user once"): (str(DAY + 1), str(DAY)),
     (BATCHES, "3: interval_end_ts=4 is before the line above; the order of time"): (",5000,", ",4,"),
 }
 
@@ -313,6 +342,10 @@ def test_the_command_reads_the_real_files(source, tmp_path, capsys):
         (["kuairand-1k", "--users", "0"], "attnbench data: --users=0 cannot be used; a whole number, at least 1"),
         (["kuairand-1k", "--interval", "0"], "attnbench data: --interval=0 cannot be used"),
         (["kuairand-1k", "--source", "x", "--users", "5"], "attnbench data: --users=5 does not go with --source"),
+        (
+            ["kuairand-1k", "--to", "x" * 300],
+            f"data: --to={'x' * 300} cannot be written (File name too long); a folder",
+        ),
         (["kuairand-1k", "--source", "nowhere"], "kuairand-1k: source=nowhere has no user_features_1k.csv"),
     ],
 )

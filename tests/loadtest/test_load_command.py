@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import re
@@ -22,6 +23,9 @@ from attnbench.loadtest.engine import ModelEngine
 from attnbench.loadtest.setup import a_core_for_the_generator
 from attnbench.machine import devices
 from attnbench.machine.device import Device
+from attnbench.models.hstu_ranking.checkpoint import save
+from attnbench.models.hstu_ranking.config import config_of
+from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.presentation.load import markdown, notes, tables
 from attnbench.report.load import render_load
 from attnbench.store import load_file
@@ -191,6 +195,8 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
         ([*LOAD, "--json", "-", "--md", "-"], "--md=- wants stdout, as --json does; one of the two"),
         ([*LOAD, "--json", "/nowhere/at/all/\0"], "cannot be written"),
         ([*LOAD, "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there; a safetensors file"),
+        ([*LOAD, "--checkpoint", "x" * 300], "x is not there; a safetensors file"),
+        ([*LOAD, "--source", "x" * 300], "x has no processed_seqs_inference.csv; a folder of prepared"),
         ([*LOAD, "--dry-run", "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there"),
         ([*LOAD, "--only-user", "7"], "--only-user=7 does not go with --scenario server; --scenario replay"),
         (
@@ -245,11 +251,12 @@ def test_a_dry_run_says_what_would_be_served_and_makes_no_model(
     assert main([*LOAD, *words, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("hstu-serving, model tiny on cpu: ")
-    for line, name, said in zip(lines[1:4], ("cache  ", "loads  ", "time   "), (cache, loads, time), strict=True):
+    assert lines[1] == f"model  tables of {4 * 32 * (68 + 202) / 1e9:.3g} GB"  # of tokens and positions, in fp32
+    for line, name, said in zip(lines[2:5], ("cache  ", "loads  ", "time   "), (cache, loads, time), strict=True):
         assert line.startswith(name)
         assert said in line
-    assert lines[4].startswith("command: attnbench load hstu-serving --config tiny")
-    assert "dry" not in lines[4]
+    assert lines[5].startswith("command: attnbench load hstu-serving --config tiny")
+    assert "dry" not in lines[5]
     assert not list(tmp_path.iterdir())
 
 
@@ -428,6 +435,37 @@ def test_what_was_measured_before_a_failure_is_kept(
     assert main([*LOAD, "--scenario", "gaps", "--rate", "10,20", "--out", str(tmp_path)]) == 1
     assert "ended before it was done: killed" in capsys.readouterr().err
     assert [point.asked_rate for point in load_file.read(only(tmp_path)).points] == [10.0]
+
+
+@pytest.mark.parametrize(("scenario", "starts"), [("gaps", "scheduled"), ("server", "by_loadgen")])
+def test_the_generator_starts_when_the_server_is_ready(
+    scenario: str, starts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It issues from its start: a collection that began after it would make the first requests wait."""
+    if scenario == "server":
+        pytest.importorskip("mlperf_loadgen")
+    happened: list[str] = []
+    collect, start = gc.collect, getattr(load_run, starts)
+    monkeypatch.setattr(gc, "collect", lambda *given: (happened.append("collected"), collect(*given))[1])
+    monkeypatch.setattr(load_run, starts, lambda *given: (happened.append("started"), start(*given))[1])
+    assert main([*LOAD, "--scenario", scenario, "--rate", "20", "--duration", "1", "--out", str(tmp_path)]) == 0
+    begun = happened.index("started")
+    assert happened[begun - 1] == "collected"
+    assert "collected" not in happened[begun:]
+
+
+def test_a_load_without_any_answer_is_kept_and_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = HstuRanking(config_of("tiny"), dtype=torch.float32)
+    model.towers.biases[0].fill_(torch.nan)
+    save(model, tmp_path / "nan.safetensors")
+    words = ["--scenario", "gaps", "--duration", "1", "--checkpoint", str(tmp_path / "nan.safetensors")]
+    assert main([*LOAD, *words, "--out", str(tmp_path / "kept")]) == 3
+    said = capsys.readouterr().err.splitlines()[-1]
+    (point,) = load_file.read(only(tmp_path / "kept")).points
+    assert point.refused == {"refused by load: scores": point.issued}
+    assert said == f"attnbench load: requests={point.issued} have no answer; refused by load: scores"
 
 
 def test_ctrl_c_keeps_the_load_until_then_and_begins_no_other(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +14,10 @@ from hypothesis import strategies as st
 from tests.loadtest.simulated import Arrivals, Clock, Engine, Library
 
 from attnbench.errors import UsageError
+from attnbench.loadtest import ledger as ledger_of
+from attnbench.loadtest import queueing, serving
 from attnbench.loadtest.ledger import ANSWERED, BACKLOG, INTERRUPTED, Ledger
+from attnbench.loadtest.points import Schedule, point_of
 from attnbench.loadtest.serving import Batching, Server
 from attnbench.models.hstu_ranking.request import Request
 
@@ -119,6 +126,62 @@ def test_ctrl_c_keeps_what_was_answered_and_refuses_the_rest() -> None:
     check_conserved(ledger, source, 10)
     assert ledger.refused == {INTERRUPTED: 10 - ledger.answered}
     assert ledger.answered == 6
+
+
+def test_answers_a_second_are_of_the_whole_load() -> None:
+    """Whoever refuses all but the first requests answers no more a second than are answered in that second."""
+    users = [0, 1] + [-1] * 8
+    ledger, _, source = served([100 * at for at in range(10)], users, Batching(max_wait_ms=0))
+    schedule = Schedule(source.due_ns, 0)
+    point = point_of(ledger, schedule, scenario="gaps", generator="x", asked=10.0, slos_ms=(50.0,), cache={})
+    assert point.whole_s == point.load_s == 0.9
+    assert point.achieved_rate == point.goodput[0].rate == pytest.approx(2 / 0.9)
+    assert point.refused == {"unknown user": 8}
+
+
+class SignalAtLine:
+    """Sends this process SIGINT before one of the lines in which the server works, counted from its first turn."""
+
+    def __init__(self, number: int) -> None:
+        self.left, self.sent = number, False
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Callable[..., object] | None:
+        inside = frame.f_code.co_filename in (serving.__file__, ledger_of.__file__, queueing.__file__)
+        return self.count if inside and frame.f_code.co_name not in ("run", "_finished") else None
+
+    def count(self, frame: FrameType, event: str, arg: object) -> Callable[..., object]:
+        if event == "line" and not self.sent:
+            self.left -= 1
+            if not self.left:
+                self.sent = True
+                signal.raise_signal(signal.SIGINT)
+        return self.count
+
+
+def test_ctrl_c_at_any_line_leaves_a_ledger_that_adds_up() -> None:
+    """A line of the ledger is written whole, and a batch is answered as a whole or not at all."""
+    users = [0, 1, 0, 2, -1, 1]
+    for number in itertools.count(1, 11):
+        clock = Clock()
+        source, traced = Arrivals(clock, [at * MS for at in (0, 0, 1, 2, 2, 9)]), SignalAtLine(number)
+        server = Server(source, Engine(clock), Library(users), Batching(max_batch=2, max_wait_ms=1), clock=clock)
+        before = sys.gettrace()
+        sys.settrace(traced)
+        try:
+            ledger = server.run()
+        finally:
+            sys.settrace(before)
+        columns = ledger.index, ledger.issued_ns, ledger.started_ns, ledger.done_ns, ledger.outcome
+        assert len(set(map(len, columns))) == 1
+        assert ledger.balanced()
+        assert not ledger.open
+        assert ledger.interrupted == traced.sent
+        assert sum(batch.size for batch in ledger.batches) == ledger.answered
+        assert len(set(source.completed)) == len(source.completed)
+        if not traced.sent:
+            break
+    assert number > 500
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_request_that_is_over_twice_is_a_mistake_of_ours() -> None:

@@ -129,6 +129,8 @@ def test_memory_that_is_short_again_and_again_is_said_with_what_to_do():
     [
         ({"batch": 8, "cached": 4096, "num_candidates": 128, "dtype": "bf16"}, "--batch, --cached or --num-candidates"),
         ({"model": "cogvideox-2b", "frames": 49, "height": 480, "width": 720}, "--frames, --height or --width"),
+        ({"batch": 8, "embedding_dim": 262144}, "--batch or --embedding-dim"),
+        ({"batch": 8, "cached": 4096, "embedding_dim": None}, "--batch or --cached"),
         ({"frames": 49}, "--frames"),
     ],
 )

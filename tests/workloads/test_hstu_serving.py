@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -252,21 +253,30 @@ def test_expected_errors_are_about_those_that_are_seen(dtype, candidates):
     assert torch.equal(expected, WORKLOAD.expected_errors("logits", one, inputs, draw=Draw())["out"])
 
 
-def test_weights_are_those_of_the_checkpoint(tmp_path):
+def test_weights_are_those_of_the_checkpoint(tmp_path, monkeypatch):
     from attnbench.models.hstu_ranking.checkpoint import save
     from attnbench.models.hstu_ranking.model import HstuRanking
 
     other = HstuRanking(CONFIGS["tiny"], seed=9, dtype=torch.float32)
-    save(other, tmp_path / "my model.safetensors")
-    one = case(checkpoint=str(tmp_path / "my model.safetensors"))
-    assert one.id == "tiny_my_model-b2-t5-c62-n8-gpu-hit-p64-fp32"
+    monkeypatch.setenv("ATTNBENCH_GIVEN_FILES", "")
+    parse = next(axis.parse for axis in WORKLOAD.axes if axis.name == "checkpoint")
+    save(other, tmp_path / "my-model.safetensors")
+    one = case(checkpoint=parse(str(tmp_path / "my-model.safetensors")))
+    digest = hashlib.sha256((tmp_path / "my-model.safetensors").read_bytes()).hexdigest()[:8]
+    assert one.checkpoint == f"my-model.safetensors@{digest}"
+    assert one.id == f"tiny_my_model_{digest}-b2-t5-c62-n8-gpu-hit-p64-fp32"
     inputs = WORKLOAD.inputs(one, seed=3, kind="normal", device="cpu")
     torch.testing.assert_close(inputs.model(inputs.requests()), other(inputs.requests()), rtol=0, atol=0)
     assert WORKLOAD.inputs(one, seed=4, kind="normal", device="cpu").model is inputs.model
     assert WORKLOAD.inputs(case(), seed=3, kind="normal", device="cpu").model is not inputs.model
     save(HstuRanking(CONFIGS["small"], dtype=torch.float32), tmp_path / "small.safetensors")
+    small = case(checkpoint=parse(str(tmp_path / "small.safetensors")))
     with pytest.raises(UsageError, match=r"checkpoint: tokens\.table=\[10128, 64\] is another model's; \[68, 32\]"):
-        WORKLOAD.inputs(case(checkpoint=str(tmp_path / "small.safetensors")), seed=3, kind="normal", device="cpu")
+        WORKLOAD.inputs(small, seed=3, kind="normal", device="cpu")
+    save(HstuRanking(CONFIGS["tiny"], seed=10, dtype=torch.float32), tmp_path / "my-model.safetensors")
+    changed = case(checkpoint=parse(str(tmp_path / "my-model.safetensors")))
+    assert changed.id != one.id
+    assert WORKLOAD.inputs(changed, seed=3, kind="normal", device="cpu").model is not inputs.model
 
 
 def test_a_cache_that_is_not_read_is_another_answer():

@@ -14,7 +14,7 @@ from attnbench.cli.output import Output
 from attnbench.cli.progress import Bar
 from attnbench.cli.request import resumed
 from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
-from attnbench.record import Record, Run, Status
+from attnbench.record import PlannedGroup, Record, Run, Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -306,6 +306,13 @@ def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str, w
     return f"attnbench {verb}: stopped; {what}{also}; to finish: {line}"
 
 
+def _table_bytes(group: PlannedGroup) -> int:
+    from attnbench.workloads.base import load_workload
+
+    workload = load_workload(group.workload)
+    return workload.table_bytes(workload.case(group.case))
+
+
 def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: Output) -> None:
     from attnbench.report.terminal import Terminal
 
@@ -330,4 +337,6 @@ def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: 
         f"baseline {run.settings.baseline}"
     )
     terminal.item("time", str(time), "dim")
+    if tables := max(_table_bytes(group) for group in groups):
+        terminal.item("memory", f"tables of the model: {tables / 1e9:.3g} GB, in the largest case", "dim")
     output.line(f"command: {run.command}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.parser import Parser
 from attnbench.errors import UsageError, refusal, unknown
+from attnbench.store.files import is_file
 from attnbench.suites.settings import between, whole
 from attnbench.workloads.hstu_serving.case import ON_HOST_HIT, PAGE_SIZES
 
@@ -253,7 +253,7 @@ def options_of(args: argparse.Namespace) -> Options:
     if args.graph and args.attention in ("gathered", "reference"):
         wrong = "does not go with --graph, it is of one step's lengths"
         raise UsageError(refusal(WHO, "--attention", args.attention, wrong, "paged"))
-    if args.checkpoint is not None and not Path(args.checkpoint).is_file():
+    if args.checkpoint is not None and not is_file(args.checkpoint):
         raise UsageError(refusal(WHO, "--checkpoint", args.checkpoint, "is not there", "a safetensors file"))
     if args.attention not in (None, "reference") and not device.on_gpu:
         raise UsageError(refusal(WHO, "--attention", args.attention, "has no kernels for a CPU", "reference"))

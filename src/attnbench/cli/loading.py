@@ -9,10 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attnbench.cli.output import Output
-from attnbench.errors import AttnbenchError, UsageError, refusal
+from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
 from attnbench.loadtest.gaps import count_of, is_possible
 from attnbench.loadtest.run import MOST_PROBES, Bench, highest_rate
-from attnbench.loadtest.setup import Options, a_core_for_the_generator, make_bench, make_users, page_bytes, pool_size
+from attnbench.loadtest.setup import (
+    Options,
+    a_core_for_the_generator,
+    make_bench,
+    make_users,
+    page_bytes,
+    pool_size,
+    table_bytes,
+)
 from attnbench.presentation.load import ended, few_requests
 from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write
@@ -34,6 +42,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
         The exit code: 0, or 130 after Ctrl-C, with what was measured until then.
 
     Raises:
+        NothingToRun: no request was answered; the result is shown and kept.
         AttnbenchError: anything in the request that cannot be.
     """
     asked = {name: target for name in FILES if (target := getattr(args, name)) is not None}
@@ -74,7 +83,12 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     _finish(args, run, asked, output)
     if failed is not None:
         raise failed
-    return INTERRUPTED if any(point.interrupted for point in points) else 0
+    if any(point.interrupted for point in points):
+        return INTERRUPTED
+    if not any(point.answered for point in points):
+        reason = next((reason for point in points for reason in point.refused), "none arrived")
+        raise NothingToRun(f"{WHO}: requests={sum(point.issued for point in points)} have no answer; {reason}")
+    return 0
 
 
 def _planned(args: argparse.Namespace, options: Options, scenario: str, rates: list[float]) -> Iterator[str]:
@@ -84,6 +98,7 @@ def _planned(args: argparse.Namespace, options: Options, scenario: str, rates: l
         f"{args.name}, model {options.preset.model} on {options.device}: {len(users.numbers())} users, "
         f"{options.candidates} candidates, batches up to {options.max_batch}"
     )
+    yield f"model  tables of {table_bytes(options) / 1e9:.3g} GB"
     if options.cached:
         sizes = {"pool": pool_size(options, users), "host memory": options.host_pages}
         said = (f"{n} pages, {n * page_bytes(options) / 1e9:.3g} GB, in the {name}" for name, n in sizes.items() if n)

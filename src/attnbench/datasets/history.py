@@ -35,13 +35,16 @@ class History:
     date: np.ndarray
     "YYYYMMDD of each interaction"
 
-    def days(self) -> Iterator[tuple[int, slice]]:
-        """Each date with its run of interactions; a date that comes again is another run."""
-        if not len(self.date):
-            return
-        starts = np.flatnonzero(np.diff(self.date, prepend=self.date[0] - 1))
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(self.date)], strict=True):
-            yield int(self.date[start]), slice(start, stop)
+    def days(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Each date once, the earliest first, with the places of its interactions in the order of time.
+
+        A date is the data set's own and may come again after another one: NVIDIA's preprocessing groups by it, too.
+        """
+        order = np.argsort(self.date, kind="stable")
+        starts = np.flatnonzero(np.diff(self.date[order]))
+        for places in np.split(order, starts + 1):
+            if len(places):
+                yield int(self.date[places[0]]), places
 
 
 def intervals(times: np.ndarray, interval_ms: int) -> list[int]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO
@@ -44,46 +44,58 @@ def read(source: Path, on_progress: Callable[[str], None] = lambda words: None) 
         UsageError: a file is missing or cannot be read, or a line of it is not what it should be; file, line and
             column are named.
     """
-    with ExitStack() as closing:
-        features = _features(closing.enter_context(_opened(source, USERS)))
-        periods = []
-        for name in LOGS:
-            periods.append(_log(name, closing.enter_context(_opened(source, name)), on_progress))
-    both = [user for user in features if all(user in period for period in periods)]
+    periods: dict[str, dict[int, list[np.ndarray]]] = {}
+    features: dict[int, tuple[int, ...]] = {}
+    last = "its beginning"
+    try:
+        for name, file in _files(source):
+            last = name
+            if name == USERS:
+                features = _features(file)
+            else:
+                periods[name] = _log(name, file, on_progress)
+    except (OSError, EOFError, tarfile.TarError, zlib.error, UnicodeError) as error:
+        words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        wrong, accepted = f"cannot be read at {last} ({words})", "the folder of KuaiRand-1K, or its archive"
+        raise UsageError(refusal(WHO, "source", source, wrong, accepted)) from None
+    both = [user for user in features if all(user in periods[name] for name in LOGS)]
     if not both:
         raise UsageError(refusal(WHO, "users", 0, f"are in {USERS} and in both logs", "at least one"))
-    return [_history(user, features[user], periods) for user in both]
+    return [_history(user, features[user], [periods[name] for name in LOGS]) for user in both]
 
 
-@contextmanager
-def _opened(source: Path, name: str) -> Iterator[IO[str]]:
-    """A file of the data set, by its name."""
-    try:
-        if source.is_file():
-            with tarfile.open(source) as archive:
-                for member in archive:
-                    if member.isfile() and Path(member.name).name == name:
-                        inside = archive.extractfile(member)
-                        assert inside is not None  # a file has content
-                        yield io.TextIOWrapper(inside, encoding="utf-8", newline="")
-                        return
-            raise _missing(source, name)
-        found = [path for place in PLACES if (path := source / place / name).is_file()]
-        if not found:
-            raise _missing(source, name)
-        with found[0].open(encoding="utf-8-sig", newline="") as file:
-            yield file
-    except (OSError, EOFError, tarfile.TarError, UnicodeError) as error:
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UsageError(
-            refusal(
-                WHO,
-                "source",
-                source,
-                f"cannot be read at {name} ({words})",
-                "the folder of KuaiRand-1K, or its archive",
-            )
-        ) from None
+def _files(source: Path) -> Iterator[tuple[str, IO[str]]]:
+    """Name and text of the three files, of an archive in its own order.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    if not source.is_file():
+        paths = {name: [path for at in PLACES if (path := source / at / name).is_file()] for name in (USERS, *LOGS)}
+        _check_there(source, [name for name, found in paths.items() if found])
+        for name, (path, *_) in paths.items():
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                yield name, file
+        return
+    read: list[str] = []
+    with tarfile.open(source) as archive:
+        for member in archive:
+            name = Path(member.name).name
+            if member.isfile() and name in (USERS, *LOGS) and name not in read:
+                inside = archive.extractfile(member)
+                assert inside is not None  # a file has content
+                yield name, io.TextIOWrapper(inside, encoding="utf-8-sig", newline="")
+                read.append(name)
+        # To the end, where the checksum of the compressed data stands: damaged numbers may still be numbers.
+        while archive.fileobj is not None and archive.fileobj.read(AT_ONCE):
+            pass
+    _check_there(source, read)
+
+
+def _check_there(source: Path, found: Collection[str]) -> None:
+    missing = [name for name in (USERS, *LOGS) if name not in found]
+    if missing:
+        raise _missing(source, missing[0])
 
 
 def _missing(source: Path, name: str) -> UsageError:

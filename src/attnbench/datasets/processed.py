@@ -15,7 +15,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -104,7 +104,8 @@ def write(histories: Iterable[History], folder: Path, *, interval_s: int = USUAL
         raise UsageError(refusal("data", "--to", folder, f"cannot be written ({error.strerror})", "a folder")) from None
     finally:
         for path in partial.values():
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # of a folder that there cannot be
+                path.unlink(missing_ok=True)
     return summary
 
 
@@ -116,14 +117,14 @@ def _write(histories: Iterable[History], files: Sequence[IO[str]], interval_ms: 
     for history in histories:
         lists = [getattr(history, name) for name in LISTS]
         seqs.writerow([history.user_id, *map(_json, lists), *history.features])
-        for date, run in history.days():
-            times = history.time_ms[run]
+        for date, places in history.days():
+            times = history.time_ms[places]
             indptr = intervals(times, interval_ms)
             inference.writerow(
                 [
                     history.user_id,
                     date,
-                    *(_json(values[run]) for values in lists),
+                    *(_json(values[places]) for values in lists),
                     json.dumps(indptr),
                     len(indptr) - 1,
                     *history.features,
@@ -156,11 +157,16 @@ def read_days(path: Path) -> Iterator[tuple[History, list[int]]]:
     """The users' days of a processed_seqs_inference.csv, each with where its intervals end.
 
     Raises:
-        UsageError: as of `read_sequences`.
+        UsageError: as of `read_sequences`, or a user has a date twice.
     """
+    known: set[tuple[int, int]] = set()
     for place, row in _rows(path, INFERENCE_COLUMNS):
         date = _number(place, "date", row["date"])
         history = _history(place, row, date)
+        if (history.user_id, date) in known:
+            twice = f"is there twice for user {history.user_id}"
+            raise UsageError(refusal(place, "date", date, twice, "each date of a user once"))
+        known.add((history.user_id, date))
         indptr = _list(place, "interval_indptr", row["interval_indptr"])
         rises = all(before < after for before, after in pairwise(indptr))
         if not indptr or indptr[0] != 0 or indptr[-1] != len(history.video_id) or not rises:

@@ -22,6 +22,7 @@ from attnbench.loadtest.users import Policy
 from attnbench.models.hstu_ranking.config import ModelConfig
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import hashed
+from attnbench.store.files import is_file
 
 WHO = "load"
 FOLLOWING, DRAWN = "following", "drawn"
@@ -88,7 +89,7 @@ class Replay:
         """
         self._config, self._candidates, self._policy, self._seed = config, candidates, policy, seed
         for name in (INFERENCE, BATCHES):
-            if not (folder / name).is_file():
+            if not is_file(folder / name):
                 todo = "attnbench data kuairand-1k --to DIR writes them"
                 raise UsageError(refusal(WHO, "--source", folder, f"has no {name}", "a folder of prepared files", todo))
         days: dict[int, list[History]] = {}

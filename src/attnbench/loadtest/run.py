@@ -18,7 +18,7 @@ from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
 from attnbench.loadtest.labels import Judged
 from attnbench.loadtest.ledger import Ledger
 from attnbench.loadtest.loadgen_rate import rate_for_loadgen
-from attnbench.loadtest.pauses import old_objects_left_alone, pauses
+from attnbench.loadtest.pauses import Collections, old_objects_left_alone, pauses
 from attnbench.loadtest.points import Schedule, by_schedule, point_of
 from attnbench.loadtest.replay import Replay
 from attnbench.loadtest.serving import Batching, Library, Refused, Server
@@ -159,8 +159,9 @@ class Bench:
                 seed=self.seed,
                 folder=folder,
             )
-            with by_loadgen(settings) as generator:
-                ledger, counts, stood = self._served(generator, self.users, self._label(scenario, rate))
+            with old_objects_left_alone() as collections, by_loadgen(settings) as generator:
+                label = self._label(scenario, rate)
+                ledger, counts, stood = self._served(generator, self.users, label, collections)
             schedule, notes = loadgen_schedule(ledger, generator, Path(folder))
         return point_of(
             ledger,
@@ -206,8 +207,9 @@ class Bench:
             AttnbenchError: the generator ended before its time.
         """
         judged = Judged()
-        with scheduled(due_ns) as generator:
-            ledger, counts, stood = self._served(generator, library, self._label(scenario, rate), judged.take)
+        with old_objects_left_alone() as collections, scheduled(due_ns) as generator:
+            label = self._label(scenario, rate)
+            ledger, counts, stood = self._served(generator, library, label, collections, judged.take)
         schedule = by_schedule(ledger, due_ns, generator.origin_ns or 0)
         return point_of(
             ledger,
@@ -226,15 +228,19 @@ class Bench:
         generator: Generator,
         library: Library,
         label: str,
+        collections: Collections,
         on_scores: Callable[[Sequence[Request], Any], None] | None = None,
     ) -> tuple[Ledger, dict[str, int], tuple[str, ...]]:
-        """The ledger, what the cache counted meanwhile, and what stood still."""
+        """The ledger, what the cache counted meanwhile, and what stood still.
+
+        The generator issues from its start: what takes long, like the collection of all that is there already, comes
+        before it.
+        """
         cache = self.engine.cache
         before = cache.counts.as_dict() if cache is not None else {}
         progress = Progress(label, self.on_progress)
         server = Server(generator, self.engine, library, self.batching, on_progress=progress, on_scores=on_scores)
-        with old_objects_left_alone() as collections:
-            ledger = server.run()
+        ledger = server.run()
         if not ledger.interrupted:
             generator.check()
         try:

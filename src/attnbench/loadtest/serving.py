@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attnbench.errors import AttnbenchError
+from attnbench.loadtest.ending import Ending
 from attnbench.loadtest.generator import Source
 from attnbench.loadtest.ledger import BACKLOG, INTERRUPTED, Flown, Ledger
 from attnbench.loadtest.queueing import Queue, Waiting
@@ -141,6 +142,7 @@ class Server:
         self._source, self._engine, self._library, self._how = source, engine, library, batching
         self._clock, self._on_progress, self._on_scores = clock, on_progress, on_scores
         self.ledger = Ledger()
+        self._ending = Ending()
         self._queue = Queue()
         self._flights: deque[_Flight] = deque()
         self._numbers: list[int] = []
@@ -149,14 +151,15 @@ class Server:
 
     def run(self) -> Ledger:
         """Serve until every request that was issued is over; after Ctrl-C what is left is refused as interrupted."""
-        try:
-            while not self._finished():
-                self._turn()
-        except KeyboardInterrupt:
-            self.ledger.interrupted = True
-            for arrival in self._source.take(0):
-                self._note(arrival.number, arrival.index, arrival.issued_ns)
-            self._close(INTERRUPTED)
+        with self._ending:
+            try:
+                while not self._finished():
+                    self._turn()
+            except KeyboardInterrupt:
+                self.ledger.interrupted = True
+                for arrival in self._source.take(0):
+                    self._note(arrival.number, arrival.index, arrival.issued_ns)
+                self._close(INTERRUPTED)
         return self.ledger
 
     def _finished(self) -> bool:
@@ -187,13 +190,15 @@ class Server:
         return min(IDLE_S, max(0.0, (ready - self._clock()) * 1e-9))
 
     def _take(self, timeout_s: float) -> None:
-        for arrival in self._source.take(timeout_s):
-            place = self._note(arrival.number, arrival.index, arrival.issued_ns)
-            found = self._library.take(arrival.index)
-            if isinstance(found, Refused):
-                self._refuse([place], found)
-            else:
-                self._queue.add(Waiting(place, arrival.number, found, arrival.issued_ns))
+        arrivals = self._source.take(timeout_s)
+        with self._ending.whole():
+            for arrival in arrivals:
+                place = self._note(arrival.number, arrival.index, arrival.issued_ns)
+                found = self._library.take(arrival.index)
+                if isinstance(found, Refused):
+                    self._refuse([place], found)
+                else:
+                    self._queue.add(Waiting(place, arrival.number, found, arrival.issued_ns))
         if self._source.all_issued and self._last_ns is None:
             self._last_ns = self._clock()
             self.ledger.backlog = len(self.ledger.open)
@@ -250,15 +255,16 @@ class Server:
             self._flights.popleft()
             self._refuse(places, reason_of(error))
             return
-        self._flights.popleft()
-        now = self._clock()
-        for place in places:
-            self.ledger.answer(place, flight.started_ns, now)
-        tokens = sum(2 * len(one.request.items) + len(one.request.candidates) for one in flight.batch)
-        self.ledger.batches.append(Flown(len(places), tokens, flight.host_ms, device_ms))
-        self._source.answered([self._numbers[place] for place in places])
-        if self._on_scores is not None:
-            self._on_scores([one.request for one in flight.batch], flight.handle.scores)
+        with self._ending.whole():
+            self._flights.popleft()
+            now = self._clock()
+            for place in places:
+                self.ledger.answer(place, flight.started_ns, now)
+            tokens = sum(2 * len(one.request.items) + len(one.request.candidates) for one in flight.batch)
+            self.ledger.batches.append(Flown(len(places), tokens, flight.host_ms, device_ms))
+            self._source.answered([self._numbers[place] for place in places])
+            if self._on_scores is not None:
+                self._on_scores([one.request for one in flight.batch], flight.handle.scores)
 
     def _refuse(self, places: Sequence[int], why: Refused) -> None:
         now = self._clock()

@@ -192,11 +192,15 @@ def _check_memory(options: Options) -> None:
         UsageError: with the sizes.
     """
     config = options.preset.config
-    numbers = config.vocabulary * config.width + config.history_tokens * config.hidden
-    wanted, free = numbers * DTYPES[options.precision].bytes, free_memory()
+    wanted, free = table_bytes(options), free_memory()
     if wanted > free // 2:
         words = f"has tables of {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         raise UsageError(refusal(WHO, "--config", config.name, words, "a smaller model, or a GPU"))
+
+
+def table_bytes(options: Options) -> int:
+    """Bytes of the model's tables."""
+    return options.preset.config.table_numbers * DTYPES[options.precision].bytes
 
 
 def free_memory() -> int:

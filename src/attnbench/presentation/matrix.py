@@ -22,7 +22,7 @@ BEST, SAME, UNCLEAR = "*", "=", "?"
 MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not distinguished from it"}
 OFTEN = 2
 "Rows out of memory that are no longer one row's own affair."
-SIZES = ("batch", "seqlen", "nheads", "cached", "num_candidates", "frames", "height", "width")
+SIZES = ("batch", "seqlen", "nheads", "cached", "num_candidates", "embedding_dim", "frames", "height", "width")
 "Fields of cases of any workload by which memory grows, in the order in which to try a smaller one."
 RIGHT = "ok"
 "What a place of a check says where every output was right."
@@ -149,7 +149,9 @@ def _out_of_memory(records: Sequence[Record]) -> list[str]:
     full = [record for record in records if record.status is Status.OOM]
     if len(full) < OFTEN:
         return []
-    flags = [f"--{name.replace('_', '-')}" for name in SIZES if any(name in record.case for record in full)]
+    flags = [
+        f"--{name.replace('_', '-')}" for name in SIZES if any(record.case.get(name) is not None for record in full)
+    ]
     smaller = f": a smaller {' or '.join(filter(None, (', '.join(flags[:-1]), flags[-1])))}" if flags else ""
     return [f"{len(full)} of {len(records)} rows ran out of device memory{smaller}"]
 

@@ -59,7 +59,7 @@ class Goodput(Spelled):
     share: float
     "of all requests that were issued; a refused one is not in time"
     rate: float
-    "of those, a second of the load"
+    "of those, a second of `whole_s`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +85,11 @@ class Point(Spelled):
     offered_rate: float | None
     "what the generator issued, over the time from the first scheduled arrival to the last"
     achieved_rate: float | None
-    "answered requests, over the time to the last answer"
+    "answered requests, over `whole_s`"
     load_s: float
     "from the start of the schedule to its last arrival"
     whole_s: float
-    "to the last answer"
+    "to the last answer, or to the last arrival where that is later"
     issued: int
     answered: int
     refused: Mapping[str, int] = field(default_factory=dict)

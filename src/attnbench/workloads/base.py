@@ -214,6 +214,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
         """FLOPs of one launch as far as a plan needs them: about right, and known at once."""
         return self.work(case).flops
 
+    def table_bytes(self, case: CaseT) -> int:
+        """Bytes of a model's tables, which are there before any inputs: a plan says them; 0: it has none."""
+        return 0
+
     def work_of(self, variant: str, case: CaseT) -> Work:
         """That of one of the functions computed, where it is another than the case's."""
         return self.work(case)

@@ -20,6 +20,8 @@ from attnbench.text import shown
 WHO = "checkpoint"
 LARGEST_HEADER = 100_000_000
 "Limit of the format."
+MOST_DIMS = 8
+"Of a tensor: more are no weights, and a message could not show them."
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -85,7 +87,7 @@ def read(path: Path) -> dict[str, Tensor]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise _no_file(path, f"cannot be read ({error.strerror})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _no_file(path, "has a header that is no JSON") from None
     if not isinstance(header, dict):
         raise _no_file(path, "has a header that is no object")
@@ -102,11 +104,13 @@ def read(path: Path) -> dict[str, Tensor]:
 def _tensor(path: Path, name: str, entry: Any, data: Tensor) -> Tensor:
     try:
         dtype, shape, (start, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        right = all(type(number) is int and number >= 0 for number in (*shape, start, end))
+        numbers = (*shape, start, end)
+        # An empty tensor says nothing about its other sizes: without a bound they may overflow.
+        right = len(shape) <= MOST_DIMS and all(type(one) is int and 0 <= one <= len(data) for one in numbers)
         fits = right and end - start == math.prod(shape) * dtype.itemsize
     except (KeyError, TypeError, ValueError):
         raise _no_file(path, f"says of {shown(name)} what is not understood") from None
-    if not fits or end > len(data):
+    if not fits:
         raise _no_file(path, f"is cut short at {shown(name)}, or says a wrong size of it")
     part = data[start:end]
     # Copied, because the mapped bytes are not aligned for the dtype.

@@ -105,6 +105,11 @@ class ModelConfig:
         """Columns of the table."""
         return self.hidden if self.embedding_dim is None else self.embedding_dim
 
+    @property
+    def table_numbers(self) -> int:
+        """Numbers in the tables of tokens and positions, most of what a large model has in memory."""
+        return self.vocabulary * self.width + self.history_tokens * self.hidden
+
     def check_cache(self) -> None:
         """Refuse a cache where it would give wrong scores.
 

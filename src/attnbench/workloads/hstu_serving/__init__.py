@@ -46,6 +46,10 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
         """Exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""
         return work(case)
 
+    def table_bytes(self, case: ServingCase) -> int:
+        """Those of tokens and positions."""
+        return case.table_bytes
+
     def inputs(self, case: ServingCase, *, seed: int, kind: str, device: str | device) -> ServingInputs:
         """Model and requests; see `inputs.make_inputs`."""
         from attnbench.workloads.hstu_serving.inputs import make_inputs

@@ -6,12 +6,12 @@ An axis that other workloads have too keeps its default there: they share one fl
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from attnbench.models.hstu_ranking.config import CONFIGS
 from attnbench.workloads.attention.axes import parse_size
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
 from attnbench.workloads.base import Axis, one_of
+from attnbench.workloads.given_files import known_as
 from attnbench.workloads.hstu.axes import parse_count
 from attnbench.workloads.hstu_serving.case import CACHES, ON_HOST_HIT, PAGE_SIZES
 
@@ -40,11 +40,11 @@ def parse_share(text: str) -> float:
 
 
 def parse_file(text: str) -> str:
-    """Read the path of a file that is there; the worker reads it from any folder."""
-    path = Path(text).expanduser()
-    if not path.is_file():
-        raise ValueError("a safetensors file that is there")
-    return str(path.absolute())
+    """Read the path of a file; the case says its name and hash."""
+    try:
+        return known_as(text)
+    except ValueError as error:
+        raise ValueError(f"a safetensors file: {error}") from None
 
 
 def parse_page_size(text: str) -> int:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any
 
+from attnbench.dtypes import DTYPES
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.models.hstu_ranking.config import ModelConfig, config_of
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
@@ -75,7 +76,7 @@ class ServingCase:
     "of growth: steps; not given: 64, or as many as the model's history has room for"
     model: str = "bench"
     checkpoint: str | None = None
-    "safetensors file of the model's weights; None: random ones by seed"
+    "name and hash of a safetensors file of the model's weights (`given_files`); None: random ones by seed"
     embedding_dim: int | None = None
     "columns of the table of tokens, with a product behind them; None: as wide as the model"
     page_size: int = 64
@@ -199,6 +200,11 @@ class ServingCase:
         return found if self.embedding_dim is None else replace(found, embedding_dim=self.embedding_dim)
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of the model's tables, which are there before any inputs."""
+        return self.config.table_numbers * DTYPES[self.dtype].bytes
+
+    @property
     def mode(self) -> str:
         """What a sample times: serving has no backward."""
         return "fwd"
@@ -266,8 +272,9 @@ class ServingCase:
         how = f"{self.pool_share:g}".replace(".", "_") if self.cache in SHARED else ""
         how += str(self.visits) if self.cache == GROWTH else ""
         how += f"-{self.on_host_hit}" if self.on_host_hit != ON_HOST_HIT[0] else ""
-        stem = PurePath(self.checkpoint).stem if self.checkpoint else ""
-        weights = "_" + "".join(letter if letter.isalnum() else "_" for letter in stem)[:LONGEST_STEM] if stem else ""
+        name, _, digest = (self.checkpoint or "").partition("@")
+        stem = "".join(letter if letter.isalnum() else "_" for letter in PurePath(name).stem)[:LONGEST_STEM]
+        weights = f"_{stem}_{digest}" if stem else ""
         return "-".join(
             [
                 self.model + weights + ("" if self.embedding_dim is None else f"_e{self.embedding_dim}"),

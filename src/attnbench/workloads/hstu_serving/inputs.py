@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -24,6 +23,7 @@ from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import draw_ranks, hashed
 from attnbench.workloads.attention.kinds import PLAIN
+from attnbench.workloads.given_files import path_of
 from attnbench.workloads.hstu_serving.case import WHO, ServingCase
 
 WEIGHTS_SEED = 0
@@ -123,9 +123,7 @@ def _check_memory(case: ServingCase, device: str | torch.device) -> None:
     Raises:
         MemoryError: with the sizes.
     """
-    config = case.config
-    rows = config.vocabulary * config.width + config.history_tokens * config.hidden
-    wanted = rows * torch_dtype(case.dtype).itemsize
+    wanted = case.table_bytes
     if torch.device(device).type == "cpu":
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         room = free // 2
@@ -150,6 +148,6 @@ def _model(case: ServingCase, device: str | torch.device) -> HstuRanking:
         _check_memory(case, device)
         found = HstuRanking(case.config, seed=WEIGHTS_SEED, dtype=torch_dtype(case.dtype), device=device)
         if case.checkpoint is not None:
-            load(found, Path(case.checkpoint))
+            load(found, path_of(WHO, "checkpoint", case.checkpoint))
         _MODELS[key] = found
     return found
