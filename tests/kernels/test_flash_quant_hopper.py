@@ -28,6 +28,7 @@ CASES = {
     "96-dims-fp16": ({"seqlen": 140, "seqlen_k": 300, "dim": 96, "dtype": torch.float16}, THREE),
     "one-130": ({"seqlen": 130, "seqlen_k": 300, "causal": True, "dim": 128, "heads": 2}, ONE),
     "beside-1000": ({"seqlen": 1000, "causal": True}, BESIDE),
+    "17776-keys": ({"seqlen": 130, "seqlen_k": 17_776}, THREE),
     "beside-129": ({"seqlen": 129, "seqlen_k": 140, "dim": 128, "heads": 2}, BESIDE),
     "40-dims": ({"seqlen": 70, "seqlen_k": 150, "dim": 40}, THREE),
 }
