@@ -12,7 +12,7 @@ from attnbench.kernels.flash.quant.config import TABLE, QuantConfig
 from attnbench.kernels.flash.quant.hopper import forward as hopper_forward
 
 from .hopper_machine import machine_runs
-from .quant_cases import held, inputs_of, packed_of, quantised
+from .quant_cases import distance, e4m3_of, held, inputs_of, packed_of, quantised, recipe_of, truth_of
 
 THREE, TWO, BESIDE = "m192n128w12s2-ws", "m128n128w8s2-ws", "m128n128w8s2-ws-beside"
 ONE = "m64n128w4s2-ws-x2"
@@ -28,6 +28,7 @@ CASES = {
     "96-dims-fp16": ({"seqlen": 140, "seqlen_k": 300, "dim": 96, "dtype": torch.float16}, THREE),
     "one-130": ({"seqlen": 130, "seqlen_k": 300, "causal": True, "dim": 128, "heads": 2}, ONE),
     "beside-1000": ({"seqlen": 1000, "causal": True}, BESIDE),
+    "17776-keys": ({"seqlen": 130, "seqlen_k": 17_776}, THREE),
     "beside-129": ({"seqlen": 129, "seqlen_k": 140, "dim": 128, "heads": 2}, BESIDE),
     "40-dims": ({"seqlen": 70, "seqlen_k": 150, "dim": 40}, THREE),
 }
@@ -64,6 +65,27 @@ def test_the_bits_are_the_same_in_any_order_of_its_parts(short):
     inputs = inputs_of(140, 330, heads=2)
     first, *others = [attend(inputs, short, seed)[0] for seed in range(4)]
     assert all(torch.equal(one, first) for one in others)
+
+
+MOST = {"normal": (0.042, 0.040), "outliers": (0.043,) * 2, "channel-bias": (0.004,) * 2, "video": (0.010,) * 2}
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", MOST)
+def test_the_error_at_4096_keys_of_every_kind_of_values(kind, dim):
+    inputs = inputs_of(128, 4096, heads=2, dim=dim, kind=kind)
+    out, right = attend(inputs, THREE)[0], truth_of(inputs)[0]
+    found = distance(out, right)
+    assert found <= MOST[kind][dim == 128]
+    assert found <= 1.1 * distance(recipe_of(inputs, backwards=True)[0].bfloat16(), right)
+    assert found <= 0.85 * distance(e4m3_of(inputs).bfloat16(), right)
+
+
+@pytest.mark.parametrize(("short", "keys"), [(THREE, 131_072), (BESIDE, 32_768)])
+def test_the_error_does_not_grow_with_the_keys_where_values_have_a_mean(short, keys):
+    few, many = (inputs_of(64, n, kind="channel-bias") for n in (4096, keys))
+    found = [distance(attend(inputs, short)[0], truth_of(inputs)[0]) for inputs in (few, many)]
+    assert found[1] <= 1.2 * found[0]  # one sum of 13 bits over 131,072 keys: 19 times
 
 
 def test_every_default_of_the_hopper_path_has_a_form_that_ran_here():

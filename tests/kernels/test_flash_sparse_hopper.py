@@ -14,7 +14,8 @@ from attnbench.kernels.flash.sparse.config import TABLE, SparseConfig
 from attnbench.kernels.flash.sparse.hopper import forward as hopper_forward
 
 from .hopper_machine import machine_runs
-from .sparse_cases import held, inputs_of, listed
+from .sparse_cases import held, inputs_of, listed, truth_of
+from .test_flash_hopper_forward import attend as attend_densely
 
 ONE, TWO, SHARED, THREE = "m64n64w4s2-ws-lazy-x2", "m128n64w8s2-ws", "m128n64w8s2-ws-lazy", "m192n64w12s3-ws-lazy"
 WIDE = "m128n128w8s2-ws-deep-lazy"
@@ -81,6 +82,28 @@ def test_the_bits_are_the_same_in_any_order_of_its_parts(short):
     inputs = inputs_of(140, 330, heads=2, dim=40)
     first, *others = [attend(inputs, short, seed)[0] for seed in range(4)]
     assert all(torch.equal(one, first) for one in others)
+
+
+@pytest.mark.parametrize(("block", "dim", "short"), [((64, 64), 64, ONE), ((128, 128), 128, WIDE)])
+def test_each_row_is_as_near_as_the_dense_kernel_is_on_the_keys_of_its_blocks(block, dim, short):
+    inputs = inputs_of(256, 1024, dim=dim, block=block, density=0.5)
+    out, right = attend(inputs, short)[0], truth_of(inputs)[0]
+    for row, kept in enumerate(inputs.block_map[0, 0]):
+        rows = slice(row * block[0], (row + 1) * block[0])
+        k, v = (x.unflatten(1, (-1, block[1]))[:, kept].flatten(1, 2) for x in (inputs.k, inputs.v))
+        dense, _ = attend_densely(inputs.q[:, rows], k, v)
+        mine, its = ((one.double() - right[:, rows]).abs().sum(-1) for one in (out[:, rows], dense))
+        assert (mine <= 2 * its).all()
+
+
+def test_a_video_of_17776_rows_is_right_at_both_ends():
+    inputs = inputs_of(17_776, block=(128, 128), density=0.03)
+    out, lse = attend(inputs, WIDE)
+    assert out.isfinite().all()
+    for row in (0, 70, 138):
+        rows = slice(row * 128, (row + 1) * 128)
+        part = replace(inputs, q=inputs.q[:, rows], block_map=inputs.block_map[:, :, row : row + 1])
+        held(part, out[:, rows], lse[:, :, rows])
 
 
 @pytest.mark.parametrize("short", [ONE, SHARED])

@@ -208,6 +208,23 @@ def test_a_generation_that_is_not_finite_names_the_step(made):
         generate_all(one, inputs, denoiser, exchanged, who="mine")
 
 
+@pytest.mark.parametrize(
+    ("values", "notes"),
+    [
+        ({"frames": 5}, ("frames=5 were decoded to 8: this decoder makes 8k + 1 frames or 8k",)),
+        ({"frames": 9}, ()),
+        (WAN | {"frames": 5}, ()),
+    ],
+)
+def test_a_decoder_that_makes_other_frames_than_were_asked_for_is_noted(made, values, notes):
+    from attnbench.models.video.attention import plain
+    from attnbench.workloads.video.generation import generate_all
+
+    one = case(**{"warm_ups": 0, "steps": 1} | values)
+    inputs = made(one)
+    assert generate_all(one, inputs, *inputs.denoiser(plain), who="mine").notes == notes
+
+
 def test_without_a_generation_nothing_is_warmed_up(made):
     from attnbench.models.video.attention import plain
     from attnbench.workloads.video.generation import generate_all

@@ -101,6 +101,8 @@ def generate_all(
             found.notes += notes
         else:
             _keep(inputs, kept, one.frames, who)
+        if one.frames is not None and (made := one.frames.shape[2]) != case.frames:
+            found.notes += (f"frames={case.frames} were decoded to {made}: this decoder makes 8k + 1 frames or 8k",)
     if len(found.total_s) > 1:
         found.notes += (f"generations took {', '.join(f'{s:.4g}' for s in found.total_s)} s",)
     found.further |= attention_errors(case, inputs, denoiser, attention, who=who, kept=kept)
