@@ -307,13 +307,7 @@ class _Request:
         found: dict[str, RaceFile] = {}
         losses: list[NothingToRun] = []
         self.fresh: set[str] = set()
-
-        def hear(event: Event) -> None:
-            if event.kind == "waiting":
-                with bar.aside():
-                    output.note(event.text)
-
-        with Bar(output, WHO) as bar, Execution(self.plan, files=self.files, on_event=hear) as execution:
+        with Bar(output, WHO) as bar, Execution(self.plan, files=self.files, on_event=bar.waiting) as execution:
             for case_id in self.cases:
 
                 def tell(news: Progress, case_id: str = case_id) -> None:
