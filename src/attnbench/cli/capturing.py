@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.cli import flags
 from attnbench.cli.output import Output
-from attnbench.errors import NothingToRun, Unavailable
+from attnbench.errors import NothingToRun, Unavailable, refusal
 from attnbench.machine.device import Device
 from attnbench.machine.gpu_lock import holding
 from attnbench.profile import seed_002
@@ -100,7 +100,11 @@ class Plan:
         return [Shot(job, name, self.options) for job, name in zip(jobs, _names(jobs), strict=True)]
 
     def missing(self) -> dict[str, str]:
-        """Backends that are not installed, with the reason: no process is started for them."""
+        """Backends that are not installed, with the reason: no process is started for them.
+
+        Raises:
+            NothingToRun: one has its kernels where no profiler of ours looks.
+        """
         from attnbench.backends.registry import parse_selector
         from attnbench.machine.advice import install_line
         from attnbench.suites.user_backends import known_backends
@@ -108,8 +112,13 @@ class Plan:
         known = known_backends(flags.backend_words(self.args.backends)[1])
         found = {}
         for name in dict.fromkeys(name for group in self.run.plan for name in group.backends):
+            backend = known[parse_selector(name)[0]]
+            if backend.in_ranks:
+                wrong = "runs its kernels in processes of ranks, which a profiler here does not see"
+                accepted = "phases of a call are timed by `attnbench run`"
+                raise NothingToRun(refusal(WHO, "backend", name, wrong, accepted))
             try:
-                known[parse_selector(name)[0]].probe()
+                backend.probe()
             except Unavailable as why:
                 found[name] = install_line(str(why))
         return found
