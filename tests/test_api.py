@@ -390,6 +390,16 @@ def test_a_run_whose_file_cannot_be_written_is_handed_over(monkeypatch: pytest.M
     assert made.run.suite == "minimal"
 
 
+def test_a_gpu_that_is_waited_for_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def execute(run, on_event, **rest):
+        on_event(Event("waiting", text="waiting for cuda:0, which is held by another run"))
+        return run
+
+    monkeypatch.setattr("attnbench.sweep.run.execute", execute)
+    with pytest.warns(UserWarning, match=r"^waiting for cuda:0, which is held by another run$"):
+        attnbench.run("quick", device="cpu")
+
+
 def test_a_run_of_the_folder_is_loaded_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"load: RUN=latest is not there; .*; results has no runs"):

@@ -212,14 +212,19 @@ def test_each_group_is_printed_when_it_is_done(attnbench, sweep, monkeypatch):
     assert [answer.out.count(f"b1-s{length}-h4-d64-fp32-fwd   timer") for length in (1, 7)] == [1, 1]
 
 
-def test_a_executor_that_is_lost_is_said_on_stderr(attnbench, sweep, monkeypatch):
+@pytest.mark.parametrize("flag", ["", " --quiet"])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("lost", "cuda:1 is lost: no such card"), ("waiting", "waiting for cuda:1, which is held by another run")],
+)
+def test_what_happens_to_a_gpu_is_said_on_stderr(attnbench, sweep, monkeypatch, kind, words, flag):
     def execute(run, *, on_event, executors, **more):
-        on_event(Event("lost", text="cuda:1 is lost: no such card"))
+        on_event(Event(kind, text=words))
         return sweep.execute(run, on_event=on_event, executors=executors, **more)
 
     monkeypatch.setattr("attnbench.sweep.run.execute", execute)
-    answer = attnbench("run quick --seqlen 16 --no-causal --backends eager --device cpu --no-save")
-    assert (answer.code, answer.err) == (0, "cuda:1 is lost: no such card\n")
+    answer = attnbench(f"run quick --seqlen 16 --no-causal --backends eager --device cpu --no-save{flag}")
+    assert (answer.code, answer.err) == (0, f"{words}\n")
 
 
 def test_ctrl_c_shows_what_is_finished(attnbench, sweep):

@@ -71,7 +71,12 @@ MISTAKES = [
     ("run --iterations 5 --rel-ci 0.1", 2, r"attnbench: --iterations=5 fixes what --rel-ci is to find; either .*"),
     ("run --warmup 5", 2, r"attnbench: --warmup=5 has no count to go with; .*; add --iterations N"),
     ("run --lock-clocks fast", 2, r"attnbench run: --lock-clocks=fast cannot be used; SM\[,MEM\] in MHz.*"),
-    ("run --device gpu", 2, r"attnbench run: --device=gpu cannot be used; auto, cpu, cuda or cuda:N"),
+    (
+        "run --device cuda:0,1",
+        2,
+        r"attnbench run: --device=cuda:0,1 cannot be used; .*; several GPUs by --gpus of run.*",
+    ),
+    ("run --device gpu", 2, r"attnbench run: --device=gpu cannot be used; auto, cpu, cuda or cuda:N; several GPUs.*"),
     ("run --gpus 0,0", 2, r"attnbench run: --gpus=0,0 names GPU 0 twice; each once"),
     ("check --gpus 0,00", 2, r"attnbench check: --gpus=0,00 names GPU 0 twice; each once"),
     ("run --gpus 0,", 2, r"attnbench run: --gpus=0, names no GPU by nothing; all, or numbers of GPUs .*"),

@@ -60,6 +60,29 @@ def test_on_a_cpu_all_times_operators_and_opens_with_the_times(attnbench):
     assert not {"nsys_stats.txt", "ncu_memory_metrics.txt"} & {path.name for path in Path("profiled").iterdir()}
 
 
+OWN = "from attnbench.backends.cp_ring import CpRing\nclass Own(CpRing):\n    name = 'own'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("torch attention-cp --backends cp-ring", "cp-ring"),
+        ("torch attention-cp --dry-run", "cp-one"),
+        ("all attention-cp --backends cp-ring,cp-one", "cp-ring"),
+        ("torch attention-cp --backends ./own.py --skip cp-*", "own"),
+    ],
+)
+def test_kernels_of_ranks_are_where_no_profiler_looks(attnbench, words, name):
+    Path("own.py").write_text(OWN)
+    said = attnbench(f"profile {words} --device cpu")
+    assert (said.code, said.out) == (3, "")
+    assert said.err == (
+        f"attnbench profile: backend={name} runs its kernels in processes of ranks, which a profiler here does not see; "
+        "phases of a call are timed by `attnbench run`\n"
+    )
+    assert not Path("profile_results").exists()
+
+
 def test_a_gpu_that_is_not_there(attnbench):
     said = attnbench("profile torch --device cuda")
     assert (said.code, said.err.count("\n")) == (3, 1)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.errors import NothingToRun
 from attnbench.measure.timer import all_timers
+from attnbench.sweep.executor import Progress
 
 FAKES = Path(__file__).parents[1] / "fakes"
 SHAPE = "--device cpu --batch 1 --seqlen 15 --nheads 1 --headdim 8 --causal"
@@ -211,3 +213,16 @@ def test_where_nothing_runs_the_command_says_why_and_ends_with_3(tune):
     )
     assert ", 1 failed: RuntimeError during first call: no default for this shape" in answer.err
     assert answer.err.count("\n") == 1
+
+
+def test_a_gpu_that_is_waited_for_is_said(tune, monkeypatch):
+    def open_(executor, say):
+        say(Progress("waiting for cuda:0, which is held by another run"))
+
+    def answer(*args):
+        raise NothingToRun("no worker")
+
+    monkeypatch.setattr("attnbench.sweep.executor.DeviceExecutor.open", open_)
+    monkeypatch.setattr("attnbench.cli.tune._Request._answer", answer)
+    said = tune(f"tunable {SHAPE} --backends ./tunable.py --quiet").err.splitlines()
+    assert said == ["waiting for cuda:0, which is held by another run", "no worker"]

@@ -37,6 +37,8 @@ def test_flags_of_the_scripts_before_name_ours():
     assert {flag: here(flag, known) for flag in SEEDS} == SEEDS
     assert here("--kernel-name", flags_of("profile")) == "--kernel REGEX"
     assert here("--noncu", flags_of("check")) is None
+    assert here("--num_gpus", known) == "--gpus all|LIST"
+    assert here("--world_size", known) == "--world LIST"
 
 
 def test_what_the_table_names_is_a_flag_and_no_flag_of_ours_is_in_it():

@@ -126,6 +126,8 @@ OTHERS = {
     "--ulimit",
     "--net",
     "--init",
+    "--user",
+    "--workdir",
     "--volume",  # of docker
 }
 

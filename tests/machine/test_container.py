@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -125,6 +127,12 @@ def test_the_image_is_built_of_files_that_are_there_and_not_ignored():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert copied == {line[1:] for line in ignored if line.startswith("!")}
     assert all((ROOT / name).exists() for name in copied)
+
+
+def test_any_user_may_write_to_the_volumes():
+    text = (ROOT / "docker/Dockerfile").read_text()
+    volumes = json.loads(re.search(r"^VOLUME (.*)$", text, re.MULTILINE)[1])
+    assert re.search(r"mkdir -m 1777 (\S+ \S+)$", text, re.MULTILINE)[1].split() == volumes, "whoever --user names"
 
 
 def test_a_machine_that_cannot_build_is_told_so(tmp_path):

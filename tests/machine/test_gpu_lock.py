@@ -14,7 +14,7 @@ import pytest
 from attnbench.errors import Unavailable
 from attnbench.machine import child, gpu_lock
 from attnbench.machine.device import CPU, Device
-from attnbench.machine.gpu_lock import GpuLock
+from attnbench.machine.gpu_lock import GpuLock, Held, holding
 
 GPU = Device("cuda", 1)
 UUID = "GPU-0badcafe-1111"
@@ -142,3 +142,42 @@ def test_several_locks_have_one_order_however_a_process_numbers_its_gpus():
     there = [GpuLock(Device("cuda", 0), uuid="GPU-b"), GpuLock(Device("cuda", 1), uuid="GPU-a")]
     order = [[lock._uuid for lock in sorted(locks, key=GpuLock.order)] for locks in (here, there)]
     assert order == [["GPU-a", "GPU-b"]] * 2
+
+
+def test_several_are_held_all_or_none(holder, monkeypatch):
+    uuids = {"cuda:0": "GPU-2", "cuda:1": UUID}
+    monkeypatch.setattr(GpuLock, "_known", lambda lock: setattr(lock, "_uuid", uuids[str(lock.device)]) or lock._uuid)
+    both = Device("cuda", 1), Device("cuda", 0)
+    with pytest.raises(Held, match="device=cuda:1 is held by"), holding(both, pytest.fail, wait=False):
+        pytest.fail("one of them is another's")
+    assert GpuLock._held == {}
+    holder.kill()
+    holder.wait()
+    with holding(both, pytest.fail, wait=True):
+        assert set(GpuLock._held) == set(uuids.values())
+        assert free() is False
+    assert GpuLock._held == {}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "load hstu-serving --device cpu --config tiny --scenario gaps --rate 20",
+        "profile torch --device cpu --seqlen 16 --backends eager --dtype fp32",
+        "links --ranks 2",
+    ],
+)
+def test_what_measures_without_a_run_takes_the_lock_too(words, folder, monkeypatch, capsys):
+    from attnbench.cli import main
+
+    asked = []
+
+    def acquire(lock, say):
+        asked.append(lock.wait)
+        raise Held("attnbench: device=cuda:0 is held by another run")
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(GpuLock, "acquire", acquire)
+    assert main(words.split()) == main([*words.split(), "--no-wait"]) == 3
+    assert asked == [True, False]
+    assert capsys.readouterr().err.splitlines()[-1] == "attnbench: device=cuda:0 is held by another run"

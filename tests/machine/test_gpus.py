@@ -29,6 +29,16 @@ def test_one_that_is_not_there_is_named(three):
         chosen_gpus("x", "0,3")
 
 
+def test_a_number_of_gpus_is_answered_with_what_it_may_mean(three):
+    said = (
+        r"--gpus=3 names GPU 3, which is not there; 0 to 2, as torch counts them; did you mean all, which is 3 GPUs\?$"
+    )
+    with pytest.raises(Unavailable, match=said):
+        chosen_gpus("x", "3")
+    with pytest.raises(Unavailable, match=r"as torch counts them$"):
+        chosen_gpus("x", "4")
+
+
 def test_no_gpu_at_all_says_why(monkeypatch):
     import torch
 

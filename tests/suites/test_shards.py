@@ -122,6 +122,16 @@ def test_what_does_not_belong_together_is_refused_in_one_line():
     files = second[0], dataclasses.replace(second[1], backend_files=("mine.py",))
     assert "another list of --backends files" in refused(first, files, third)
 
+    def asked(words, part):
+        name, run = part
+        return name, dataclasses.replace(run, command=f"attnbench run small {words} --shard 1/3")
+
+    beside = asked("--backends x,y", first), asked("--backends y,x", second)
+    assert merge([*beside, asked("--backends y,x", third)], run_id="0000000f").plan == run.plan, "in any order"
+    assert "another --backends;" in refused(*beside, asked("--backends x,z", third))
+    assert "another --backends;" in refused(*beside, third)
+    assert "another --skip;" in refused(first, asked("--skip y", second), third)
+
 
 def test_shards_that_are_damaged_or_were_cut_otherwise_lose_and_double_nothing():
     run = small_run(["x", "y"], ["x", "y"], ["x"], ["x"])

@@ -41,6 +41,14 @@ def cases(suite, asked=None):
     return expand(suite, load_workload(suite.workload), asked or {})
 
 
+@pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("cuda", 2)])
+def test_a_function_selects_among_the_cases_of_the_suite(device, count):
+    """Where a case leaves it open, a flag would set it: softmax cases would become cases of the other function."""
+    found = cases(load_suite("attention-cp", device), {"function": ("hstu",)})
+    assert len(found) == count
+    assert all(name.startswith("w2-hstu-") for name in found)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", suite_names())
 def test_a_shipped_suite_is_sound(name, device):

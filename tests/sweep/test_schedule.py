@@ -179,6 +179,18 @@ def test_executors_are_opened_in_one_order_and_one_that_is_not_there_is_left_out
         execute(small_run(["x"]), executors=[Opening("a", "gone"), Opening("b", "gone")])
 
 
+def test_what_an_executor_waits_for_is_an_event_of_its_own():
+    class Waiting(Scripted):
+        def open(self, on_progress):
+            on_progress(Progress(f"waiting for {self.name}, which is held by another run"))
+
+    events = []
+    complete(execute(small_run(["x"]), executors=[Waiting("b"), Waiting("a")], on_event=events.append))
+    waited = [event.text for event in events if event.kind == "waiting"]
+    assert waited == [f"waiting for {name}, which is held by another run" for name in "ab"]
+    assert events[0].kind == "waiting", "before anything is measured"
+
+
 def test_executors_that_never_began_blame_nobody():
     a, b = Scripted("a", "gone"), Scripted("b", "gone")
     with pytest.raises(NothingToRun, match=r"^attnbench run: all 2 executors are lost; the last: [ab] went away$"):

@@ -128,6 +128,8 @@ def run(
     path = None if save is None else Path(save)
 
     def on_event(event: Event) -> None:
+        if event.kind == "waiting":
+            warnings.warn(event.text, stacklevel=2)
         if event.kind == "done" and event.run is not None:
             done.append(event.run)
 

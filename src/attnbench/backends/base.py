@@ -212,6 +212,8 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     ahead: ClassVar[bool] = False
     """a session takes inputs without memory (device "meta") while its kernels are compiled ahead: it looks at no value of
     theirs, and launches Triton's kernels alone"""
+    in_ranks: ClassVar[bool] = False
+    "its kernels run in processes that a session starts, a device each"
     references: ClassVar[tuple[str, ...]] = ()
     "backends that the table of a tuning shows beside the configurations, the first for Relative Performance"
     carries: ClassVar[tuple[str, ...]] = ()

@@ -35,7 +35,7 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
     variant = "softmax"
     install = "part of torch"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    compiles = True
+    compiles = in_ranks = True
     form: ClassVar[str]
     functions: ClassVar[tuple[str, ...]] = FUNCTIONS
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")

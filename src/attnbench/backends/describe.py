@@ -26,7 +26,7 @@ class Described(Backend[Case, Inputs]):
     def __init__(self, description: Mapping[str, Any], ask_configs: Callable[[str, Any], Mapping[str, Any]]) -> None:
         """Keep the description; `ask_configs` has the configurations for a case by short form, from the file itself."""
         super().__init__()
-        for field in ("name", *TEXTS, "tested", "compiles"):
+        for field in ("name", *TEXTS, "tested", "compiles", "in_ranks"):
             setattr(self, field, description[field])
         self.devices = tuple(description["devices"])  # type: ignore[misc]  # one class stands for every described backend
         self._description, self._ask_configs = description, ask_configs
@@ -125,6 +125,7 @@ def _description(backend: Backend, file: str) -> dict[str, Any]:
         "devices": list(devices),
         "tested": backend.tested and str(backend.tested),
         "compiles": bool(backend.compiles),
+        "in_ranks": bool(backend.in_ranks),
         "missing": missing,
         "version": backend.version() if missing is None else None,
         "configs": _plain_configs(_configs(backend)),

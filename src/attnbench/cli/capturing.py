@@ -6,14 +6,16 @@ import argparse
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.cli import flags
 from attnbench.cli.output import Output
-from attnbench.errors import NothingToRun, Unavailable
+from attnbench.errors import NothingToRun, Unavailable, refusal
 from attnbench.machine.device import Device
+from attnbench.machine.gpu_lock import holding
 from attnbench.profile import seed_002
 from attnbench.profile.seed_002 import Shot
 from attnbench.workloads.base import load_workload
@@ -54,6 +56,11 @@ class Plan:
         """Paths of --backends files, which the profiled process finds from anywhere."""
         return tuple(str(Path(file).absolute()) for file in flags.backend_words(self.args.backends)[1])
 
+    def holding(self) -> AbstractContextManager[None]:
+        """While open, other runs are kept off the GPU."""
+        device = Device.parse(self.run.settings.device)
+        return holding([device], Output().note, wait=not self.args.no_wait)
+
     def job(self, group: PlannedGroup, backends: Sequence[str], tool: str) -> Job:
         """What one process launches."""
         from attnbench.profile.everything import LAUNCHES
@@ -93,7 +100,11 @@ class Plan:
         return [Shot(job, name, self.options) for job, name in zip(jobs, _names(jobs), strict=True)]
 
     def missing(self) -> dict[str, str]:
-        """Backends that are not installed, with the reason: no process is started for them."""
+        """Backends that are not installed, with the reason: no process is started for them.
+
+        Raises:
+            NothingToRun: one has its kernels where no profiler of ours looks.
+        """
         from attnbench.backends.registry import parse_selector
         from attnbench.machine.advice import install_line
         from attnbench.suites.user_backends import known_backends
@@ -101,8 +112,13 @@ class Plan:
         known = known_backends(flags.backend_words(self.args.backends)[1])
         found = {}
         for name in dict.fromkeys(name for group in self.run.plan for name in group.backends):
+            backend = known[parse_selector(name)[0]]
+            if backend.in_ranks:
+                wrong = "runs its kernels in processes of ranks, which a profiler here does not see"
+                accepted = "phases of a call are timed by `attnbench run`"
+                raise NothingToRun(refusal(WHO, "backend", name, wrong, accepted))
             try:
-                known[parse_selector(name)[0]].probe()
+                backend.probe()
             except Unavailable as why:
                 found[name] = install_line(str(why))
         return found
@@ -167,7 +183,8 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
             continue
         Output().note(f"{tool}: {job.title}" + (f", {name}" if by_seed else ""))
         place = seed_002.place(folder, tool) if by_seed else folder
-        taken = take(tool, program, job, place, dataclasses.replace(shot.options, file=name), rules)
+        with plan.holding():
+            taken = take(tool, program, job, place, dataclasses.replace(shot.options, file=name), rules)
         if by_seed:
             seed_002.put_log(folder, tool, name)
         if taken.capture is None:
@@ -202,7 +219,12 @@ def everything(plan: Plan, rules: Categories) -> Captures | None:
         return None
     folder = open_folder(plan.args.out, force=plan.args.force)
     done = profile_all(
-        request, folder, rules, on_step=lambda file: Output().note(f"profile all: {file}"), points=plan.points
+        request,
+        folder,
+        rules,
+        on_step=lambda file: Output().note(f"profile all: {file}"),
+        points=plan.points,
+        holding=plan.holding,
     )
     failed = [f"{step.title}: {step.reason}" for step in done.steps if step.reason is not None]
     if not done.captures:
@@ -225,7 +247,7 @@ def _request(plan: Plan) -> Request:
             f"The captures are of the first of {cases} cases; "
             f"`attnbench profile nsys {Path(plan.suite).name}` takes one of each."
         )
-    words = _suite_words(plan)
+    words = [*_suite_words(plan), *(["--no-wait"] if plan.args.no_wait else [])]
     chosen = [word for value in plan.args.backends or () for word in ("--backends", value)]
     compare = ("run", *words, *([] if chosen else ["--backends", "all"]), "--no-save")
     if first.workload == "attention":
@@ -237,6 +259,7 @@ def _request(plan: Plan) -> Request:
             if (value := getattr(plan.args, flag, None)) is not None
             for word in (f"--{flag}", value)
         ]
+        chosen += ["--no-wait"] if plan.args.no_wait else []
         compare = ("compare", *load_workload(first.workload).flags(case), *chosen, "--no-save")
     return Request(
         job=plan.job(first, backends, "ncu"),

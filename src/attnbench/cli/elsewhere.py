@@ -32,6 +32,8 @@ HERE = {
     "--json PATH": "export-json output-json benchmark-json",
     "--md PATH": "export-markdown markdown",
     "--out DIR": "output output-dir out-dir outdir",
+    "--gpus all|LIST": "num-gpus n-gpus ngpus gpu-ids nproc-per-node",
+    "--world LIST": "world-size cp-size context-parallel-size",
     "--device DEVICE": "gpu cuda devices",
     "--lock-clocks SM[,MEM]": "lock-gpu-clocks clock-speed",
     "--quiet": "silent",

@@ -153,7 +153,7 @@ class _Growing:
         """Take the next event."""
         self.bar.event(event)
         words = _ending(event.record) if self.aloud and event.record is not None else None
-        words = event.text or None if event.kind in ("lost", "unwritten", "ending") else words
+        words = event.text or None if event.kind in ("waiting", "lost", "unwritten", "ending") else words
         if words is not None:
             with self.bar.aside():
                 self.output.note(words)

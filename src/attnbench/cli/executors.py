@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser, *, several: bool = True) -> None:
     """Declare the flags; `several`: those of more than one GPU too."""
     group = parser.add_argument_group("GPUs", "A run keeps others off its GPUs while it measures.")
-    group.add_argument("--no-wait", action="store_true", help="refuse a GPU that another run holds (default: wait)")
+    add_no_wait(group)
     group.add_argument(
         "--jobs",
         metavar="N",
@@ -49,6 +49,11 @@ def add_arguments(parser: Parser, *, several: bool = True) -> None:
         metavar="I/N",
         help="measure this part of the plan, such as 2/5; `attnbench merge` puts the parts together (default: all of it)",
     )
+
+
+def add_no_wait(group: argparse._ActionsContainer) -> None:
+    """Declare what is done where another run holds a GPU."""
+    group.add_argument("--no-wait", action="store_true", help="refuse a GPU that another run holds (default: wait)")
 
 
 def planned_device(args: argparse.Namespace, who: str, device: str | None) -> Device:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attnbench.cli.executors import add_no_wait
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.errors import UsageError, refusal
@@ -28,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
         "--ranks", metavar="N", help="in place of GPUs so many processes on the CPU, joined by gloo: to try it out"
     )
     parser.add_argument("--sizes", metavar="LIST", default=SIZES, help=f"MiB to each peer (default: {SIZES})")
-    parser.add_argument("--no-wait", action="store_true", help="refuse a GPU that a run holds (default: wait)")
+    add_no_wait(parser)
     parser.add_argument("--json", metavar="PATH", help="write the figures as JSON; - is stdout")
     parser.example("attnbench links", "attnbench links --gpus 0,1 --sizes 1,4,16,64,256 --json links.json")
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     import dataclasses
 
-    from attnbench.machine.gpu_lock import GpuLock
+    from attnbench.machine.gpu_lock import holding
     from attnbench.machine.links import measure_links
     from attnbench.store.files import check_writable, write_text
 
@@ -45,14 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json not in (None, "-"):
         check_writable(args.json)
     output = Output(results_to_stderr=args.json == "-")
-    locks = sorted((GpuLock(device, wait=not args.no_wait) for device in devices), key=GpuLock.order)
-    try:
-        for lock in locks:
-            lock.acquire(output.note)
+    with holding(devices, output.note, wait=not args.no_wait):
         found = measure_links(WHO, devices, sizes)
-    finally:
-        for lock in locks:
-            lock.release()
     _print(found, devices, output)
     if args.json is not None:
         text = json.dumps(

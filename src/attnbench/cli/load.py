@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from attnbench.cli.executors import add_no_wait
 from attnbench.cli.parser import Parser
 from attnbench.errors import UsageError, refusal, unknown
 from attnbench.store.files import is_file
@@ -129,6 +130,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--dtype", metavar="NAME", help="bf16, fp16 or fp32 (default: bf16, on a CPU fp32)")
     group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.add_argument("--seed", metavar="N", help="of users and arrivals (default: 0)")
+    add_no_wait(group)
     group = parser.add_argument_group("output")
     group.add_argument("--dry-run", action="store_true", help="say what would be served, in how much memory and time")
     group.add_argument("--json", metavar="PATH", help="the result as JSON; - for stdout")

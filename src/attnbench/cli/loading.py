@@ -21,6 +21,7 @@ from attnbench.loadtest.setup import (
     pool_size,
     table_bytes,
 )
+from attnbench.machine.gpu_lock import holding
 from attnbench.presentation.load import ended, few_requests
 from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write
@@ -29,7 +30,7 @@ WHO = "attnbench load"
 INTERRUPTED = 130
 STDOUT = "-"
 FILES = ("json", "md", "html")
-UNSAID = ("json", "md", "html", "plots", "out", "no_save", "quiet", "dry_run", "name", "help")
+UNSAID = ("json", "md", "html", "plots", "out", "no_save", "no_wait", "quiet", "dry_run", "name", "help")
 "Arguments that say nothing about what is measured."
 PLACES = ("source", "checkpoint")
 "Paths: a result keeps their last part."
@@ -58,7 +59,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     run = _begin(args, options)
     if not args.no_save:
         check_writable(default_path(run, args.out))
-    with a_core_for_the_generator(options.device):
+    with holding([options.device], output.note, wait=not args.no_wait), a_core_for_the_generator(options.device):
         bench = make_bench(options, say)
         say(f"load: {options.preset.model} on {options.device}, {bench.settings['users']} users: warming up")
         bench.warm_up()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.cli import flags
+from attnbench.cli.executors import add_no_wait
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
@@ -146,6 +147,7 @@ def _add_capture(parser: Parser) -> None:
     for one in SETTINGS:
         if one.name in ("input", "seed", "device"):
             group.add_argument(one.flag, metavar=one.metavar, help=f"{one.help} (default: {one.default})")
+    add_no_wait(group)
 
 
 def _add_output(parser: Parser) -> None:

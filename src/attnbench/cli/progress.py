@@ -123,6 +123,12 @@ class Bar(AbstractContextManager["Bar"]):
                 self._where = for_terminal("  ".join(words))
             self._draw()
 
+    def waiting(self, event: Event) -> None:
+        """Of the events of a run say, on a line of its own and where the output is quiet too, what GPU is waited for."""
+        if event.kind == "waiting":
+            with self.aside():
+                self._output.note(event.text)
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Off the screen, while a table is printed."""

@@ -307,7 +307,7 @@ class _Request:
         found: dict[str, RaceFile] = {}
         losses: list[NothingToRun] = []
         self.fresh: set[str] = set()
-        with Bar(output, WHO) as bar, Execution(self.plan, files=self.files) as execution:
+        with Bar(output, WHO) as bar, Execution(self.plan, files=self.files, on_event=bar.waiting) as execution:
             for case_id in self.cases:
 
                 def tell(news: Progress, case_id: str = case_id) -> None:

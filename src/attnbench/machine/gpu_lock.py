@@ -10,7 +10,8 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -109,6 +110,26 @@ class GpuLock:
                 return False
             self._held[uuid] = found, 1
             return True
+
+
+@contextmanager
+def holding(devices: Sequence[Device], say: Callable[[str], None], *, wait: bool) -> Iterator[None]:
+    """While open, the GPUs are this process's: all of them, taken in an order that all processes have.
+
+    Args:
+        devices: what is to be measured on.
+        say: told who holds one, where it is waited for.
+        wait: until its holder lets go; False refuses at once.
+
+    Raises:
+        Held: another run holds one, and it is not to be waited for.
+        Unavailable: a file cannot be opened.
+    """
+    with ExitStack() as closing:
+        for lock in sorted((GpuLock(device, wait=wait) for device in devices), key=GpuLock.order):
+            closing.callback(lock.release)
+            lock.acquire(say)
+        yield
 
 
 def _place(uuid: str) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def profile_all(
     *,
     on_step: Callable[[str], None],
     points: Callable[[Sequence[Capture], int], Sequence[Point]],
+    holding: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Everything:
     """Do every step; SUMMARY.md is written again after each.
 
@@ -109,6 +111,7 @@ def profile_all(
         rules: categories.
         on_step: called with the file of each step before the step begins.
         points: places captures under the roofline; the second argument is the launches of each.
+        holding: keeps other runs off the GPU while a capture is taken; the commands do that themselves.
     """
     done = Everything([], [])
     (folder / TIMES).unlink(missing_ok=True)  # with --force an earlier one
@@ -125,7 +128,10 @@ def profile_all(
             ),
         ),
         *(
-            (FILES[tool] + SUFFIX[tool], lambda tool=tool: _capture(tool, request, folder, rules, done.captures))
+            (
+                FILES[tool] + SUFFIX[tool],
+                lambda tool=tool: _capture(tool, request, folder, rules, done.captures, holding),
+            )
             for tool in tools_of(request.job.device)
         ),
     ]
@@ -156,7 +162,14 @@ def _command(title: str, words: Sequence[str], file: Path, shown: Sequence[str] 
     return Step(title, file.name, why, command)
 
 
-def _capture(tool: str, request: Request, folder: Path, rules: Categories, captures: list[Capture]) -> Step:
+def _capture(
+    tool: str,
+    request: Request,
+    folder: Path,
+    rules: Categories,
+    captures: list[Capture],
+    holding: Callable[[], AbstractContextManager[None]],
+) -> Step:
     title = {"nsys": "Nsight Systems", "ncu": "Nsight Compute", "torch": "torch.profiler"}[tool]
     file = FILES[tool]
     options = dataclasses.replace(request.options, file=file, set="full")
@@ -166,7 +179,8 @@ def _capture(tool: str, request: Request, folder: Path, rules: Categories, captu
     for name in TEXTS[tool]:  # with --force those of an earlier capture would stand beside the failure of this one
         (folder / name).unlink(missing_ok=True)
     try:
-        taken = take(tool, probe(tool, job.device), job, folder, options, rules)
+        with holding():
+            taken = take(tool, probe(tool, job.device), job, folder, options, rules)
     except Unavailable as why:
         taken = Taken(None, str(why))
     if taken.capture is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+import shlex
 from collections.abc import Sequence
 
 from attnbench.errors import UsageError, refusal
@@ -89,10 +91,21 @@ def _difference(run: Run, first: Run, shard: Shard, whole: Shard) -> str | None:
         ("setting", _settings(run), _settings(first)),
         ("layout", run.layout, first.layout),
         ("list of --backends files", run.backend_files, first.backend_files),
+        ("--backends", _asked(run, "--backends"), _asked(first, "--backends")),
+        ("--skip", _asked(run, "--skip"), _asked(first, "--skip")),
     ):
         if one != other:
             return name
     return None
+
+
+def _asked(run: Run, flag: str) -> list[str]:
+    """The values of a flag of the run's command, in any order.
+
+    Rows that a plan has for one request may differ with what is installed, so plans do not say whether it was the same.
+    """
+    words = shlex.split(run.command)
+    return sorted(one for name, text in itertools.pairwise(words) if name == flag for one in text.split(","))
 
 
 def _settings(run: Run) -> object:

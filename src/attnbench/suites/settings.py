@@ -136,7 +136,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("replicates", whole(1), "repeat every group in this many fresh processes", "N"),
     Setting(
         "device",
-        matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "auto, cpu, cuda or cuda:N"),
+        matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "auto, cpu, cuda or cuda:N; several GPUs by --gpus of run and check"),
         "auto (the GPU if there is one), cpu, cuda, cuda:N",
         "DEVICE",
         in_suite=False,

@@ -36,8 +36,8 @@ class Event:
     """News of a run, for a progress bar."""
 
     kind: str
-    """start, activity, record, group, lost (an executor of several, in `text`), unwritten (the run file, in `text`),
-    ending (after a signal), done"""
+    """start, waiting (for a GPU that somebody else has, in `text`), activity, record, group, lost (an executor of several,
+    in `text`), unwritten (the run file, in `text`), ending (after a signal), done"""
     text: str = ""
     group: str | None = None
     backend: str | None = None
@@ -132,7 +132,7 @@ class Execution(AbstractContextManager["Execution"]):
             # In one order: two runs that wait for each other's GPUs would wait for ever.
             for executor in sorted(self._asked, key=lambda one: one.order()):
                 try:
-                    executor.open(partial(self._on_progress, executor.name))
+                    executor.open(lambda progress: self._emit("waiting", text=progress.text))
                     there.append(executor)
                 except ExecutorLost as error:
                     lost = error

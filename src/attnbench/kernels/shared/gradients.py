@@ -26,8 +26,8 @@ def once(backward: _Backward) -> _Backward:
     """Refuse a second derivative, which would otherwise be silently missing.
 
     If no second derivative is requested, `once_differentiable` only disables gradients, which the engine has done already.
-    If one is, `once_differentiable` refuses only that of the output's gradient, but gradients depend on the inputs too.  So
-    each gradient is returned as one that has a derivative.
+    If one is, `once_differentiable` refuses it only if the output's gradient requires a gradient, but the results depend on
+    the inputs too.  So it is called with output gradients that all require one.
     """
     refusing: _Backward = once_differentiable(backward)
 
