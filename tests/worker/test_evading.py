@@ -27,6 +27,7 @@ EXPECTED = {
     evading.LooksAtCallers: RECORDED,
     evading.RoughForKnownData: "in a timed call on known data: out: wrong values: .*",
     evading.DecodesInOutputs: UNTIMED.format("outputs").replace("copy of", "copy of the outputs"),
+    evading.APartInEach: r"outputs and reload and reset together take .*, a copy of .*: work is done outside the sample",
     evading.WideBudget: r"budget: factor=1e\+09, relative=0 accepts zeros for out: it holds them to nothing",
 }
 
@@ -112,6 +113,17 @@ def test_outputs_are_held_to_copies_of_themselves():
     assert found is not None
     assert found.words.startswith("outputs takes 810 µs, a copy of the outputs 20 µs, a call 1 ms")
     assert suspicion(looks(12, **{**taken, "output_copies": 0.03}), "cpu") is None
+
+
+def test_calls_that_are_not_timed_may_not_take_half_a_call_each():
+    within = {"reload": 0.29, "reset": 0.29, "outputs": 0.29}
+    assert suspicion(looks(12, untimed=within, copies=0.01, output_copies=0.01), "cpu") is None
+    found = suspicion(looks(12, untimed=dict.fromkeys(within, 0.4), copies=0.01, output_copies=0.01), "cpu")
+    assert found is not None
+    assert found.words.startswith(
+        "outputs and reload and reset together take 1.2 ms, a copy of all inputs and outputs 30"
+    )
+    assert suspicion(looks(12, untimed=within | {"reload": 0.59}, copies=0.03, output_copies=0.01), "cpu") is None
 
 
 @pytest.mark.parametrize(("second", "words"), [(0.025, "a call on data it has not seen takes"), (0.001, "unfinished")])
