@@ -78,6 +78,32 @@ def test_functions_of_the_harness_that_are_replaced_say_nothing_and_others_are_m
     assert honest.time is not None
 
 
+def test_limits_of_the_harness_that_are_replaced_are_put_back():
+    found = ended(carried_out(LARGE, ("honest-steps", "widens-the-limits"), files=FILES))
+    assert found["honest-steps"] == ("passed", None)
+    said = "replaces functions of the harness that examines it: attnbench.check.looks.SLOWER.cpu"
+    assert found["widens-the-limits"] == ("incorrect", said)
+
+
+def test_a_file_that_changes_the_harness_when_it_is_imported_changes_no_time():
+    run = carried_out(LARGE, ("honest-steps", "replaces-on-import"), files=[*FILES, str(FAKES / "replacing.py")])
+    found = ended(run)
+    assert found["honest-steps"] == ("passed", None)
+    status, reason = found["replaces-on-import"]
+    assert status == Status.INCORRECT
+    assert re.fullmatch(f"{NEW_DATA}|{THREADS}", reason, re.DOTALL)
+    [honest] = [record for record in run.records if record.status is Status.PASSED]
+    assert honest.time is not None
+    assert honest.time.median_ms > 1e-3
+    noted = {note for record in run.records for note in record.notes}
+    assert "global left changed: function attnbench.measure.timers.wall._timed" in noted
+    looks = "attnbench.check.looks"
+    assert (
+        f"global left changed: constant {looks}.RECORDED, {looks}.SLOWER.cpu, attnbench.measure.timers.wall.time"
+        in noted
+    )
+
+
 # ── limits, by looks with known times ──────────────────────────────────────────────────────────────
 
 
