@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -76,6 +77,7 @@ def test_the_launch_is_left_with_the_first_data():
             altered(lambda o: o["out"][1, 100, 1, 4].add_(0.5)),
             r"out: wrong values: worst error 0\.5 \(budget .*\) at \[1, 100, 1, 4\]; 0\.0076 % of 13158 elements over budget",
         ),
+        (altered(lambda o: o.update({3: o["out"]})), r"outputs: name=3 is wrong; a text$"),
         (altered(lambda o: o.pop("dx")), r"dx: missing from the outputs \(out\)"),
         (altered(lambda o: o.update(out=o["out"].numpy())), r"out: type=ndarray is wrong; torch\.Tensor$"),
         (altered(lambda o: o.update(out=o["out"].to("meta"))), r"out: device=meta is wrong; cpu$"),
@@ -102,6 +104,20 @@ def test_misbehaviour_is_named(make, words):
     assert not outcome.ok
     assert re.match(words, outcome.reason), outcome.reason
     assert group.first.changed() == group.second.changed() == []  # put back for the other backends
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("wrap", [lambda out: (out,), lambda out: [("out", out)], lambda out: None, lambda out: out])
+def test_outputs_that_are_no_mapping_are_named(wrap):
+    class Wrapped(Session):
+        def launch(self):
+            return dataclasses.replace(super().launch(), outputs=lambda: wrap(self.result["out"]))
+
+    outcome, _, _ = run(Wrapped)
+    assert not outcome.ok
+    assert re.fullmatch(
+        r"outputs: type=(tuple|list|NoneType|Tensor) is wrong; a dict of tensors by their names", outcome.reason
+    )
 
 
 def negated(out):

@@ -102,3 +102,20 @@ def test_signs_are_never_all_positive_and_differ():
     first.undo()
     second.apply()
     assert not torch.equal(q, inputs.q)
+
+
+@pytest.mark.parametrize("headdim", [1, 4])
+def test_signs_come_again_only_when_there_are_no_others(headdim):
+    workload = load_workload("attention")
+    case = workload.case({"batch": 1, "seqlen": 4, "nheads": 1, "headdim": headdim, "dtype": "fp32"})
+    inputs = workload.inputs(case, seed=0, kind="normal", device="cpu")
+    variation, known = Variation(workload, case, inputs), inputs.q.clone()
+    for _ in range(2):
+        seen = set()
+        for _ in range(2**headdim - 1):
+            variation.apply()
+            seen.add(inputs.q.numpy().tobytes())
+            variation.undo()
+            variation.renew()
+        assert len(seen) == 2**headdim - 1
+        assert known.numpy().tobytes() not in seen

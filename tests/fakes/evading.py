@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cheating import Cheating, attend, attend_by_numpy
+from cheating import ByHash, Cheating, attend, attend_by_numpy
 
 # ── when outputs are read ──────────────────────────────────────────────────────────────────────────
 
@@ -127,6 +127,38 @@ class DecodesInOutputs(Cheating):
         return self.work()
 
 
+class APartInEach(Cheating):
+    """A part of its rows in each call that is not timed, in none of them half as much as in the call."""
+
+    name, attend = "a-part-in-each", staticmethod(attend_by_numpy)
+    parts = (0.0, 0.18, 0.36, 0.54, 1.0)
+
+    def prepare(self):
+        import torch
+
+        self.kept = torch.empty_like(self.data["q"])
+        self.do(0)
+
+    def do(self, part):
+        q, k, v = self.data.values()
+        begin, end = (int(share * q.shape[2]) for share in self.parts[part : part + 2])
+        self.kept[:, :, begin:end] = self.attend(q[:, :, begin:end], k, v, self.hides[begin:end])
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.do(0)
+
+    def reset(self):
+        self.do(1)
+
+    def outputs(self):
+        self.do(2)
+        return self.kept.clone()
+
+    def forward(self):
+        self.do(3)
+
+
 class WideBudget(Cheating):
     """Zeros, which its budget accepts."""
 
@@ -167,3 +199,15 @@ class ReplacesTheComparison(Cheating):
 
         examine.compare = lambda found, truth, budget: Comparison({}, {})
         self.out = torch.zeros_like(self.data["q"])
+
+
+class WidensTheLimits(ByHash):
+    """Keeps its answers, and lets a call on new data take as long as it likes."""
+
+    name = "widens-the-limits"
+
+    def forward(self):
+        from attnbench.check import looks
+
+        looks.SLOWER["cpu"] = 1e9
+        super().forward()

@@ -189,3 +189,15 @@ class RaisesHalfASurrogate(HarmfulBase):
 
     def set_up(self):
         raise RuntimeError(os.fsdecode(b"caf\xe9.so: cannot open"))
+
+
+class WordlessError(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+class RaisesWithoutWords(HarmfulBase):
+    name = "raises-without-words"
+
+    def set_up(self):
+        raise WordlessError

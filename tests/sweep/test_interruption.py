@@ -25,6 +25,14 @@ ENDLESS = {"warmup": 0, "iterations": 10**9}
 NAMES = ["honest", "noting"]
 
 
+@pytest.fixture(autouse=True)
+def hears_sigint():
+    """As a command does that a shell started in the foreground; `make test &` was started deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Ender:
     """Sends a signal, so many times, as soon as `when` holds of what its executors are doing."""
 

@@ -27,6 +27,7 @@ EXPECTED = {
     evading.LooksAtCallers: RECORDED,
     evading.RoughForKnownData: "in a timed call on known data: out: wrong values: .*",
     evading.DecodesInOutputs: UNTIMED.format("outputs").replace("copy of", "copy of the outputs"),
+    evading.APartInEach: r"outputs and reload and reset together take .*, a copy of .*: work is done outside the sample",
     evading.WideBudget: r"budget: factor=1e\+09, relative=0 accepts zeros for out: it holds them to nothing",
 }
 
@@ -77,6 +78,32 @@ def test_functions_of_the_harness_that_are_replaced_say_nothing_and_others_are_m
     assert honest.time is not None
 
 
+def test_limits_of_the_harness_that_are_replaced_are_put_back():
+    found = ended(carried_out(LARGE, ("honest-steps", "widens-the-limits"), files=FILES))
+    assert found["honest-steps"] == ("passed", None)
+    said = "replaces functions of the harness that examines it: attnbench.check.looks.SLOWER.cpu"
+    assert found["widens-the-limits"] == ("incorrect", said)
+
+
+def test_a_file_that_changes_the_harness_when_it_is_imported_changes_no_time():
+    run = carried_out(LARGE, ("honest-steps", "replaces-on-import"), files=[*FILES, str(FAKES / "replacing.py")])
+    found = ended(run)
+    assert found["honest-steps"] == ("passed", None)
+    status, reason = found["replaces-on-import"]
+    assert status == Status.INCORRECT
+    assert re.fullmatch(f"{NEW_DATA}|{THREADS}", reason, re.DOTALL)
+    [honest] = [record for record in run.records if record.status is Status.PASSED]
+    assert honest.time is not None
+    assert honest.time.median_ms > 1e-3
+    noted = {note for record in run.records for note in record.notes}
+    assert "global left changed: function attnbench.measure.timers.wall._timed" in noted
+    looks = "attnbench.check.looks"
+    assert (
+        f"global left changed: constant {looks}.RECORDED, {looks}.SLOWER.cpu, attnbench.measure.timers.wall.time"
+        in noted
+    )
+
+
 # ── limits, by looks with known times ──────────────────────────────────────────────────────────────
 
 
@@ -112,6 +139,17 @@ def test_outputs_are_held_to_copies_of_themselves():
     assert found is not None
     assert found.words.startswith("outputs takes 810 µs, a copy of the outputs 20 µs, a call 1 ms")
     assert suspicion(looks(12, **{**taken, "output_copies": 0.03}), "cpu") is None
+
+
+def test_calls_that_are_not_timed_may_not_take_half_a_call_each():
+    within = {"reload": 0.29, "reset": 0.29, "outputs": 0.29}
+    assert suspicion(looks(12, untimed=within, copies=0.01, output_copies=0.01), "cpu") is None
+    found = suspicion(looks(12, untimed=dict.fromkeys(within, 0.4), copies=0.01, output_copies=0.01), "cpu")
+    assert found is not None
+    assert found.words.startswith(
+        "outputs and reload and reset together take 1.2 ms, a copy of all inputs and outputs 30"
+    )
+    assert suspicion(looks(12, untimed=within | {"reload": 0.59}, copies=0.03, output_copies=0.01), "cpu") is None
 
 
 @pytest.mark.parametrize(("second", "words"), [(0.025, "a call on data it has not seen takes"), (0.001, "unfinished")])

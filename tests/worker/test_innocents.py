@@ -71,6 +71,7 @@ EXPECTED = {
     "phase-named-by-a-number": None,
     "half-a-surrogate": None,
     "raises-half-a-surrogate": "RuntimeError during set-up: caf\\udce9.so: cannot open",
+    "raises-without-words": "WordlessError during set-up: no message",
     "honest-too": None,
 }
 

@@ -363,10 +363,14 @@ class Examination:
 
 
 def check_place(outputs: Mapping[str, Tensor], device: torch.device) -> None:
-    """Refuse what is no tensor in memory of the case's device: nothing could be read of it."""
+    """Refuse what is no mapping of names to tensors in memory of the case's device: nothing could be read of it."""
     import torch
 
+    if not isinstance(outputs, Mapping):
+        raise Wrong(f"outputs: type={type(outputs).__name__} is wrong; a dict of tensors by their names")
     for name, found in outputs.items():
+        if not isinstance(name, str):
+            raise Wrong(f"outputs: name={repr(name)[:40]} is wrong; a text")
         if not isinstance(found, torch.Tensor):
             raise Wrong(f"{name}: type={type(found).__name__} is wrong; torch.Tensor")
         if found.device.type != device.type:

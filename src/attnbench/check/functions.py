@@ -1,12 +1,17 @@
 """The functions that the harness and other backends call: whether a backend has put others in their place.
 
-Of the harness methods are watched too.
+Of the harness methods, constants, classes and imported modules are watched too.
 """
 
 from __future__ import annotations
 
+import importlib
 import operator
+import pkgutil
+import re
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -37,71 +42,100 @@ OWN = ("attnbench.",)
 """What the names of functions that are replaced begin with."""
 
 FUNCTION = "function"
-"""Words of the setting."""
+CONSTANT = "constant"
+"""Words of the settings."""
 
 Replaced = frozenset[str]
-"""Full names of functions that are not what they were when this process saw them first."""
+"""Full names of what is not as it was when this process saw it first."""
 
 
 def functions() -> tuple[Setting, ...]:
-    """Two settings: functions of modules, and methods of tensors."""
-    watched = _Watched()
+    """Three settings: functions of modules, constants of the harness, and methods of tensors."""
+    called, constant = _Watched(_is_function, MODULES), _Watched(_is_constant)
     return (
-        Setting(FUNCTION, watched.replaced, watched.put_back, which=_names),
+        Setting(FUNCTION, called.replaced, called.put_back, which=_names),
+        Setting(CONSTANT, constant.replaced, constant.put_back, which=_names),
         Setting("method of tensors", _methods, _put_methods_back, which=_methods_that_differ),
     )
+
+
+def import_all(*packages: str) -> None:
+    """Import every module of packages of the harness: what a file replaces in one that nobody has seen is not found."""
+    for package in packages:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            with suppress(ImportError):  # it needs what is not installed here, and is not needed
+                importlib.import_module(module.name)
 
 
 @dataclass(slots=True)
 class _Watched:
     """What each module held when it was seen first; looked at often, so nothing is copied again."""
 
-    owners: dict[str, tuple[Any, tuple[str, ...], tuple[Any, ...]]] = field(default_factory=dict)
-    "by its name each module, or class of the harness: its functions' names, and they"
+    wanted: Callable[[Any, Any], bool]
+    "whether a name and its value are watched"
+    modules: frozenset[str] = frozenset()
+    "beside those of the harness"
+    owners: dict[str, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = field(default_factory=dict)
+    "by its name each module, or class or dictionary of the harness: its watched names, and their values"
     seen: int = 0
     "modules that the process had imported"
 
     def replaced(self) -> Replaced:
         if len(sys.modules) != self.seen:
             self._look_around()
+        return frozenset(full for full, *_ in self._differing())
+
+    def put_back(self, then: Replaced) -> None:
+        for full, owner, name, value in self._differing():
+            if full in then:
+                continue
+            if isinstance(owner, dict):
+                owner[name] = value
+            else:
+                setattr(owner, name, value)
+
+    def _differing(self) -> list[tuple[str, Any, Any, Any]]:
+        """Full name, owner, name and the value that it had."""
         found = []
         for module, (owner, names, values) in self.owners.items():
-            inside = vars(owner)
+            inside = _inside(owner)
             if not all(map(operator.is_, map(inside.get, names), values)):
                 found += [
-                    f"{module}.{name}"
+                    (f"{module}.{name}", owner, name, value)
                     for name, value in zip(names, values, strict=True)
                     if inside.get(name) is not value and not _of_torch(inside.get(name))
                 ]
-        return frozenset(found)
-
-    def put_back(self, then: Replaced) -> None:
-        for full in self.replaced() - then:
-            module, _, name = full.rpartition(".")
-            owner, names, values = self.owners[module]
-            setattr(owner, name, values[names.index(name)])
+        return found
 
     def _look_around(self) -> None:
         for name, module in list(sys.modules.items()):
-            if (
-                name not in self.owners
-                and isinstance(module, ModuleType)
-                and (name in MODULES or name.startswith(ROOMS))
-            ):
+            ours = name.startswith(ROOMS)
+            if name not in self.owners and isinstance(module, ModuleType) and (ours or name in self.modules):
                 self._remember(name, module)
-                if name.startswith(ROOMS):
-                    for key, value in vars(module).items():
-                        if isinstance(value, type) and value.__module__ == name:
-                            self._remember(f"{name}.{key}", value)
+                for key, value in list(vars(module).items()) if ours else ():
+                    if (isinstance(value, type) and value.__module__ == name) or (
+                        isinstance(value, dict) and key.isupper()
+                    ):
+                        self._remember(f"{name}.{key}", value)
         self.seen = len(sys.modules)
 
     def _remember(self, name: str, owner: Any) -> None:
-        calls = {
-            key: value
-            for key, value in vars(owner).items()
-            if callable(value) and not isinstance(value, ModuleType | type)
-        }
-        self.owners[name] = owner, tuple(calls), tuple(calls.values())
+        watched = {key: value for key, value in _inside(owner).items() if self.wanted(key, value)}
+        self.owners[name] = owner, tuple(watched), tuple(watched.values())
+
+
+def _inside(owner: Any) -> Any:
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+def _is_function(name: Any, value: Any) -> bool:
+    return callable(value) and not isinstance(value, ModuleType | type)
+
+
+def _is_constant(name: Any, value: Any) -> bool:
+    """What cannot change itself, and has another in its place only if somebody puts it there."""
+    kinds = ModuleType | type | int | float | str | bytes | tuple | frozenset | re.Pattern
+    return isinstance(value, kinds) and not str(name).startswith("__")
 
 
 def _of_torch(value: Any) -> bool:

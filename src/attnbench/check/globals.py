@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.check.functions import FUNCTION
+from attnbench.check.functions import CONSTANT, FUNCTION
 from attnbench.check.process_settings import ENVIRONMENT, SEARCH_PATH, process_settings
 from attnbench.check.setting import ABSENT, Setting
 from attnbench.check.torch_settings import torch_settings
@@ -67,9 +67,10 @@ class GlobalState:
         return notes
 
     def replaced(self, *prefixes: str) -> list[str]:
-        """Names of functions, beginning with one of these, that have been replaced since."""
-        [setting] = (one for one in process_settings() if one.words == FUNCTION)
-        return sorted(name for name in setting.read() - self.values[FUNCTION] if name.startswith(prefixes))
+        """Names of functions and constants, beginning with one of these, that have been replaced since."""
+        watched = [one for one in process_settings() if one.words in (FUNCTION, CONSTANT)]
+        found = {name for setting in watched for name in setting.read() - self.values[setting.words]}
+        return sorted(name for name in found if name.startswith(prefixes))
 
     def _holds(self, setting: Setting) -> bool:
         return setting.same(self.values[setting.words], setting.get())

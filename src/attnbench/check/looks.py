@@ -153,14 +153,17 @@ def _untimed(looks: Sequence[Look], call: float, kind: str) -> Iterator[_Rule]:
             [look.new for look in looks],
             f"a backward takes {_shown(call)}, its forward {_shown(min(forward))}: the work is done in the forward",
         )
-    for name in looks[0].untimed.keys() - {"forward"}:
-        spent = [look.untimed[name] for look in looks]
-        copies = [look.output_copies if name == "outputs" else look.copies for look in looks]
-        what = "the outputs" if name == "outputs" else "all inputs and outputs"
+    names = sorted(looks[0].untimed.keys() - {"forward"})
+    # All together too: three of them could each do a third of the work.
+    for chosen in [[name] for name in names] + [names] * (len(names) > 1):
+        spent = [sum(look.untimed[name] for name in chosen) for look in looks]
+        copies = [sum(look.output_copies if name == "outputs" else look.copies for name in chosen) for look in looks]
+        what = "the outputs" if chosen == ["outputs"] else "all inputs and outputs"
+        takes = f"{chosen[0]} takes" if len(chosen) == 1 else f"{' and '.join(chosen)} together take"
         yield _Rule(
-            [(one - SHARE * call - host_slack) / COPIES for one in spent],
+            [(one - SHARE * call - len(chosen) * host_slack) / COPIES for one in spent],
             copies,
-            f"{name} takes {_shown(min(spent))}, a copy of {what} {_shown(min(copies))}, a "
+            f"{takes} {_shown(min(spent))}, a copy of {what} {_shown(min(copies))}, a "
             f"call {_shown(call)}: work is done outside the sample",
         )
     if left := [look.left for look in looks if look.left]:

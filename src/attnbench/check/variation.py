@@ -40,6 +40,8 @@ class Variation:
         self._inputs = {name: tensor for name, tensor in inputs.tensors().items() if name in self.names}
         self._generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(7)))
         self._applied = False
+        self._used: dict[str, set[bytes]] = {}
+        "signs drawn before, by the name of their vector: a launch may have kept its answer to them"
         self._signs = self._drawn()
 
     def apply(self) -> None:
@@ -74,17 +76,27 @@ class Variation:
             _flip_signs(tensor.data, self._signs[self.names[name]])
 
     def _drawn(self) -> dict[str, Tensor]:
-        import torch
-
         signs = {}
         for name, tensor in self._inputs.items():
             vector = self.names[name]
             if vector not in signs:
-                drawn = torch.randint(0, 2, tensor.shape[-1:], generator=self._generator, dtype=torch.int8) * 2 - 1
-                if drawn.numel() and int(drawn.min()) > 0:
-                    drawn[0] = -1  # all ones would be the data as it was
-                signs[vector] = drawn.to(tensor.device)
+                signs[vector] = self._unused(vector, tensor.shape[-1]).to(tensor.device)
         return signs
+
+    def _unused(self, vector: str, size: int) -> Tensor:
+        """Signs, int8 [size], that were not drawn before, as long as there are such: eight dimensions have 255."""
+        import torch
+
+        known = bytes([1] * size)  # all ones would be the data as it was
+        used = self._used.setdefault(vector, {known})
+        if size < 16 and len(used) == 2**size:
+            used.intersection_update({known})
+        while True:
+            drawn = torch.randint(0, 2, (size,), generator=self._generator, dtype=torch.int8) * 2 - 1
+            key = drawn.numpy().tobytes()
+            if key not in used or not size:
+                used.add(key)
+                return drawn
 
 
 def _flip_signs(tensor: Tensor, signs: Tensor) -> None:

@@ -211,11 +211,19 @@ def percent_of_peak(work: Work, median_ms: float, dtype: str, device: Device) ->
     return 100 * least_ms / median_ms
 
 
+def message(error: BaseException) -> str:
+    """The text of an exception; none of one whose class cannot say it."""
+    try:
+        return str(error)
+    except Exception:  # the edge: a backend's own class
+        return ""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out, whoever raised it."""
     import torch
 
-    words = str(error).lower()
+    words = message(error).lower()
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
     )
@@ -231,10 +239,10 @@ def status_of(error: BaseException) -> Status:
 def reason_of(error: BaseException, phase: str) -> str:
     """One line: our own errors as they are, else the phase, the exception, and the place that raised it."""
     if isinstance(error, AttnbenchError):
-        return str(error)
+        return message(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    text = without_paths(" ".join(str(error).split())) or "no message"
+    text = without_paths(" ".join(message(error).split())) or "no message"
     return f"{type(error).__name__} during {phase}: {text[:400]}{where}"
 
 
