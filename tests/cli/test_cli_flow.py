@@ -596,6 +596,18 @@ def test_where_nobody_watches_a_line_comes_now_and_then(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (125.0, "2 min 5 s"), (7e3, "116 min 40 s")]
+)
+def test_lines_of_one_minute_say_different_times(monkeypatch, capsys, seconds, words):
+    monkeypatch.setattr("attnbench.cli.progress.QUIET_S", 0.05)
+    monkeypatch.setattr("attnbench.cli.progress.TICK_S", 0.01)
+    said = []
+    with Bar(Output(), "attnbench run", patience_s=0) as bar:
+        bar._begun -= seconds
+        assert until(lambda: said.append(capsys.readouterr().err) or f"attnbench run: {words}; planning" in said[-1])
+
+
 def test_the_time_left_learns_from_the_groups_that_are_done():
     clock = Clock(planned(), {"b1-s0": 10.0, "b1-s1": 10.0, "b1-s2": 20.0}, now=0.0)
     assert clock.left_s(4.0) == pytest.approx((36.0, 0.0))

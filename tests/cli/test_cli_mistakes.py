@@ -107,7 +107,11 @@ MISTAKES = [
     ("list backends --backends ./exits.py", 2, r"backends: file=\./exits\.py does not import: it ended .* code 7; .*"),
     ("run --backends spda", 2, r"backends: name=spda is not known; one of .*; did you mean sdpa\?"),
     ("run --backends nope-*", 2, r"backends: name=nope-\* matches no backend; one of .*"),
-    ("run --backends ./no.py", 2, r"backends: file=\./no\.py is not there; a Python file with a Backend"),
+    (
+        "run --backends ./no.py",
+        2,
+        r"backends: file=\./no\.py is not there; a Python file with a function attention, or a Backend",
+    ),
     ("run --backends ./broken.py", 2, r"backends: file=\./broken\.py does not import: line 2: ZeroDivisionError.*"),
     ("run --skip spda", 2, r"backends: skip=spda is not known; .*"),
     ("run --device cpu --skip all", 3, r"suite quick: backends=.* leaves nothing to run on cpu; see .*"),
