@@ -28,7 +28,7 @@ from attnbench.store.history.reading import list_runs
 from attnbench.store.history.writing import keep
 from attnbench.store.runfile import default_path, read, write
 from attnbench.sweep.run import Event
-from made_up_run import make_run
+from made_up_run import make_run, make_time
 from waiting import Clock
 
 pytest_plugins = ["pytester"]
@@ -248,6 +248,11 @@ def test_bench_calls_with_arguments() -> None:
     found = attnbench.bench(lambda x, y: seen.add((x, y)), 3, "y", device="cpu", warmup=0, iterations=2)
     assert seen == {(3, "y")}
     assert found.name == "fn"
+
+
+def test_an_interval_wider_than_the_time_is_shown_by_its_ends() -> None:
+    wild = make_time([0.02, 0.021, 0.022, 90.0, 110.0, 100.0, 95.0], ci_low_ms=0.02, ci_high_ms=110.0, median_ms=90.0)
+    assert str(attnbench.Timing("f", wild)).startswith("f: 90 (0.020 to 110) ms  (cupti, ")
 
 
 def test_an_object_that_is_called_is_named_after_its_class() -> None:
