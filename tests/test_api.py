@@ -28,7 +28,7 @@ from attnbench.store.history.reading import list_runs
 from attnbench.store.history.writing import keep
 from attnbench.store.runfile import default_path, read, write
 from attnbench.sweep.run import Event
-from made_up_run import make_run
+from made_up_run import make_run, make_time
 from waiting import Clock
 
 pytest_plugins = ["pytester"]
@@ -120,9 +120,15 @@ def test_a_slower_function_fails_a_test_and_an_equal_one_does_not(nap) -> None:
         (
             lambda: attnbench.bench(print, device="cpu", max_seconds="1"),
             UsageError,
-            "max_seconds=1 cannot be used; a n",
+            "max_seconds='1' cannot be used; a n",
         ),
         (lambda: attnbench.bench(print, device="cpu", rel_ci=None), UsageError, "rel_ci=None cannot be used; a number"),
+        (
+            lambda: attnbench.run(print),
+            UsageError,
+            r"suite=<built-in \S+ print> is no suite; .*; attnbench.bench\(f\) ti",
+        ),
+        (lambda: attnbench.run(None), UsageError, "suite=None is no suite; the name of a suite, or the path of a file"),
         (lambda: attnbench.compare([print]), UsageError, r"functions=1 are too few; two or more, compare\(f, g\), "),
         (lambda: attnbench.compare(print), UsageError, "functions=1 are too few; two or more"),
         (lambda: attnbench.compare(print, [1, 2]), UsageError, r"functions=list is not a function; .*lambda: f\(x\)"),
@@ -242,6 +248,27 @@ def test_bench_calls_with_arguments() -> None:
     found = attnbench.bench(lambda x, y: seen.add((x, y)), 3, "y", device="cpu", warmup=0, iterations=2)
     assert seen == {(3, "y")}
     assert found.name == "fn"
+
+
+def test_an_interval_wider_than_the_time_is_shown_by_its_ends() -> None:
+    wild = make_time([0.02, 0.021, 0.022, 90.0, 110.0, 100.0, 95.0], ci_low_ms=0.02, ci_high_ms=110.0, median_ms=90.0)
+    assert str(attnbench.Timing("f", wild)).startswith("f: 90 (0.020 to 110) ms  (cupti, ")
+
+
+def test_an_object_that_is_called_is_named_after_its_class() -> None:
+    class Kernel:
+        def __call__(self) -> None:
+            pass
+
+    found = attnbench.compare(Kernel(), functools.partial(Kernel()), device="cpu", warmup=0, iterations=2)
+    assert list(found) == ["Kernel", "Kernel-2"]
+
+
+def test_what_is_put_in_place_of_lazy_work_is_a_call_that_works() -> None:
+    with pytest.raises(UsageError, match=r'compare\(\{"late": lambda: asyncio.run\(f\(\)\), …\}\)$'):
+        attnbench.compare({"now": print, "late": coroutine}, device="cpu")
+    with pytest.raises(UsageError, match=r"; bench\(lambda: asyncio.run\(f\(\)\)\)$"):
+        attnbench.bench(coroutine, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,10 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 @cache
 def passed() -> dict[str, set[str]]:
-    """Cards and torch versions on which each backend has a passed record, as `tested` words them."""
+    """Cards and torch versions on which each backend has a passed record, as `tested` words them.
+
+    A configuration counts: of some backends every row is one, such as ``video[sdpa]``.
+    """
     found: dict[str, set[str]] = {}
     for path in RESULTS.glob("*.json"):
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -26,7 +29,7 @@ def passed() -> dict[str, set[str]]:
             place = data["run"]["environments"][record["environment"]] if record["environment"] is not None else {}
             if record["status"] == "passed" and place.get("gpu"):
                 version = re.match(r"\d+\.\d+", place["torch"])[0]
-                found.setdefault(record["backend"], set()).add(f"{place['gpu']}, torch {version}")
+                found.setdefault(record["backend"].partition("[")[0], set()).add(f"{place['gpu']}, torch {version}")
     return found
 
 

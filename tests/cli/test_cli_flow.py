@@ -233,7 +233,8 @@ def test_ctrl_c_shows_what_is_finished(attnbench, sweep):
     assert answer.code == 130
     assert "b1-s7-h4-d64-fp32-fwd   timer" in answer.out
     assert "result " in answer.out
-    assert "b1-s9" not in answer.out
+    [left] = [line for line in answer.out.splitlines() if "b1-s9" in line]
+    assert left.startswith("result  1 of 3 groups was not measured, the run was stopped before: b1-s9-")
     assert "stopped; 2 of 3 groups are kept" in answer.err
 
 
@@ -599,6 +600,18 @@ def test_where_nobody_watches_a_line_comes_now_and_then(monkeypatch, capsys):
     with Bar(Output(quiet=True), "attnbench run", patience_s=0):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (125.0, "2 min 5 s"), (7e3, "116 min 40 s")]
+)
+def test_lines_of_one_minute_say_different_times(monkeypatch, capsys, seconds, words):
+    monkeypatch.setattr("attnbench.cli.progress.QUIET_S", 0.05)
+    monkeypatch.setattr("attnbench.cli.progress.TICK_S", 0.01)
+    said = []
+    with Bar(Output(), "attnbench run", patience_s=0) as bar:
+        bar._begun -= seconds
+        assert until(lambda: said.append(capsys.readouterr().err) or f"attnbench run: {words}; planning" in said[-1])
 
 
 def test_the_time_left_learns_from_the_groups_that_are_done():

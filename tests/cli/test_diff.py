@@ -285,11 +285,23 @@ def test_long_tables_leave_out_what_is_the_same(attnbench, tmp_path):
     assert len(long.splitlines()) - len(short.splitlines()) == 80
 
 
+def test_a_remark_that_many_rows_share_is_said_once(attnbench, tmp_path):
+    few = [
+        dataclasses.replace(one, time=make_time(list(one.time.samples_ms[:2])))
+        for one in make_group(make_case(), {"sdpa": 500.0, "flex": 400.0, "eager": 100.0})
+    ]
+    write(make_run(few), "a.json")
+    write(make_run(few, id="00000001"), "b.json")
+    out = attnbench("diff a.json b.json").out
+    [said] = [line for line in out.splitlines() if "fewer than three samples" in line]
+    assert said.startswith("note  b1-s16384-h16-d128-bf16-fwd sdpa, and 2 more rows: one process a side and fewer")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("a.json nowhere", "attnbench diff: RUN=nowhere is not there; a run file, or the id of one in results"),
-        ("a.json", "attnbench diff: B is missing; see `attnbench diff --help`"),
+        ("a.json", "attnbench diff: B is missing, as in `attnbench diff previous latest`; see `attnbench diff --help`"),
         (
             "a.json a.json --fail-over much",
             "attnbench diff: --fail-over=much is no share; a number of per cent, 0 or more",

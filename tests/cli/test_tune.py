@@ -34,7 +34,11 @@ def tune(attnbench, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("", 2, "attnbench tune: BACKEND is missing; see `attnbench tune --help`"),
+        (
+            "",
+            2,
+            "attnbench tune: BACKEND is missing, as in `attnbench tune hstu-triton --seqlen 1024,4096 --dtype bf16`; see ",
+        ),
         ("hstu-tritn", 2, "attnbench tune: BACKEND=hstu-tritn is not known; one of "),
         ("sdpa", 2, "attnbench tune: BACKEND=sdpa has no configurations to choose from; one that has: "),
         (

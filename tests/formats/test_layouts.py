@@ -5,7 +5,7 @@ import pytest
 
 from attnbench.errors import RunFileError, UsageError
 from attnbench.formats.layouts import layout_names, load_layout, recognise
-from attnbench.record import Memory, Status, Work
+from attnbench.record import Memory, Settings, Status, Work
 from attnbench.store import runfile
 from made_up_run import make_case, make_group, make_lost, make_record, make_run, make_time
 
@@ -201,6 +201,14 @@ def test_compare_never_drops_a_backend_silently():
     assert lines[-1] == "flash-attn-2: skipped: missing"
     assert not any("Lowest Memory" in line for line in lines)
     assert SEED_004.notes(run) == ("seed-004: no Flash Attention: neither flash-attn-2 nor sdpa-flash was measured",)
+
+
+@pytest.mark.parametrize("layout", ["seed-000", "seed-001", "seed-002", "seed-004"])
+def test_a_run_of_check_has_no_times_to_write(tmp_path, layout):
+    checked = [dataclasses.replace(one, time=None) for one in make_group(make_case(), {"sdpa": 500.0, "eager": 100.0})]
+    run = make_run(checked, settings=Settings(measure=False))
+    with pytest.raises(UsageError, match=rf"{layout}: records=0 have a time"):
+        load_layout(layout).write(run, tmp_path / "out")
 
 
 def test_several_cases_are_named_and_do_not_fit_results_json(tmp_path):

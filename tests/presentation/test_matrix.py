@@ -5,7 +5,7 @@ import pytest
 
 from attnbench.presentation.columns import View
 from attnbench.presentation.matrix import _out_of_memory, summary
-from attnbench.record import Settings, Status
+from attnbench.record import PlannedGroup, Settings, Status
 from attnbench.store.derive import derive
 from made_up_run import make_case, make_group, make_lost, make_run, make_time
 
@@ -111,6 +111,23 @@ def test_a_case_that_nobody_finished_is_a_row_of_gaps():
     row = found.matrices[0].rows[-1]
     assert {name: cell.text for name, cell in row.cells.items()} == {"base": "timeout", "mine": "timeout"}
     assert found.sentence == "mine is fastest; 2.00 times as fast as base"
+
+
+def test_a_run_that_was_stopped_says_what_it_never_came_to():
+    whole = run_of(*shapes(*[{"base": 100.0, "mine": 200.0}] * 6))
+    plan = tuple(
+        PlannedGroup(
+            group=one.group, workload=one.workload, case=one.case, case_id=one.case_id, backends=("base", "mine")
+        )
+        for one in whole.records[::2]
+    )
+    whole = dataclasses.replace(whole, plan=plan)
+    assert summary(whole).results == []
+    words = "1 of 6 groups was not measured, the run was stopped before: b1-s3072-h16-d128-bf16-fwd"
+    assert summary(dataclasses.replace(whole, records=whole.records[:-2])).results == [words]
+    (many,) = summary(dataclasses.replace(whole, records=whole.records[:2])).results
+    assert many.startswith("5 of 6 groups were not measured, the run was stopped before: b1-s1024-")
+    assert many.endswith(" and 2 more")
 
 
 def test_memory_that_is_short_again_and_again_is_said_with_what_to_do():

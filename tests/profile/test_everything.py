@@ -88,6 +88,17 @@ def test_the_files_of_seed_004(profiled):
     assert "NVIDIA H200" in summary
 
 
+def test_without_a_kernel_of_attention_there_are_no_shares_of_it(profiled, rules, monkeypatch):
+    of = type(rules).of
+    monkeypatch.setattr(
+        type(rules), "of", lambda self, name: "matmul" if of(self, name) == "attention" else of(self, name)
+    )
+    done, _, summary = profiled()
+    assert [step.reason for step in done.steps] == [None] * 6
+    assert "| matmul |" in summary
+    assert "Attn (%)" not in summary
+
+
 def test_the_texts_of_ncu(profiled):
     profiled()
     memory = (profiled.folder / "ncu_memory_metrics.txt").read_text().splitlines()

@@ -230,6 +230,9 @@ def test_a_line_ends_where_its_backend_does():
     figure = of(figures([make_run(short)]), "length")[0]
     ends = {one["b"]: one["x"] for one in figure.spec["datasets"]["ends"]}
     assert ends == {name: 1000 if name == "flex" else 4096 for name in TFLOPS}
+    [to_names] = [layer["mark"] for layer in figure.spec["layer"]
+                  if layer["mark"]["type"] == "rule" and layer["data"]["name"] == "ends"]  # fmt: skip
+    assert to_names["strokeDash"] == [1, 3], "dotted: it is no data"
 
 
 def test_sparsity_has_folders_of_its_own():

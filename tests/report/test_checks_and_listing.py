@@ -86,8 +86,20 @@ def test_where_the_last_column_has_no_room_it_stands_below_whole():
 def test_a_very_narrow_list_is_stacked():
     lines = drawn(render_list, ROWS, width=20).splitlines()
     assert lines[0].strip() == "sdpa-flash"
-    assert "  version  2.11.0" in (line.rstrip() for line in lines)
+    assert "  version 2.11.0" in lines
     assert max(map(len, lines)) <= 20
+
+
+def test_short_fields_of_a_stacked_list_share_lines():
+    row = {"name": "a[m64n64]", **{f"field_{number}": number for number in range(9)}, "note": "words " * 8}
+    text = drawn(render_list, [row], width=50)
+    assert text.splitlines()[:4] == [
+        "a[m64n64]",
+        "  field_0 0  field_1 1  field_2 2  field_3 3",
+        "  field_4 4  field_5 5  field_6 6  field_7 7",
+        "  field_8 8",
+    ]
+    assert text.splitlines()[4].startswith("  note  words words")
 
 
 def test_an_empty_list_says_so():

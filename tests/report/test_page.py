@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import sys
 from html.parser import HTMLParser
@@ -241,6 +242,16 @@ def test_ids_are_there_once_and_links_lead_somewhere(page):
     for _, attributes in page.elements:
         if "aria-labelledby" in attributes:
             assert attributes["aria-labelledby"] in ids
+
+
+def test_a_case_of_the_matrix_is_a_link_to_its_tables():
+    lengths = (512, 1024)
+    page = read(
+        make_run([one for s in lengths for one in make_group(make_case(seqlen=s, seqlen_k=s), {"sdpa": 500.0})])
+    )
+    [matrix] = [place for place, (_, attributes) in enumerate(page.elements) if attributes.get("class") == "matrix"]
+    within = itertools.takewhile(lambda element: element[0] != "table", page.elements[matrix + 1 :])
+    assert [attributes["href"] for tag, attributes in within if tag == "a"] == ["#r0c0", "#r0c1"]
 
 
 def test_charts_are_put_together_again(run):

@@ -1,5 +1,7 @@
 """Orders of a group: every place and every predecessor equally often."""
 
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -72,3 +74,13 @@ def test_nothing_to_order():
     for size, rounds in ((0, 3), (2, -1)):
         with pytest.raises(ValueError, match="num_subjects"):
             balanced_orders(size, rounds, seed=0)
+
+
+def test_the_room_needs_neither_torch_nor_numpy():
+    code = (
+        "import sys; sys.modules.update(torch=None, triton=None, numpy=None);"
+        "import attnbench.stats.design, attnbench.stats.replicates;"
+        "from attnbench.stats.stopping import StopRule;"
+        "assert StopRule().decide([[1.0] * 53], 0.0) == 'rel-ci'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,6 +8,7 @@ from attnbench.record import Rate, Settings, Status, Work
 from attnbench.stats.ratio import paired_ratio
 from attnbench.store import runfile
 from attnbench.store.derive import derive, derive_group
+from attnbench.store.replicates import tie
 from made_up_run import make_case, make_group, make_record, make_run, make_time
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -31,6 +32,26 @@ def test_a_baseline_that_did_not_pass_gives_no_speedup():
     assert second.speedup.ratio == 2.0
     wrong = dataclasses.replace(first, status=Status.INCORRECT, time=None, rate=None, reason="out: wrong values")
     assert derive_group([wrong, second], "a")[1].speedup is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ([1.0] * 7, [1.3] * 7, None),
+        ([1.3] * 7, [1.0] * 7, None),
+        ([1.0, 1.1] * 5, [1.1, 1.0] * 5, ("a", ("b",))),
+        ([1.0] * 5, [9.0] * 5, ("a", ("b",))),  # too few for an interval
+    ],
+)
+def test_the_fastest_and_who_cannot_be_told_from_it(first, second, found):
+    assert tie(pair(first, second), replicated=False) == found
+
+
+def test_without_common_rounds_nobody_is_told_apart():
+    apart = pair([1.0, 1.0], [9.0, 9.0], own={"rounds": (7, 8)})
+    assert tie(apart, replicated=False) == ("a", ("b",))
+    assert tie(apart[:1], replicated=False) is None
+    assert tie([], replicated=False) is None
 
 
 def test_without_a_baseline_nobody_is_compared():

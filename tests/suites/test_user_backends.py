@@ -78,12 +78,21 @@ def test_a_probe_is_repeated_word_for_word(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import os; os._exit(3)", "does not import: it ended the process with code 3; a Python file with a Backend"),
-        ("import sys; sys.exit(0)", "does not import: line 1: SystemExit: 0; a Python file with a Backend"),
+        (
+            "import os; os._exit(3)",
+            "does not import: it ended the process with code 3; a Python file with a function attention, or a Backend",
+        ),
+        (
+            "import sys; sys.exit(0)",
+            "does not import: line 1: SystemExit: 0; a Python file with a function attention, or a Backend",
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "does not import: it crashed (SIGSEGV); "),
         ("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)", "does not import: it crashed (signal 37); "),
         ("raise KeyboardInterrupt", "does not import: it crashed (SIGINT): KeyboardInterrupt; "),
-        ("import time; time.sleep(999999)", "does not import: it did not end within 1 s; a Python file with a Backend"),
+        (
+            "import time; time.sleep(999999)",
+            "does not import: it did not end within 1 s; a Python file with a function attention, or a Backend",
+        ),
         ("x = (", "does not import: line 1: SyntaxError: '(' was never closed; "),
         ("x = 1", "holds no backend; "),
         (HEAD + BODY.replace('"mine"', "3"), "has Mine.name=3; a name other than all, without blanks, "),
@@ -133,5 +142,5 @@ def test_a_plan_takes_its_word(tmp_path):
 def test_a_name_no_file_can_have_is_not_there_and_no_process_asks_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(user_backends, "ask", lambda *args, **kwargs: pytest.fail("asked"))
     for name in ("a" * 5000 + ".py", "\0.py", str(tmp_path)):
-        with pytest.raises(UsageError, match="is not there; a Python file with a Backend"):
+        with pytest.raises(UsageError, match="is not there; a Python file with a function attention, or a Backend"):
             known_backends([name])

@@ -209,12 +209,13 @@ def _shown(name: str) -> str:
 
 
 def _figures(timing: Timing) -> str:
-    """Median and the longer arm of its interval, with the digits that it supports."""
-    from attnbench.presentation.figures import margin, measured, time_half, unit_for
+    """Median and the longer arm of its interval, with the digits that it supports; of a wider one both ends."""
+    from attnbench.presentation.figures import interval, margin, measured, time_half, unit_for, wild_time
 
     unit, half = unit_for([timing.median_ms]), time_half(timing.time)
     value, arm = timing.median_ms * unit.per_ms, None if half is None else half * unit.per_ms
-    return f"{measured(value, arm)} {margin(value, arm)} {unit.name}".replace("  ", " ")
+    beside = f"({interval(timing.time, unit)})" if wild_time(timing.time) else margin(value, arm)
+    return f"{measured(value, arm)} {beside} {unit.name}".replace("  ", " ")
 
 
 def _circumstances(timing: Timing) -> str:

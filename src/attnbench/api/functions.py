@@ -85,8 +85,8 @@ def compare(
     """Time several functions in turn, round by round, and compare them within rounds.
 
     Args:
-        functions: by name, or a list of them, or the first of several; called without arguments.  Those without a
-            name of their own are called fn, fn-2 ….
+        functions: by name, or a list of them, or the first of several; called without arguments.  Lambdas are
+            called fn, fn-2 …, objects after their class.
         more: the others, where `functions` is the first.
         baseline: name to compare with; the first by default.
         device: as for `bench`, as are the others; `rel_ci` is of the ratios, `max_seconds` of all together.
@@ -167,7 +167,8 @@ def _by_name(functions: Any, more: Sequence[Any]) -> dict[str, Callable[[], Any]
 def _name_of(fn: Any) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return str(getattr(fn, "__name__", "fn")).replace("<lambda>", "fn")
+    own = getattr(fn, "__name__", type(fn).__name__ if callable(fn) else "fn")
+    return str(own).replace("<lambda>", "fn")
 
 
 def _ready(who: str, name: str, fn: Any, args: Sequence[Any]) -> Callable[[], Any]:
@@ -215,13 +216,15 @@ def _check_result(who: str, name: str, result: Any) -> None:
 
 
 def _lazy(who: str, name: str, kind: str) -> UsageError:
-    todo = {
-        "an async generator": f"{who}(lambda: asyncio.run(g())), where g takes all that f yields",
-        "coroutine": f"{who}(lambda: asyncio.run(f()))",
-        "future": f"{who}(lambda: f().result())",
-        "awaitable": f"{who}(lambda: asyncio.run(f()))",
+    does = {
+        "an async generator": "asyncio.run(g())",
+        "coroutine": "asyncio.run(f())",
+        "future": "f().result()",
+        "awaitable": "asyncio.run(f())",
     }
-    words = todo.get(kind) or todo.get(kind.split()[-1]) or f"{who}(lambda: list(f()))"
+    call = f"lambda: {does.get(kind) or does.get(kind.split()[-1]) or 'list(f())'}"
+    words = f"{who}({call})" if who == "bench" else f'{who}({{"{name}": {call}, …}})'
+    words += ", where g takes all that f yields" if kind == "an async generator" else ""
     wrong = "is the answer of a call, so the work itself would not be timed"
     return UsageError(refusal(who, name, kind, wrong, "a function that does its work in the call", words))
 

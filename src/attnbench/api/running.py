@@ -83,6 +83,9 @@ def run(
     from attnbench.sweep.settings import check_settings
     from attnbench.sweep.teams import executors_on
 
+    if not isinstance(suite, str | Path):
+        accepted, todo = "the name of a suite, or the path of a file", "attnbench.bench(f) times a function"
+        raise UsageError(refusal("attnbench.run", "suite", shown(suite), "is no suite", accepted, todo))
     if gpus is not None and device != "auto":
         raise UsageError(refusal("attnbench.run", "device", device, "does not go with gpus", "one of the two"))
     if jobs is not None and (type(jobs) is not int or jobs < 0):

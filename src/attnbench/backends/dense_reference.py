@@ -30,6 +30,7 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
     title = "Dense attention, the map ignored"
     install = "that of the backend in brackets"
     devices = ("cpu", "cuda")
+    tested = "NVIDIA H200, torch 2.11"
     compiles = True
     wraps = "attention"
     default = DEFAULT

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from attnbench.backends.base import Backend, Config, Launch
-from attnbench.backends.registry import NAMED, all_backends, is_name, one_line
+from attnbench.backends.registry import A_FILE, NAMED, all_backends, is_name, one_line
 from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.workloads.base import Case, Inputs
 
@@ -74,7 +74,7 @@ def describe(file: str) -> list[dict[str, Any]]:
         raise
     except Exception as error:  # an edge: what builds a backend and answers for it is the user's code
         wrong = f"cannot be described: {one_line(error)}"
-        raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from error
+        raise UsageError(refusal("backends", "file", file, wrong, A_FILE)) from error
 
 
 def describe_configs(file: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:

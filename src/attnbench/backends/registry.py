@@ -44,6 +44,7 @@ SEED_NAMES = {
 }
 """Names of seed 003, accepted wherever the backend is; its FlashAttention 2 is the copy inside torch."""
 NAME = re.compile(r"[^\s,|*?\[\]/\\]+")
+A_FILE = "a Python file with a function attention, or a Backend"
 NAMED = "a name other than all, without blanks, commas, slashes, brackets, wildcards, and letters that cannot be shown"
 
 
@@ -369,13 +370,12 @@ def _from_entry_point(entry: importlib.metadata.EntryPoint) -> list[Backend]:
 def _from_file(file: str) -> list[type[Backend]]:
     path = Path(file).resolve()
     if not path.is_file():
-        raise UsageError(refusal("backends", "file", file, "is not there", "a Python file with a Backend"))
+        raise UsageError(refusal("backends", "file", file, "is not there", A_FILE))
     try:
         module = module_of(path)
     except (Exception, SystemExit) as error:  # an edge: the file is the user's and may fail in any way
         wrong = f"does not import: line {_line_of(error, path)}: {one_line(error)}"
-        accepted = "a Python file with a Backend"
-        raise UsageError(refusal("backends", "file", file, wrong, accepted, _beside(error, path))) from error
+        raise UsageError(refusal("backends", "file", file, wrong, A_FILE, _beside(error, path))) from error
     classes = _classes(module)
     function = getattr(module, FUNCTION, None)
     if not classes and callable(function) and not isinstance(function, type):

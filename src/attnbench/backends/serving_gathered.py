@@ -29,6 +29,7 @@ class ServingGathered(ServingBackend):
     name = "serving-gathered"
     title = "Ranking step, HSTU backend over gathered copies"
     devices = ("cpu", "cuda")
+    tested = "NVIDIA H200, torch 2.11"
     compiles = True
     default = DEFAULT
 

@@ -38,6 +38,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
     install = "pip install 'attnbench[video]'"
     distribution = "diffusers"
     devices = ("cpu", "cuda")
+    tested = "NVIDIA H200, torch 2.11"
     compiles = True
     carries = ("attention", "sparse")
     default = DEFAULT

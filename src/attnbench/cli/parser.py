@@ -73,6 +73,7 @@ class Parser(argparse.ArgumentParser):
         self._positionals.title = "arguments"
         self._given: Sequence[str] = ()
         self._verbs_with = verbs_with
+        self._examples: Sequence[str] = ()
         self._usual: frozenset[str] = frozenset()
         self._usual_of: Callable[[Sequence[str]], Sequence[str]] | None = None
 
@@ -132,6 +133,7 @@ class Parser(argparse.ArgumentParser):
 
     def example(self, *lines: str, remark: str = "") -> None:
         """Put examples under the help, and a remark under these."""
+        self._examples = lines
         self.epilog = f"{EXAMPLES}\n" + "\n".join(f"  {line}" for line in lines) + (f"\n\n{remark}" if remark else "")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
@@ -184,7 +186,9 @@ class Parser(argparse.ArgumentParser):
             flag, other = _long(match["flag"]), _long(match["other"])
             raise UsageError(f"{self.prog}: {flag} does not go with {other}; one of the two")
         if match := re.fullmatch(_MISSING, message):
-            raise UsageError(f"{self.prog}: {match['names']} is missing; see `{self.prog} --help`")
+            wanted, names = "are" if ", " in match["names"] else "is", match["names"]
+            such = f", as in `{self._examples[0]}`" if self._examples else ""
+            raise UsageError(f"{self.prog}: {names} {wanted} missing{such}; see `{self.prog} --help`")
         raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
 
     def _refuse(self, word: str) -> NoReturn:

@@ -165,7 +165,7 @@ class Bar(AbstractContextManager["Bar"]):
     def _line(self) -> None:
         if not self._over.is_set():
             self._printed_at = time.monotonic()
-            passed = f"{_words(self._printed_at - self._begun)}{self._left()}"
+            passed = f"{_passed(self._printed_at - self._begun)}{self._left()}"
             self._output.note(f"{self._title}: {', '.join(filter(None, (self._count(), passed)))}; {self._where}")
 
     def _show(self) -> None:
@@ -220,6 +220,12 @@ class Bar(AbstractContextManager["Bar"]):
         if self._clock is None or not self._clock.left:
             return ""
         return f", {self._clock.words(time.monotonic())}"
+
+
+def _passed(seconds: float) -> str:
+    """To the second: lines that follow one another within a minute must differ."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _words(seconds: float) -> str:

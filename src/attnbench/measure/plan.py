@@ -34,12 +34,16 @@ class Plan:
         for name, least in (("warmup", 0), ("iterations", 1)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
-                raise UsageError(refusal("measure", name, value, "cannot be used", f"a whole number, at least {least}"))
+                raise UsageError(
+                    refusal("measure", name, repr(value), "cannot be used", f"a whole number, at least {least}")
+                )
         if not (_is_number(self.rel_ci) and 0 < self.rel_ci < 1):
             accepted = "a number above 0 and below 1"
-            raise UsageError(refusal("measure", "rel_ci", self.rel_ci, "cannot be used", accepted))
+            raise UsageError(refusal("measure", "rel_ci", repr(self.rel_ci), "cannot be used", accepted))
         if not (_is_number(self.max_seconds) and self.max_seconds > 0):
-            raise UsageError(refusal("measure", "max_seconds", self.max_seconds, "cannot be used", "a number above 0"))
+            raise UsageError(
+                refusal("measure", "max_seconds", repr(self.max_seconds), "cannot be used", "a number above 0")
+            )
 
 
 def _is_number(value: object) -> bool:

@@ -20,6 +20,8 @@ Place = tuple[str, str]
 """A row: the case, and of several GPUs the one."""
 BEST, SAME, UNCLEAR = "*", "=", "?"
 MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not distinguished from it"}
+MOST_LEFT = 3
+"Groups without a record that are named."
 OFTEN = 2
 "Rows out of memory that are no longer one row's own affair."
 SIZES = ("batch", "seqlen", "nheads", "cached", "num_candidates", "embedding_dim", "frames", "height", "width")
@@ -134,6 +136,7 @@ def summary(run: Run, view: View | None = None) -> Summary:
         notes,
         reading,
         [
+            *_left_out(run),
             *break_even(run.records),
             *serving_run.doublings(run),
             *_out_of_memory(run.records),
@@ -142,6 +145,17 @@ def summary(run: Run, view: View | None = None) -> Summary:
         ],
         serving_run.grids(run),
     )
+
+
+def _left_out(run: Run) -> list[str]:
+    """What a run that was stopped never came to: nothing else tells its table from a whole one."""
+    there = {record.group for record in run.records}
+    left = [group.group for group in run.plan if group.group not in there]
+    if not left or not there:
+        return []
+    named = ", ".join(left[:MOST_LEFT]) + (f" and {len(left) - MOST_LEFT} more" if len(left) > MOST_LEFT else "")
+    were = "was" if len(left) == 1 else "were"
+    return [f"{len(left)} of {len(run.plan)} groups {were} not measured, the run was stopped before: {named}"]
 
 
 def _out_of_memory(records: Sequence[Record]) -> list[str]:

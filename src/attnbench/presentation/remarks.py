@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import backend_name
 from attnbench.record import INTERRUPTED, Record, Run
-from attnbench.store.derive import by_round
-from attnbench.store.replicates import Tie, by_backend, case_of, tie
+from attnbench.store.replicates import by_backend, case_of, tie
 
 MOST_OWN_NOTES = 8
 COUNT, COUNTED = re.compile(r"\b\d+(?= of \d+ )"), "\0"
@@ -29,28 +28,20 @@ def remarks(run: Run, records: Sequence[Record], *, replicated: bool = False) ->
     own = list(dict.fromkeys(own_notes(records)))
     if len(own) > MOST_OWN_NOTES:
         own[MOST_OWN_NOTES:] = [f"{len(own) - MOST_OWN_NOTES} more notes of backends stand in the run file"]
-    winners = [*_ties(records, tie if replicated else _tie), *_gaps(records)]
+    winners = [*_ties(records, replicated=replicated), *_gaps(records)]
     return [*winners, *_load(run, records), *_noise(run, records), *_wild(records), *_stops(records), *own]
 
 
-def _ties(records: Sequence[Record], find: Callable[[Sequence[Record]], Tie | None]) -> Iterator[str]:
+def _ties(records: Sequence[Record], *, replicated: bool) -> Iterator[str]:
     cases = _by_case(records)
-    tied = [(members[0].case_id, *found) for members in cases.values() if (found := find(members))]
+    tied = [
+        (members[0].case_id, *found) for members in cases.values() if (found := tie(members, replicated=replicated))
+    ]
     for case, winner, others in tied[:3]:
         where = f"{case}: " if len(cases) > 1 else ""
         yield f"no clear winner: {where}{winner} cannot be distinguished from {', '.join(others)}"
     if len(tied) > 3:
         yield f"no clear winner in {len(tied) - 3} more cases"
-
-
-def _tie(records: Sequence[Record]) -> Tie | None:
-    """The fastest and who is within its interval; None for a clear winner or nobody to compare."""
-    from attnbench.stats.ranking import clear_winner
-
-    times = {record.backend: by_round(record.time) for record in records if record.time}
-    ticks = [record.time.tick_ms or 0.0 for record in records if record.time]
-    winner = clear_winner({name: found for name, found in times.items() if found}, tick=max(ticks, default=0.0))
-    return None if winner is None or winner.is_clear else (winner.name, winner.tied)
 
 
 def _gaps(records: Sequence[Record]) -> Iterator[str]:

@@ -16,11 +16,12 @@ from attnbench.machine import child
 from attnbench.machine.device import Device
 from attnbench.profile import seed_003, tables
 from attnbench.profile.capture import Capture
-from attnbench.profile.categories import Categories
+from attnbench.profile.categories import ATTENTION, Categories
 from attnbench.profile.folder import keep
 from attnbench.profile.job import Job
 from attnbench.profile.roofline import Point
 from attnbench.profile.running import reason, run
+from attnbench.profile.sums import category_ms
 from attnbench.profile.table import Table
 from attnbench.profile.take import SUFFIX, Options, Taken, probe, take
 from attnbench.store.files import write_text
@@ -223,7 +224,8 @@ def _summary(request: Request, done: Everything, times: str, points: Sequence[Po
     for table in tables.chosen("all", done.captures, points):
         parts += [f"## {table.title[0].upper()}{table.title[1:]}\n", table.markdown()]
     timed = [capture for capture in done.captures if capture.tool != "ncu"]
-    if timed:
+    # Of plain products and a softmax no kernel counts as attention: a share of 0 % would say that there is none.
+    if any(category_ms(capture, ATTENTION) for capture in timed):
         parts += ["## Shares\n", seed_003.table(timed).markdown()]
     commands = [f"- {step.title}: `{step.command}`" for step in done.steps if step.command]
     if commands:

@@ -314,10 +314,15 @@ def _rows(records: Iterable[Record]) -> list[str]:
 
 def remarks(shown: Sequence[Change], found: Diff) -> Iterator[str]:
     """What a reader of some rows must know of them, and of the whole."""
-    said = [one for one in shown if one.remark and one.verdict != "same"]
-    yield from (f"{one.a.case_id} {backend_name(one.a)}: {one.remark}" for one in said[:MOST_REMARKS])
-    if len(said) > MOST_REMARKS:
-        yield f"{len(said) - MOST_REMARKS} more rows with such a remark: --json has them"
+    said: dict[str, list[Change]] = {}
+    for one in shown:
+        if one.remark and one.verdict != "same":
+            said.setdefault(one.remark, []).append(one)
+    for remark, (first, *others) in list(said.items())[:MOST_REMARKS]:
+        more = f", and {len(others)} more row{'s' if len(others) > 1 else ''}" if others else ""
+        yield f"{first.a.case_id} {backend_name(first.a)}{more}: {remark}"
+    if left := sum(len(rows) for rows in list(said.values())[MOST_REMARKS:]):
+        yield f"{left} more rows with such a remark: --json has them"
     yield from found.notes
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 GAP = 2
 NARROWEST_LAST = 24
 "Characters that the last column needs to be read beside the others."
+SHORT = 24
+"Characters of a name and its value that may share a line with others."
 
 
 def render_list(
@@ -20,8 +22,8 @@ def render_list(
 ) -> None:
     """Print rows under the names of their fields; the last column takes what room is left and wraps.
 
-    Where too little is left it stands below its row, and on a page too narrow for the others every
-    field has a line.
+    Where too little is left it stands below its row, and on a page too narrow for the others the fields
+    stand below the first one.
 
     Args:
         rows: one mapping a line, all with the keys of the first; None is blank, true and false are
@@ -67,12 +69,21 @@ def _hanging(names: Sequence[str], texts: Sequence[Sequence[str]], widths: Seque
 
 
 def _stacked(names: Sequence[str], texts: Sequence[Sequence[str]], terminal: Terminal) -> None:
-    """For a narrow page: the first field as a title, the others below it."""
+    """For a narrow page: the first field as a title, the others below it, short ones beside each other."""
     for line in texts:
         terminal.line(line[0], "bold")
+        beside: list[str] = []
         for name, text in zip(names[1:], line[1:], strict=True):
-            if text:
+            words = " " * GAP + f"{name} {text}"
+            if beside and (len(words) > SHORT or len("".join([*beside, words])) > terminal.width):
+                terminal.line("".join(beside))
+                beside = []
+            if text and len(words) <= SHORT:
+                beside.append(words)
+            elif text:
                 terminal.item(f"  {name}", text, "dim")
+        if beside:
+            terminal.line("".join(beside))
 
 
 def _text(value: object) -> str:

@@ -69,10 +69,12 @@ def combine(records: Sequence[Record]) -> list[Record]:
     return [_combined(members, there) for members in by_backend(records).values()]
 
 
-def tie(records: Sequence[Record]) -> Tie | None:
-    """The backend with the lowest median and those that the processes do not show slower.
+def tie(records: Sequence[Record], *, replicated: bool) -> Tie | None:
+    """The backend with the lowest median and those that are not shown slower; None for a clear winner, or for nobody.
 
-    None for a clear winner or nobody to compare.
+    Args:
+        records: of one case under the same conditions, of all its processes.
+        replicated: processes are compared, not the samples of one.
     """
     rounds = {name: _by_process(members) for name, members in by_backend(records).items()}
     medians = {
@@ -83,13 +85,15 @@ def tie(records: Sequence[Record]) -> Tie | None:
     if not medians:
         return None
     fastest, *others = sorted(medians, key=lambda name: medians[name])
-    verdicts = verdicts_of_fastest(records, fastest, replicated=True)
+    verdicts = verdicts_of_fastest(records, fastest, replicated=replicated)
     tied = tuple(name for name in others if verdicts.get(name) != "faster")
     return (fastest, tied) if tied else None
 
 
 def verdicts_of_fastest(records: Sequence[Record], fastest: str, *, replicated: bool) -> dict[str, str]:
     """Whether a backend is faster than each other one of its case: faster, same, unclear or slower.
+
+    One whose own time is not known to within itself has no verdict against anyone: unclear.
 
     Args:
         records: of one case under the same conditions, of all its processes.
@@ -101,7 +105,13 @@ def verdicts_of_fastest(records: Sequence[Record], fastest: str, *, replicated: 
     """
     from attnbench.stats.ratio import paired_ratio
     from attnbench.stats.replicates import combine_replicates
+    from attnbench.stats.summary import is_wild
 
+    wild = not replicated and any(
+        is_wild(one.time.median_ms, one.time.ci_low_ms, one.time.ci_high_ms)
+        for one in records
+        if one.backend == fastest and one.time
+    )
     tick = max((record.time.tick_ms or 0.0 for record in records if record.time), default=0.0)
     rounds = {name: _by_process(members) for name, members in by_backend(records).items()}
     own, found = rounds.pop(fastest, {}), {}
@@ -109,7 +119,8 @@ def verdicts_of_fastest(records: Sequence[Record], fastest: str, *, replicated: 
         pairs = [(times, own.get(process, {})) for process, times in others.items()]
         ratios = [paired_ratio(other, times, tick=tick) for other, times in pairs if other.keys() & times.keys()]
         if ratios:
-            found[name] = str(combine_replicates(ratios).verdict if replicated else ratios[0].verdict)
+            verdict = str(combine_replicates(ratios).verdict if replicated else ratios[0].verdict)
+            found[name] = "unclear" if wild else verdict
     return found
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described, describe, describe_configs
-from attnbench.backends.registry import all_backends, introduced
+from attnbench.backends.registry import A_FILE, all_backends, introduced
 from attnbench.errors import UsageError, refusal
 from attnbench.machine.child import ask, reply
 
@@ -84,7 +84,7 @@ def _ask(folder: Path, file: str, *question: str) -> Any:
     answer = ask("attnbench.suites.user_backends", file, *question, timeout_s=TIMEOUT_S, folder=folder)
     if answer.end is not None:
         wrong = f"does not import: it {answer.end}"
-        raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend"))
+        raise UsageError(refusal("backends", "file", file, wrong, A_FILE))
     if "refused" in answer.value:
         raise UsageError(answer.value["refused"])
     return answer.value["described"]
@@ -97,7 +97,7 @@ def _stamp(file: str) -> tuple[int, int]:
         state = Path(file).stat()
     except (OSError, ValueError):  # not there, too long a name, a NUL
         wrong = "is not there"
-        raise UsageError(refusal("backends", "file", file, wrong, "a Python file with a Backend")) from None
+        raise UsageError(refusal("backends", "file", file, wrong, A_FILE)) from None
     return state.st_mtime_ns, state.st_size
 
 

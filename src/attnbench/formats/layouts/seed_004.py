@@ -70,7 +70,13 @@ class Seed004(Layout):
         return list(contents)
 
     def console(self, run: Run) -> str:
-        """What the seed's program printed, case after case."""
+        """What the seed's program printed, case after case.
+
+        Raises:
+            UsageError: the run is one of `check`, which times nothing.
+        """
+        if not run.settings.measure:
+            raise UsageError(refusal("seed-004", "records", 0, "have a time", "a run with at least one timed record"))
         groups: dict[tuple[str, int], list[Record]] = {}
         for record in run.records:
             groups.setdefault((record.group, record.replicate), []).append(record)

@@ -56,8 +56,7 @@ def assemble(runs: Sequence[Run]) -> str:
         else:
             of_cases.setdefault((order[figure.run], figure.case_id), []).append(place)
     parts = sections(runs, of_cases)
-    anchors = {case.title: case.anchor for case in parts[0].cases}
-    beside = [comparison(one, anchors, of_two.get(overlay_folder(one), ())) for one in comparisons]
+    beside = [comparison(one, parts[0].anchors, of_two.get(overlay_folder(one), ())) for one in comparisons]
     scripts = {"library": _library(), "script": _script()}
     return _template().render(
         title=" and ".join(dict.fromkeys(run.suite for run in runs)),

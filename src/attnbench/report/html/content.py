@@ -85,6 +85,11 @@ class Section:
     environments: Sequence[Sequence[Fact]] = field(default=())
     settings: Sequence[Fact] = ()
 
+    @property
+    def anchors(self) -> dict[str, str]:
+        """Where each case stands on the page, by its id."""
+        return {case.title: case.anchor for case in self.cases}
+
 
 def sections(runs: Sequence[Run], places: Mapping[tuple[int, str], Sequence[int]]) -> list[Section]:
     """One section a run.

@@ -11,7 +11,7 @@ from attnbench.presentation.conditions import Conditions, conditions_of
 from attnbench.presentation.figures import wild_time
 from attnbench.record import Record, Run
 from attnbench.report.charts.base.figure import slug, unique
-from attnbench.store.replicates import Tie, by_backend, case_of, combine, is_replicated, tie
+from attnbench.store.replicates import by_backend, case_of, combine, is_replicated, tie
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Table:
         if len(self.standing) < 2:
             return None
         measured = [record for members in self.processes.values() for record in members]
-        found = tie(measured) if self.replicated else _tie(measured)
+        found = tie(measured, replicated=self.replicated)
         return () if found is None else found[1]
 
 
@@ -102,13 +102,3 @@ class RunData:
 
 def _median(record: Record) -> float:
     return record.time.median_ms or 0.0 if record.time else 0.0
-
-
-def _tie(records: Sequence[Record]) -> Tie | None:
-    from attnbench.stats.ranking import clear_winner
-    from attnbench.store.derive import by_round
-
-    times = {record.backend: found for record in records if record.time and (found := by_round(record.time))}
-    tick = max((record.time.tick_ms or 0.0 for record in records if record.time), default=0.0)
-    winner = clear_winner(times, tick=tick)
-    return None if winner is None or winner.is_clear else (winner.name, winner.tied)

@@ -207,7 +207,8 @@ def _definition(
                   *(known.mark_tick(orient="horizontal", size=8, thickness=1.5).encode(y=end, color=colour())
                     for end in (low, high))]  # fmt: skip
     signs = base.mark_point(filled=True, size=56, opacity=1).encode(color=colour(), shape=shape(), tooltip=tooltip)
-    stalks = ends.mark_rule(strokeWidth=1, opacity=0.5).encode(
+    # Dotted: of a line that ends early the stalk is long, and must not look like a line itself.
+    stalks = ends.mark_rule(strokeWidth=1, opacity=0.7, strokeDash=[1, 3]).encode(
         x=x, y=y, x2=alt.value("width"), y2="y:Q", color=colour()
     )
     at_the_right = ends.encode(x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title))
