@@ -55,6 +55,14 @@ class Ender:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "put back"
 
 
+@pytest.fixture(autouse=True)
+def hears_ctrl_c():
+    """As a foreground process does: a shell's background job, such as a suite under nohup, starts deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def enough(event, pages) -> bool:
     return any(page.enough() for page in pages)
 

@@ -98,8 +98,9 @@ def cluster(tmp_path_factory):
             patch.setenv(name, value)
         try:
             start(head, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}", env=os.environ)
-            for one in OTHERS:
-                start(f"--node-ip-address={one}", f"--address={HEAD}:{port}", env=os.environ)
+            for one, gpus in zip(OTHERS, (5, 0), strict=True):  # pretended: Ray looks for none where it is told
+                words = f"--address={HEAD}:{port}", f"--num-gpus={gpus}"
+                start(f"--node-ip-address={one}", *words, env=os.environ)
             yield f"{HEAD}:{port}", folder
         finally:
             import ray
@@ -115,8 +116,8 @@ def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluste
 
     address, folder = cluster
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Unavailable, match="is a cluster without a GPU; --device cpu"):
-        ray_executors(address, Device("cuda"), [], wait=True)
+    with pytest.raises(Unavailable, match="is a cluster without 6 GPUs in one machine; --device cpu"):
+        ray_executors(address, Device("cuda"), [], wait=True, size=6)
     assert signal.getsignal(signal.SIGTERM) is before, "Ray's own way prints stacks, and keeps nothing"
     executors = ray_executors(address, CPU, [MISBEHAVING], wait=True)
     assert [executor.name for executor in executors] == ["machine 1 cpu", "machine 2 cpu", "machine 3 cpu"]
@@ -139,6 +140,27 @@ def test_a_cluster_measures_a_plan_and_a_killed_node_costs_only_its_group(cluste
     assert {one.status for one in run.records} == {Status.PASSED}
     assert began["machine 3 cpu measuring"] in {one.group for one in run.records}
     assert {one.environment for one in run.records} == {0}, "one machine in truth"
+
+
+def test_a_group_over_several_gpus_has_an_actor_with_as_many_of_one_machine(cluster):
+    from attnbench.sweep.ray_engine import ray_executors
+
+    def seen(actor):
+        return os.environ["CUDA_VISIBLE_DEVICES"].split(","), [str(one) for one in actor._executor.devices]
+
+    teams = ray_executors(cluster[0], Device("cuda"), [], wait=False, size=2)
+    try:
+        assert [one.name for one in teams] == ["machine 2 cuda:0-1", "machine 2 cuda:2-3"], "one of five is left over"
+        answers = [one._ask(one._actor.__ray_call__.remote(seen)) for one in teams]
+        assert [devices for _, devices in answers] == [["cuda:0", "cuda:1"]] * 2, "as each sees its own"
+        assert len({gpu for gpus, _ in answers for gpu in gpus}) == 4
+    finally:
+        for one in teams:
+            one.close()
+    alone = ray_executors(cluster[0], Device("cuda"), [], wait=False)
+    assert [one.name for one in alone] == [f"machine 2 cuda:{index}" for index in range(5)]
+    for one in alone:
+        one.close()
 
 
 def asked_for_ever(executor):

@@ -90,12 +90,11 @@ def executors_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[s
             raise UsageError(
                 refusal(who, "--lock-clocks", run.settings.lock_clocks, "is for this machine", "without --engine ray")
             )
-        if (size := largest_team(run)) > 1:
-            raise UsageError(refusal(who, "--engine", "ray", f"gives each group one GPU, not {size}", "local"))
         from attnbench.sweep.ray_engine import ray_executors
 
         device = Device.parse(run.settings.device)
-        return list(ray_executors(args.address, device, files, wait=not args.no_wait))
+        size = largest_team(run) if device.on_gpu else 1
+        return list(ray_executors(args.address, device, files, wait=not args.no_wait, size=size))
     devices: Sequence[Device] | None = None
     if args.gpus is not None and not Device.parse(run.settings.device).on_gpu:
         wrong = f"is for GPUs, and this run was planned for {run.settings.device}"

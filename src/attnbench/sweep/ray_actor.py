@@ -22,16 +22,16 @@ SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
 class RemoteExecutor:
-    """An executor for one device.
+    """An executor for one device, or for a team of one machine.
 
     Args:
         code: a zip file of the package.
         digest: of `code`, names the folder it is unpacked in.
-        device: cpu, or cuda:0, the only GPU that Ray shows this process.
+        devices: cpu, or cuda:0 and those that follow it, the only GPUs that Ray shows this process.
         files: --backends files, name and content of each.
     """
 
-    def __init__(self, code: bytes, digest: str, device: str, files: list[tuple[str, bytes]]) -> None:
+    def __init__(self, code: bytes, digest: str, devices: list[str], files: list[tuple[str, bytes]]) -> None:
         sys.path.insert(0, str(_unpacked(code, digest)))
         from attnbench.machine.device import Device
         from attnbench.sweep.executor import DeviceExecutor
@@ -43,7 +43,8 @@ class RemoteExecutor:
             path.parent.mkdir()
             path.write_bytes(content)
             paths.append(str(path))
-        self._executor = DeviceExecutor(Device.parse(device), tuple(paths), wait=False)
+        first, *others = map(Device.parse, devices)
+        self._executor = DeviceExecutor(first, tuple(paths), wait=False, beside=others)
 
     def open(self) -> tuple[str, bool] | None:
         """Take the lock of the GPU; why it is not ours, and whether to wait for another run that holds it."""

@@ -1,4 +1,4 @@
-"""Executors on a Ray cluster: an actor a GPU, each with the same worker process as here.
+"""Executors on a Ray cluster: an actor a GPU, or a team of GPUs, each with the same worker process as here.
 
 The queue is ours (`sweep.schedule`).  A machine that is lost takes its actor along, and so the group that was at work
 there, which another measures.  The code of this package and the --backends files travel; libraries do not: what each
@@ -220,18 +220,21 @@ def read_answer(answer: Any, group: PlannedGroup) -> Measured:
     return Measured(records, environments, sampling_s)
 
 
-def ray_executors(address: str, device: Device, files: Sequence[str], *, wait: bool) -> list[RayExecutor]:
-    """An executor for each GPU of a cluster, or, for the device cpu, for each machine.
+def ray_executors(
+    address: str, device: Device, files: Sequence[str], *, wait: bool, size: int = 1
+) -> list[RayExecutor]:
+    """An executor for each GPU of a cluster, or each `size` GPUs of a machine; for the device cpu, for each machine.
 
     Args:
         address: HOST:PORT of the cluster; this machine has to be one of it.
         device: cpu, or any GPU.
         files: paths of --backends files.
         wait: for other runs to let go of their GPUs.
+        size: GPUs that a group is spread over at most; 1 of a CPU.
 
     Raises:
         UsageError: the address is written wrong.
-        Unavailable: Ray is not installed, nobody answers, or the cluster has no such device.
+        Unavailable: Ray is not installed, nobody answers, or no machine of the cluster has so many GPUs.
     """
     ray, head = _connected(address)
     actor = ray_actor.actor_class(ray)
@@ -242,15 +245,16 @@ def ray_executors(address: str, device: Device, files: Sequence[str], *, wait: b
     executors = []
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerAddress"])
     for number, node in enumerate(nodes, start=1):
-        count = int(node["Resources"].get("GPU", 0)) if device.on_gpu else 1
+        count = int(node["Resources"].get("GPU", 0)) // size if device.on_gpu else 1
         for index in range(count):
-            options = {"num_gpus": 1, "num_cpus": 0} if device.on_gpu else {"num_cpus": 1}
+            options = {"num_gpus": size, "num_cpus": 0} if device.on_gpu else {"num_cpus": 1}
             there = actor.options(**options, scheduling_strategy=affinity(node["NodeID"], soft=False))
-            here = str(Device(device.kind, 0))  # Ray shows an actor its own GPU only
-            name = f"machine {number} {Device(device.kind, index)}"
+            here = [str(Device(device.kind, place)) for place in range(size)]  # Ray shows an actor its own GPUs only
+            name = f"machine {number} {Device(device.kind, index * size)}" + f"-{index * size + size - 1}" * (size > 1)
             executors.append(RayExecutor(ray, name, there.remote(shared, digest, here, texts), head, wait=wait))
     if not executors:
-        raise Unavailable(refusal(WHO, "--address", address, "is a cluster without a GPU", "--device cpu, or GPUs"))
+        what = "a GPU" if size == 1 else f"{size} GPUs in one machine"
+        raise Unavailable(refusal(WHO, "--address", address, f"is a cluster without {what}", "--device cpu, or GPUs"))
     return executors
 
 
