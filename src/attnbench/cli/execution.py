@@ -329,5 +329,6 @@ def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: 
         f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
         f"baseline {run.settings.baseline}"
     )
+    terminal.losses(("skipped", name, why) for name, why in time.lost.items())
     terminal.item("time", str(time), "dim")
     output.line(f"command: {run.command}")
