@@ -91,6 +91,15 @@ def test_a_dry_run_measures_and_writes_nothing(attnbench, sweep, saved):
     assert not Path("results").exists()
 
 
+def test_a_dry_run_says_who_cannot_run_here(attnbench):
+    answer = attnbench(
+        "compare --device cpu --dtype fp32 --seqlen 64 --backends eager,flash-triton,sdpa-cudnn --dry-run"
+    )
+    assert answer.code == 0
+    [line] = [line for line in answer.out.splitlines() if line.startswith("skipped")]
+    assert line.split("  ")[1:] == ["flash-triton, sdpa-cudnn", "device=cpu is not supported; cuda"]
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [

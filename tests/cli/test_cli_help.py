@@ -51,7 +51,8 @@ def test_the_help_of_all(attnbench):
     for verb in cli.VERBS:
         assert re.search(rf"^  {verb} ", answer.out, re.MULTILINE)
     assert max(map(len, answer.out.splitlines())) <= 80
-    assert attnbench("--version").out == f"attnbench {cli.__version__}\n"
+    for words in ("--version", "-V", "version"):
+        assert attnbench(words).out == f"attnbench {cli.__version__}\n"
 
 
 def test_every_axis_and_setting_is_a_flag(attnbench, monkeypatch):

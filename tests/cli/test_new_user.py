@@ -102,6 +102,28 @@ def test_two_runs_are_in_the_history_and_of_two_shapes(said):
 
 
 @pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], "examples:"),
+        (["help", "compare"], "usage: attnbench compare"),
+        (["version"], "attnbench "),
+        (["list"], "attnbench list backends   implementations"),
+        (["list", "suites"], "A first look: small shapes on a CPU"),
+        (["compare", *SMALL, "--dry-run"], "\ncommand: attnbench compare --batch 1"),
+        (
+            ["compare", *SMALL, "--backends", "sdpa,flash-triton", "--device", "cpu", "--dry-run"],
+            "skipped  flash-triton",
+        ),
+        (["show", "previous", "--columns", "median,tflops", "--sort", "tflops"], "\nresult  "),
+    ],
+)
+def test_what_one_looks_at_first_is_on_stdout(said, words, found):
+    code, out, err = said(*words)
+    assert (code, found in out) == (0, True)
+    assert not [line for line in err.splitlines() if not line.endswith("planning")]
+
+
+@pytest.mark.parametrize(
     ("words", "answer"),
     [
         (["compar"], "command=compar is not known; one of check, compare, "),
@@ -110,6 +132,12 @@ def test_two_runs_are_in_the_history_and_of_two_shapes(said):
         (["compare", "--dtype", "fp7"], "fp7"),
         (["run", "quik"], "did you mean quick?"),
         (["report", "nowhere.json"], "nowhere.json"),
+        (["report"], "RUN... is missing, as in `attnbench report latest`"),
+        (["diff"], "A, B are missing, as in `attnbench diff previous latest`"),
+        (["show", "--layout", "seed-004"], "it is a flag of "),
+        (["check", "--backends", "./nowhere.py"], "a Python file with a function attention, or a Backend"),
+        (["compare", "--workload", "hstu", "--headdim", "64"], "did you mean --attn-dim?"),
+        (["export", "previous"], "there is no output; --csv PATH, --html PATH"),
         (["history", "nothing/like-it"], "nothing/like-it"),
     ],
 )

@@ -259,6 +259,20 @@ def test_the_same_loss_in_every_case_is_said_once_where_it_is_met_and_once_at_th
     assert text.count("timer cupti") == 4
 
 
+def test_what_was_lost_for_one_reason_shares_a_line():
+    names = ("flash-attn-2", "flash-attn-3", "flash-attn-4", "flashinfer", "sage1", "sage2")
+    lost = [make_lost(make_case(), name, Status.SKIPPED, "needs a GPU") for name in names]
+    lost.append(make_lost(make_case(), "mine", Status.FAILED, "boom"))
+    wide = printed(make_run([*make_group(make_case()), *lost]), width=200)
+    assert f"skipped  {', '.join(names)}  needs a GPU" in wide
+    assert "failed   mine " in wide
+    lines = printed(make_run([*make_group(make_case()), *lost]), width=80).splitlines()
+    (first,) = [place for place, line in enumerate(lines) if "needs a GPU" in line]
+    assert lines[first].startswith("skipped  flash-attn-2, flash-attn-3, ")
+    assert lines[first + 1].split() == ["flash-attn-4,", "flashinfer,", "sage1,"]
+    assert max(map(len, lines)) <= 80
+
+
 def test_of_more_than_forty_cases_the_notes_stand_below_the_matrix():
     text = printed(make_run(many(41), suite="overhead"))
     tables, matrix = text.split("all b2-h16-d128-bf16-fwd")

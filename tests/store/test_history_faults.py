@@ -332,6 +332,11 @@ SECRET = "s3cr3t-p4ss"
         (f"postgresql://me:{SECRET}@localhost:1/x?nonsense=1", "db=postgresql://localhost:1/x "),
         (f"postgresql://me:{SECRET}@localhost:port/x", "is not the URL of a database"),
         (f"me:{SECRET}@localhost", "is not the URL of a database"),
+        (
+            "/data/runs.db",
+            "is not the URL of a database; postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE, or "
+            "sqlite:///FILE; did you mean sqlite:////data/runs.db?",
+        ),
         (f"mysql://me:{SECRET}@localhost/x", "--db=mysql: is a database that is not supported"),
         (f"nonsense://me:{SECRET}@localhost/x", "is a database that is not supported"),
         (f"postgresql://me:begin@{SECRET}@localhost/x", "an @ in a password is written %40"),

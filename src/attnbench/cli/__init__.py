@@ -92,7 +92,7 @@ def _dispatch(words: list[str], output: Output, open_stdout: bool) -> int:
     if not words or words[0] in ("-h", "--help", "--help-all"):
         output.line(overview())
         return 0
-    if words[0] in ("-V", "--version"):
+    if words[0] in ("-V", "--version", "version"):
         output.line(f"attnbench {__version__}")
         return 0
     verb, *rest = words

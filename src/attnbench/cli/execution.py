@@ -336,6 +336,7 @@ def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: 
         f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
         f"baseline {run.settings.baseline}"
     )
+    terminal.losses(("skipped", name, why) for name, why in time.lost.items())
     terminal.item("time", str(time), "dim")
     if tables := max(_table_bytes(group) for group in groups):
         terminal.item("memory", f"tables of the model: {tables / 1e9:.3g} GB, in the largest case", "dim")

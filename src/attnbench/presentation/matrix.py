@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -296,9 +297,21 @@ def _single(contest: Standing) -> str:
 
 
 def _against(contests: Sequence[Standing], name: str) -> str:
-    """How many times as fast a backend is as the baseline, or, if it is that itself, as who is next behind it."""
-    own = [record for one in contests for record in one.records if backend_name(record) == name]
-    ratios = [record.speedup for record in own if record.speedup and record.speedup.baseline != record.backend]
+    """How many times as fast a backend is as the baseline, or, if it is that itself, as who is next behind it.
+
+    Times that are not known to within themselves give no number.
+    """
+    contests = [dataclasses.replace(one, records=[record for record in one.records if not _is_wild(record)])
+                for one in contests]  # fmt: skip
+    ratios = [
+        record.speedup
+        for one in contests
+        for record in one.records
+        if backend_name(record) == name
+        and record.speedup
+        and record.speedup.baseline != record.backend
+        and any(other.backend == record.speedup.baseline for other in one.records)
+    ]
     texts, baseline = [], ""
     if ratios:
         baseline = ratios[0].baseline
@@ -315,6 +328,10 @@ def _against(contests: Sequence[Standing], name: str) -> str:
         return ""
     low, high = min(texts)[1], max(texts)[1]
     return f"; {low} to {high} times as fast as {baseline}" if low != high else f"; {low} times as fast as {baseline}"
+
+
+def _is_wild(record: Record) -> bool:
+    return record.time is not None and figures.wild_time(record.time)
 
 
 def _short(ratio: float, half: float | None = None) -> str:

@@ -97,13 +97,18 @@ class Terminal:
         self.console.print(grid)
 
     def losses(self, rows: Iterable[tuple[str, str, str]]) -> None:
-        """Lines of (status, backend, reason), in three columns."""
+        """Lines of (status, backend, reason), in three columns; those of one reason share a line."""
+        together: dict[tuple[str, str], list[str]] = {}
+        for status, backend, reason in rows:
+            together.setdefault((status, reason), []).append(self.words(backend))
+        longest = max((len(name) for names in together.values() for name in names), default=0)
         table = self.table(heading=False)
         table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold", max_width=max(longest + 1, self.width * 2 // 5))
         table.add_column(overflow="fold")
-        for status, backend, reason in rows:
-            table.add_row(self.text(status, STATUSES.get(status, LOST_STYLE)), self.text(backend), self.text(reason))
+        for (status, reason), names in together.items():
+            style = STATUSES.get(status, LOST_STYLE)
+            table.add_row(self.text(status, style), self.text(", ".join(names)), self.text(reason))
         self.console.print(table)
 
 

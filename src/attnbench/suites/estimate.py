@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -74,6 +74,8 @@ class Estimate:
     "what it stands on"
     executors: int = 1
     "how many groups are measured at a time"
+    lost: Mapping[str, str] = field(default_factory=dict)
+    "of the plan's backends those that will only say what they miss here, and that"
 
     @property
     def seconds(self) -> float:
@@ -105,28 +107,29 @@ def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1, jobs: i
     done = {(record.group, record.backend) for record in run.records}
     left = [group for group in run.plan if any((group.group, name) not in done for name in group.backends)]
     groups: dict[str, float] = {}
+    named = {one: backends[name] for group in left for one in group.backends
+             if (name := parse_selector(one)[0]) in backends}  # fmt: skip
+    lost = {one: why for one, backend in named.items() if (why := _missing(backend, kind))}
     replicate, compiled = -1, set[str]()
     for group in left:
         if group.replicate != replicate:  # each is of a fresh process
             replicate, compiled = group.replicate, set()
-        runnable = [
-            backends[name]
-            for name in (parse_selector(one)[0] for one in group.backends)
-            if name in backends and _runs(backends[name], kind)
-        ]
+        runnable = [named[one] for one in group.backends if one in named and one not in lost]
         groups[group.group] = _group(run.settings, group, runnable, kind, compiled, jobs)
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
-    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), executors)
+    return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), executors, lost)
 
 
-def _runs(backend: Backend, kind: str) -> bool:
-    """Whether it will do more than say what is missing."""
+def _missing(backend: Backend, kind: str) -> str:
+    """What keeps it from running here whatever the case; empty where nothing does."""
+    if kind not in backend.devices:
+        return f"device={kind} is not supported; {' and '.join(backend.devices)}"
     try:
         backend.probe()
-    except Unavailable:
-        return False
-    return kind in backend.devices
+    except Unavailable as why:
+        return str(why).removeprefix(f"{backend.name}: ")
+    return ""
 
 
 def _group(

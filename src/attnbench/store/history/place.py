@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ OFF = "off"
 
 ACCEPTED = "postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE, or sqlite:///FILE"
 INSTALL = "pip install 'attnbench[postgresql]'"
+A_PATH = re.compile(r"[\w./ -]+\.(db|sqlite3?)")
+"""A file of SQLite without what makes it a URL; nothing in it can be a user or a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,8 @@ def _parse(text: str, field: str) -> Place:
         url = make_url(text)
         # The text itself may hold a password, so no answer repeats it.
     except (ArgumentError, ValueError):
-        raise UsageError(f"{WHO}: {field} is not the URL of a database; {ACCEPTED}") from None
+        meant = f"; did you mean sqlite:///{text}?" if A_PATH.fullmatch(text) else ""
+        raise UsageError(f"{WHO}: {field} is not the URL of a database; {ACCEPTED}{meant}") from None
     kind = url.get_backend_name() if url.drivername != "postgres" else "postgresql"
     if kind == "sqlite":
         if not url.database or url.database == ":memory:" or "\0" in url.database:
