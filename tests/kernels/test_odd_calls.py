@@ -151,9 +151,7 @@ def test_packed_calls_of_any_total_and_bound_are_one_graph(apis):
 @pytest.mark.parametrize("longest", [27.0, torch.tensor(27), True])
 def test_a_bound_that_is_no_int_is_refused_as_what_it_is(apis, longest):
     x = torch.randn(40, 2, 16)
-    with pytest.raises(
-        ValueError, match=r"max_seqlen_q=(27\.0|tensor\(27\)|True) cannot be used; a Python int from 0"
-    ):
+    with pytest.raises(ValueError, match=r"max_seqlen_q=(27\.0|tensor\(27\)|True) cannot be used; a Python int from 0"):
         apis["flash"].flash_attention(x, x, x, cu_seqlens_q=ints(0, 13, 40), max_seqlen_q=longest)
 
 
