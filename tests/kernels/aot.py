@@ -1,19 +1,19 @@
-"""Kernels compiled ahead of time, without a GPU, and what came out: registers, spills, shared memory, SASS.
+"""Kernels compiled ahead of time, without a GPU, and the result: registers, spills, shared memory, SASS.
 
-Jobs travel to processes of their own, one of the pinned Triton and one of the oldest supported (`OLDEST`, put beside
-the environment by `make test`).  The two run at the same time, read nobody's compile cache, and serve whatever tests
-the process that started them runs.
+Jobs are compiled by processes, one with the pinned Triton and one with the oldest supported (`OLDEST`, installed next to
+the environment by `make test`).  The two run at the same time, use no shared compile cache, and serve all tests of the
+process that started them.
 
     jobs = [Job("fwd-128", "attnbench.kernels.some:kernel", {"x_ptr": "*bf16:16", "rows": "i32"},
                 {"BLOCK": 128}, capability=90, num_warps=8)]
     for triton, found in compile_with(tritons(), jobs).items():
         assert found["fwd-128"].tensor_core and not found["fwd-128"].spills
 
-`jobs.recorded` makes the jobs of whatever a launcher launches.  `compiler` is what those processes run.
+`jobs.recorded` makes the jobs of everything that a launcher launches.  `compiler` is the program of these processes.
 
-With ``ATTNBENCH_KERNEL_CODE`` naming a file, each kernel compiled adds a line to it: what was compiled and a hash of
-its SASS.  `benchmarks/kernel_code.py` compares two of them, for a refactoring that must not change the machine code.
-``TRITON_DISABLE_LINE_INFO=1`` belongs to both: line numbers alone change what ptxas of Triton 3.6 makes of one PTX.
+With ``ATTNBENCH_KERNEL_CODE`` naming a file, each compiled kernel adds a line to it: what was compiled, and a hash of its
+SASS.  `benchmarks/kernel_code.py` compares two such files, to show that a refactoring does not change the machine code.
+Set ``TRITON_DISABLE_LINE_INFO=1`` for both: line numbers alone change what ptxas of Triton 3.6 makes of the same PTX.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ ROOT = Path(__file__).resolve().parents[2]
 OLDEST = ROOT / ".venv" / "triton-3.6"
 NO_OLDEST = "Triton 3.6 is not there; `make test` installs it"
 EVERY = bool(os.environ.get("ATTNBENCH_EVERY_KERNEL"))
-"""Whether tests compile all that they list, as `make kernels` does, or what is to hold at every change."""
+"""Whether tests compile everything that they list, as in `make kernels`, or only what every change must keep."""
 
 
 def listed(held: Mapping[str, Sequence[Any]], more: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """What each Triton compiles: what is `held` at every change, and `more` where all is compiled."""
+    """What each Triton compiles: `held` always, and `more` where everything is compiled."""
     return {version: [*cells, *(more.get(version, ()) if EVERY else ())] for version, cells in held.items()}
 
 
 def tritons() -> dict[str, Path | None]:
-    """The Tritons that are here: the pinned one (None: as installed), and the oldest supported where it is."""
+    """The Tritons that are installed: the pinned one (None: the environment's), and the oldest supported if it is there."""
     return {"pinned": None} | ({"3.6": OLDEST} if (OLDEST / ".ready").is_file() else {})
 
 
@@ -56,15 +56,15 @@ def compile_with(versions: Mapping[str, Path | None], jobs: Sequence[Job]) -> di
     """Compile every job with every Triton, the Tritons in parallel.
 
     Args:
-        versions: name to the folder put in front of the Python path, as `tritons` gives them.
-        jobs: with labels of their own, of modules on the Python path or in folders of ``PYTHONPATH``.
+        versions: name to the folder put in front of the Python path, as returned by `tritons`.
+        jobs: with distinct labels, of modules on the Python path or in folders of ``PYTHONPATH``.
 
     Returns:
         By name of the Triton and label of the job.
 
     Raises:
-        RuntimeError: a job did not compile, and the message ends with the compiler's, or what came of it would give
-            wrong values, by what registers.py says.
+        RuntimeError: a job did not compile, and the message ends with the compiler's; or the code would give wrong values
+            according to registers.py.
     """
     keys = {name: [None if EVERY else figures.key_of(job, folder) for job in jobs] for name, folder in versions.items()}
     before = {
@@ -81,7 +81,7 @@ def compile_with(versions: Mapping[str, Path | None], jobs: Sequence[Job]) -> di
             _compilers[folder].ask(asked[name])
         answers = {name: _compilers[versions[name]].answer() for name in busy}
     except BaseException:
-        # An answer that nobody waited for would be taken for that to the next question.
+        # An answer that was not read would be taken for the answer to the next question.
         for folder in versions.values():
             if folder in _compilers:
                 _compilers.pop(folder).close(kill=True)
@@ -108,7 +108,7 @@ def compile_with(versions: Mapping[str, Path | None], jobs: Sequence[Job]) -> di
 
 
 class _Compiler:
-    """A process of one Triton that compiles whatever comes, until the tests end: to start one takes seconds."""
+    """A process of one Triton that compiles jobs until the tests end; starting one takes seconds."""
 
     def __init__(self, folder: Path | None) -> None:
         ours = [str(ROOT / "src"), str(ROOT / "tests")]
@@ -135,7 +135,7 @@ class _Compiler:
         return json.loads(line)
 
     def close(self, *, kill: bool = False) -> None:
-        """End it: at the end of what it reads, or at once."""
+        """End it: at the end of its input, or at once."""
         if kill:
             self._process.kill()
         self._process.communicate()

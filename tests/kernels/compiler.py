@@ -1,7 +1,7 @@
 """A process that compiles jobs with the Triton on its path, and what it finds in the machine code (`Compiled`).
 
-Started by aot.py; it reads a line of JSON for each lot of jobs and answers with one.  Disassembly is `machine_code`,
-and the search for unwritten or overwritten registers is `registers`.
+Started by aot.py; it reads one line of JSON for each batch of jobs and answers with one.  `machine_code` disassembles, and
+`registers` searches for registers that are read before they are written, or overwritten too early.
 """
 
 from __future__ import annotations
@@ -41,58 +41,58 @@ SIXTEEN = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a job."""
+    """The result of compiling a job."""
 
     registers: int
-    "of a thread, as the kernel is launched"
+    "registers of a thread, as the kernel is launched"
     spills: int
     "loads and stores of local memory in the SASS"
     shared: int
     "bytes of shared memory"
     warps: int
-    "of a program, those that a specialised loop or `gl.warp_specialize` adds included"
+    "warps of a program, including those that a specialised loop or `gl.warp_specialize` adds"
     waits: int
-    "for warpgroup products, in the SASS: as many as products are serialized, which ptxas does where it must copy"
+    "waits for warpgroup products, in the SASS: as many as products are serialized, which ptxas does where it must copy"
     early: int
-    """arrivals at mbarriers that do not follow at once upon a barrier of the partition's warps, in the PTX: one thread
-    arrives for all of them, and others may still read what it says has been read"""
+    """arrivals at mbarriers that are not directly after a barrier of the partition's warps, in the PTX: one thread arrives
+    for all of them, and others may still be reading what it releases"""
     handovers: Mapping[str, int]
-    """between programs, in the PTX: how often one thread acquires or releases for all at gpu scope, and how many of
-    these are open: global memory is touched between a release and the barrier before it, or an acquire and the next"""
+    """between programs, in the PTX: how often one thread acquires or releases for all at gpu scope, and how many of these
+    are open: global memory is accessed between a release and the barrier before it, or an acquire and the next barrier"""
     unset: Mapping[str, str]
-    "registers that a path through the SASS of sm_90 reads and has not written, and where: see registers.py"
+    "uniform registers that some path through the SASS of sm_90 reads without writing them, and where (registers.py)"
     overwritten: Mapping[str, str]
-    "registers of it that are written while a product in flight reads them"
+    "registers that are written while a product in flight reads them"
     unread: Mapping[str, str]
-    "registers of it, loaded from shared memory, that a warp may wait for where an mbarrier is told or a tile copied"
+    "registers loaded from shared memory whose load may not be complete when a warp arrives at an mbarrier or copies a tile"
     sass: Mapping[str, int]
-    "how often each instruction of interest stands in the SASS"
+    "counts of the instructions of interest in the SASS"
     before_wait: Mapping[str, int] = field(default_factory=dict)
     "accesses to global memory before the wait for the end of the kernel before (dependent launch); none without one"
     loops: Sequence[Mapping[str, Mapping[str, int]]] = ()
-    """the innermost loops that multiply: `sass` of each, and `beside`, what of it stands where warpgroup products
-    (sm_90) have been issued and not yet waited for: it runs beside them"""
+    """the innermost loops that multiply: `sass` of each, and `beside`, the counts of what is issued while warpgroup products
+    (sm_90) are in flight, and so overlaps with them"""
 
     @property
     def tensor_core(self) -> int:
-        """Matrix products of the tensor cores in the code."""
+        """Number of tensor-core matrix products in the code."""
         return sum(self.sass.get(name, 0) for name in TENSOR_CORE)
 
     @property
     def serialized(self) -> bool:
-        """Whether each warpgroup product (sm_90) waits for the one before: several times slower, and no error."""
+        """Whether each warpgroup product (sm_90) waits for the previous one: several times slower, without an error."""
         return 1 < sum(self.sass.get(name, 0) for name in WARPGROUP) <= self.waits
 
 
 def _tuple(plain: Any) -> Any:
-    """What `_plain` made plain."""
+    """Undo `_plain`."""
     if isinstance(plain, dict):
         return namedtuple("Fields", plain)(*map(_tuple, plain.values()))
     return tuple(map(_tuple, plain)) if isinstance(plain, list) else plain
 
 
 def _compile(job: Job) -> Any:
-    """What Triton makes of it."""
+    """Compile a job with Triton."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -108,7 +108,7 @@ def _compile(job: Job) -> Any:
     constants: dict[Any, Any] = {arg: _tuple(value) for arg, value in job.constants.items() if arg not in job.arguments}
 
     def place(path: tuple[int, ...], spelled: Any, value: Any) -> Any:
-        """A part of the signature; notes what of it is compiled in, and what 16 divides."""
+        """One part of the signature; records what of it is compiled in, and what is divisible by 16."""
         if isinstance(spelled, tuple):
             parts = [place((*path, n), one, value and value[n]) for n, one in enumerate(spelled)]
             return type(spelled)(*parts) if hasattr(spelled, "_fields") else tuple(parts)
@@ -128,7 +128,7 @@ def _compile(job: Job) -> Any:
 
 
 def _figures(jobs: Sequence[Job]) -> dict[str, Compiled]:
-    """Compile them, and look at what came of each, by its label."""
+    """Compile jobs and analyse the results, by label."""
     made = [_compile(job) for job in jobs]
     codes = [machine_code(compiled.asm["cubin"]) for compiled in made]
     found = {}
@@ -161,7 +161,7 @@ def _looked_at(job: Job, compiled: Any, text: str) -> Compiled:
 
 
 def _note(job: Job, code: bytes) -> None:
-    """A line for benchmarks/kernel_code.py."""
+    """Write a line for benchmarks/kernel_code.py."""
     if path := os.environ.get("ATTNBENCH_KERNEL_CODE"):
         import triton
 
@@ -177,8 +177,8 @@ def _note(job: Job, code: bytes) -> None:
 
 
 def _serve() -> None:
-    """Compile each line of jobs that comes in, and answer it by a line."""
-    # What a library prints is no answer.
+    """Compile each line of jobs that comes in, and answer it with one line."""
+    # Output that a library prints must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as cache:

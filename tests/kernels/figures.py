@@ -1,12 +1,13 @@
-"""What kernels compiled to when they were last compiled, by a hash of all that goes in.
+"""Results of earlier compilations, by a hash of everything that goes in.
 
 Compiling all kernels takes minutes of every run of the tests, and most changes touch none of them.  `figures.json.gz`
 holds the figures of each job (`Compiled`) under a hash of the kernel's source as Triton hashes it (with the functions
 it calls and the globals it reads), the job's arguments, constants and options, the version of Triton, and the files that
-read the machine code.  A job whose hash is not there is compiled.  Of those that are, one in `AGAIN` is drawn anew in
-every run and compiled all the same: other figures are an error, so the file cannot say what the compiler does not.
+read the machine code.  A job whose hash is not in the file is compiled.  Of the others, one in `AGAIN` is drawn at random
+in every run and compiled too: different figures are an error, so the file cannot disagree with the compiler.
 
-``make figures`` writes the file, compiling what it does not know; ``make kernels`` compiles everything and does not look.
+``make figures`` brings the file up to date, compiling what is not in it; ``make kernels`` compiles everything and ignores
+it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ HERE = Path(__file__).parent
 FILE = HERE / "figures.json.gz"
 PACKAGE = "attnbench.kernels."
 AGAIN = 25
-"One in so many is compiled although it is known."
+"One in this many known jobs is compiled nevertheless."
 SEEN = "ATTNBENCH_KERNEL_FIGURES"
-"Names a folder into which every process writes what it used, for `make figures`."
+"Names a folder into which every process writes the figures it used, for `make figures`."
 
 _draw = random.SystemRandom()
 
@@ -47,21 +48,21 @@ def known() -> Mapping[str, Any]:
 
 @cache
 def _readers() -> str:
-    """A hash of the files that make figures of machine code."""
+    """A hash of the files that compute figures from machine code."""
     names = ("compiler.py", "machine_code.py", "registers.py")
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()
 
 
 @cache
 def _version(folder: Path | None) -> str:
-    """Of the Triton in a folder; None: the one installed."""
+    """Version of the Triton in a folder; None: of the installed one."""
     found = metadata.version("triton") if folder is None else None
     return found or next(one.version for one in metadata.distributions(path=[str(folder)]) if one.name == "triton")
 
 
 @cache
 def _source(kernel: str) -> str | None:
-    """Triton's hash of a kernel of ours; None of any other, and of one that is interpreted here."""
+    """Triton's hash of one of our kernels; None for any other, and in a process where it is interpreted."""
     module, name = kernel.split(":")
     if not module.startswith(PACKAGE):
         return None
@@ -69,7 +70,7 @@ def _source(kernel: str) -> str | None:
 
 
 def key_of(job: Job, folder: Path | None) -> str | None:
-    """Of a job as a Triton compiles it; None: it is always compiled."""
+    """Key of a job for a Triton; None: it is always compiled."""
     source = _source(job.kernel)
     if source is None:
         return None
@@ -79,17 +80,17 @@ def key_of(job: Job, folder: Path | None) -> str | None:
 
 
 def found(key: str | None) -> Any:
-    """Figures to use in place of compiling; None: compile."""
+    """Figures to use instead of compiling; None: compile."""
     if key is None or key not in known() or os.environ.get("ATTNBENCH_KERNEL_CODE") or _draw.randrange(AGAIN) == 0:
         return None
     return known()[key]
 
 
 def note(key: str | None, figures: Any) -> None:
-    """Hold new figures against those known, and leave them for `make figures`.
+    """Compare new figures with known ones, and record them for `make figures`.
 
     Raises:
-        RuntimeError: the file has others under the same key.
+        RuntimeError: the file has different figures under the same key.
     """
     if key is None:
         return
@@ -102,7 +103,7 @@ def note(key: str | None, figures: Any) -> None:
 
 
 def write(folder: Path) -> int:
-    """Keep what the processes of a run used, and nothing else; how many."""
+    """Write the figures that the processes of a run used, and nothing else; returns their number."""
     used: dict[str, Any] = {}
     for path in folder.glob("*.jsonl"):
         used.update(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())

@@ -1,11 +1,11 @@
 """Kernels run by Triton's interpreter, on CPU tensors, in this process.
 
-Triton decides where a function is decorated whether it will be interpreted, its own library's functions
-included, and another test has imported that library by now.  So `interpreted` exchanges the library's
-compiled functions for interpreted ones, imports the kernels anew, and puts everything back.
+Triton decides when a function is decorated whether it will be interpreted, including its own library's functions, which
+another test may have imported already.  So `interpreted` replaces the library's compiled functions by interpreted ones,
+imports the kernels anew, and restores everything afterwards.
 
-Triton exchanges its whole language for the interpreter's at every launch and every call of a function by another: a
-quarter of the time of a test. Nor does it take all of that back, after which nothing compiles. Here it is done once.
+Triton replaces its whole language by the interpreter's at every launch and at every call of one function by another, which
+takes a quarter of a test's time, and does not undo all of it, after which nothing compiles.  Here it is done once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 
 @contextmanager
 def _as_it_was(*things: Any) -> Iterator[None]:
-    """Modules and classes have the same attributes afterwards."""
+    """Restore the attributes of modules and classes afterwards."""
     before = [dict(vars(thing)) for thing in things]
     try:
         yield
@@ -38,7 +38,7 @@ def _as_it_was(*things: Any) -> Iterator[None]:
 
 @contextmanager
 def _in_the_interpreters_language() -> Iterator[None]:
-    """From the first launch to the end of this block, whatever is launched or called."""
+    """From the first launch to the end of this block, keep the interpreter's language in place."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -62,7 +62,7 @@ def _in_the_interpreters_language() -> Iterator[None]:
 
 
 def _rounded(convert: Any) -> Any:
-    """The interpreter's conversion of numbers, but to e4m3 as a card does it, rounded and saturated: its own cuts off."""
+    """The interpreter's conversion of numbers, but to e4m3 as a card does it, rounded and saturated; its own truncates."""
     import torch
     import triton.language as tl
 
@@ -76,7 +76,7 @@ def _rounded(convert: Any) -> Any:
 
 
 def _known(numpy_type: Any) -> Any:
-    """The interpreter's NumPy type of a type, whose table of all types it writes anew for each operation."""
+    """The interpreter's NumPy type of a type, whose table of all types it builds for each operation."""
     known: dict[str, Any] = {}
 
     def found(of: Any) -> Any:
@@ -89,7 +89,7 @@ def _known(numpy_type: Any) -> Any:
 
 
 def _made_before(make: Any) -> Any:
-    """The constructor of a tile's type, which checks shapes anew for each operation: one of each is copied."""
+    """The constructor of a tile's type, which checks shapes for each operation: types are cached and copied."""
     made: dict[Any, dict[str, Any]] = {}
 
     def copied(self: Any, element_ty: Any, shape: Any) -> None:
@@ -106,7 +106,7 @@ def _made_before(make: Any) -> Any:
 
 
 def _of_a_shape_before(make: Any) -> Any:
-    """The constructor of a tile, which wraps each extent anew for each operation."""
+    """The constructor of a tile, which wraps each extent for each operation."""
     known: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def copied(self: Any, handle: Any, of: Any) -> None:
@@ -122,7 +122,7 @@ def _of_a_shape_before(make: Any) -> Any:
 
 @contextmanager
 def interpreted(*names: str) -> Iterator[list[ModuleType]]:
-    """Modules of kernels, imported anew to be interpreted; a plain import meets them too while this is open.
+    """Modules of kernels, imported anew to be interpreted; a plain import also gets them while this is open.
 
     Args:
         names: full names; other modules of `attnbench.kernels` that these import are imported anew as well.
@@ -138,7 +138,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
         patch.setattr(interpreter, "_get_np_dtype", _known(interpreter._get_np_dtype))
-        # It computes whether integers overflow and, as it is not debugging, throws the answer away.
+        # It computes whether integers overflow and, when not debugging, discards the result.
         builder = interpreter.interpreter_builder
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=builder.options.debug))
         patch.setattr(tl.block_type, "__init__", _made_before(tl.block_type.__init__))
@@ -155,7 +155,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         try:
             yield [importlib.import_module(name) for name in names]
         finally:
-            # What was imported here is interpreted; put back is only what was there before.
+            # Modules imported here are interpreted, so only those that were there before are restored.
             for name in [name for name in sys.modules if name.startswith(room.__name__ + ".")]:
                 del sys.modules[name]
             for name, value in list(vars(room).items()):

@@ -1,11 +1,11 @@
-"""Jobs of the compilers: a kernel with its arguments and constants, written down or recorded from a launch.
+"""Compiler jobs: a kernel with its arguments and constants, written by hand or recorded from a launch.
 
     with recorded(some_module, "kernel", capability=90) as jobs:
-        launch(x, config)                       # launches nothing; tensors may lie on the CPU or be "meta"
+        launch(x, config)                       # launches nothing; tensors may be on the CPU or "meta"
 
-Run-time arguments are spelled as Triton's signatures spell them; ``:16`` behind one says that its value is
-divisible by 16, as the launcher finds out of every aligned pointer and stride.  A kernel in Gluon is a job like any
-other; its descriptors are spelled with how a tile lies in shared memory.
+Run-time arguments are spelled as in Triton's signatures; ``:16`` after one says that its value is divisible by 16, as the
+launcher finds for every aligned pointer and stride.  A Gluon kernel is a job like any other; its descriptors are spelled
+with the shared-memory layout of a tile.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Job:
     "module:name"
     arguments: Mapping[str, Any]
     """run-time arguments by name: *bf16:16, i32, fp32, tensordesc<bf16[64,128]>; of a tuple a list of them, or by name
-    where it has names, None for what is compiled in and stands in `constants`"""
+    where it has field names; None for what is compiled in and is part of `constants`"""
     constants: Mapping[str, Any]
     capability: int
     "90 is sm_90"
     num_warps: int = 4
     num_stages: int = 3
     options: Mapping[str, Any] = field(default_factory=dict)
-    "further options of the compiler, such as maxnreg"
+    "further compiler options, such as maxnreg"
 
 
 @contextmanager
 def recorded(module: Any, *names: str, capability: int) -> Iterator[list[Job]]:
-    """Launch none of these kernels of a module while open, but note each launch as a job.
+    """While open, launch none of these kernels of a module, but record each launch as a job.
 
     Args:
-        module: whose attributes the kernels are, not imported to be interpreted.
-        names: of the kernels.
-        capability: of the card the jobs are for.
+        module: with the kernels as attributes; not imported for the interpreter.
+        names: names of the kernels.
+        capability: of the card that the jobs are for.
 
     Yields:
         The jobs so far, labelled with the kernel's name and a number.
@@ -59,7 +59,7 @@ def recorded(module: Any, *names: str, capability: int) -> Iterator[list[Job]]:
 
 
 class _Launches:
-    """Stands for a kernel: ``kernel[grid](...)`` notes a job."""
+    """Replaces a kernel: ``kernel[grid](...)`` records a job."""
 
     def __init__(self, jobs: list[Job], name: str, kernel: Any, capability: int) -> None:
         self.jobs, self.name, self.kernel, self.capability = jobs, name, kernel, capability
@@ -109,7 +109,7 @@ _SPELLED = {
 
 
 def _plain(value: Any) -> Any:
-    """A tuple as JSON has it: a list, or by name where it has names; a tensor in it is no constant, and is left out."""
+    """A tuple as JSON: a list, or by name where it has field names; tensors, which are no constants, are left out."""
     if not isinstance(value, tuple):
         return None if hasattr(value, "data_ptr") else value
     plain = [_plain(one) for one in value]
@@ -117,11 +117,11 @@ def _plain(value: Any) -> Any:
 
 
 def _spell(value: Any, *, unseen: bool) -> Any:
-    """A run-time argument as signatures spell it; None for what the launcher would compile in: None and 1.
+    """A run-time argument as in signatures; None for what the launcher would compile in: None and 1.
 
-    Of an `unseen` one, which is not to be specialised, only the type is looked at.
+    For an `unseen` one, which must not be specialised, only the type counts.
     """
-    if isinstance(value, tuple):  # of whose numbers the launcher looks at each, whatever it is told
+    if isinstance(value, tuple):  # the launcher specializes on every number of a tuple
         spelled = [_spell(one, unseen=False) for one in value]
         return dict(zip(value._fields, spelled, strict=True)) if hasattr(value, "_fields") else spelled
     if value is None or (type(value) is int and value == 1 and not unseen):

@@ -1,10 +1,10 @@
-"""Kernels that are launched on no card: what Triton was given, and what its launcher in C would get.
+"""Kernels that are launched on no card: the arguments that Triton gets, and those that its C launcher would get.
 
     with on_no_card() as card:
         flash_attention(q, k, v)            # CPU tensors
     card.launched                           # each launch: kernel, grid, arguments in the kernel's order
 
-A launch through Triton and one that repeats it are noted alike, so that they can be compared.
+Launches through Triton and repeated launches are recorded alike, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Card:
         self.held: list[torch.Tensor] = []
 
     def hold(self, made: torch.Tensor) -> torch.Tensor:
-        """Keep what a call allocates."""
+        """Keep what a call allocates alive."""
         self.held.append(made)
         return made
 
     def run(self, kernel: Any, *values: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> Any:
-        """Stands for `JITFunction.run`."""
+        """Replaces `JITFunction.run`."""
         given = dict(zip(kernel.arg_names, values, strict=False)) | named
         ordered = [given.get(param.name, param.default) for param in kernel.params]
         name = specialised(kernel, ordered)
@@ -45,7 +45,7 @@ class Card:
         return self.compiled(name, ordered)
 
     def compiled(self, name: tuple[Any, ...], ordered: list[Any]) -> Any:
-        """Stands for Triton's compiled kernel."""
+        """Replaces Triton's compiled kernel."""
 
         def launch(*given: Any) -> None:
             x, y, z, stream, function = given[:5]
@@ -59,7 +59,7 @@ class Card:
             self.launched.append((name, (x, y, z), list(arguments)))
 
         run = SimpleNamespace(
-            launch=partial(launch),  # as a function in C, it closes over nothing
+            launch=partial(launch),  # like a C function, it has no closure
             global_scratch_size=0,
             profile_scratch_size=0,
             launch_cooperative_grid=False,
@@ -74,7 +74,7 @@ class Card:
 
 
 def specialised(kernel: Any, ordered: list[Any]) -> tuple[Any, ...]:
-    """What Triton compiles a kernel for: precisions, alignment, whole numbers that are 1 or divisible by 16."""
+    """What Triton specializes a kernel for: dtypes, alignment, integers that are 1 or divisible by 16."""
     found: list[Any] = [kernel.fn.__name__]
     for param, x in zip(kernel.params, ordered, strict=True):
         found.append(x if param.is_constexpr else _seen(x, param.do_not_specialize))
@@ -82,7 +82,7 @@ def specialised(kernel: Any, ordered: list[Any]) -> tuple[Any, ...]:
 
 
 def _seen(x: Any, unseen: bool) -> Any:
-    """What Triton looks at of an argument; of the numbers in a tuple whatever it is told."""
+    """What Triton specializes on in an argument; in a tuple every number counts."""
     if isinstance(x, tuple):
         return tuple(_seen(one, False) for one in x)
     if isinstance(x, torch.Tensor):
@@ -95,7 +95,7 @@ def _seen(x: Any, unseen: bool) -> Any:
 
 
 def flat(ordered: list[Any]) -> list[Any]:
-    """Arguments as the launcher in C gets them, which flattens tuples by itself."""
+    """Arguments as the C launcher gets them, which flattens tuples itself."""
     found: list[Any] = []
     for x in ordered:
         if isinstance(x, tuple):
@@ -110,12 +110,12 @@ def flat(ordered: list[Any]) -> list[Any]:
 
 
 def holding(card: Card, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A method that allocates, of which a card keeps what it makes."""
+    """A method that allocates, whose results the card keeps alive."""
     return lambda x, *given, **named: card.hold(make(x, *given, **named))
 
 
 def tensor_map(described: Any, *_given: Any) -> tuple[Any, ...]:
-    """Stands for a tensor map: all that it is made of."""
+    """Replaces a tensor map: everything that it is made from."""
     return "map", described.base.data_ptr(), *described.shape, *described.strides, *described.block_shape
 
 
@@ -124,7 +124,7 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
     """Launch every compiled kernel on a `Card`; public functions take CPU tensors.
 
     Args:
-        nested: the launcher in C takes arguments as Triton 3.9's does, else as that of 3.6.
+        nested: whether the C launcher takes arguments as Triton 3.9's does; otherwise as that of 3.6.
     """
     from triton.backends.nvidia import driver
     from triton.runtime.jit import JITFunction
@@ -135,7 +135,7 @@ def on_no_card(*, nested: bool = True) -> Iterator[Card]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", lambda kernel, *values, **named: card.run(kernel, *values, **named))
         patch.setattr(driver, "make_tensordesc_arg", lambda x, _metadata, _base=None: [tensor_map(x)])
-        # What is made stays, so that no two of them have one address.
+        # Allocations are kept, so that no two of them have the same address.
         for name in ("new_empty", "new_empty_strided"):
             patch.setattr(torch.Tensor, name, holding(card, getattr(torch.Tensor, name)))
         patch.setattr(kept, "is_on_card", lambda x: True)

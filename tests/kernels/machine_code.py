@@ -1,4 +1,4 @@
-"""What stands in compiled code: SASS, many kernels disassembled at once, and PTX.
+"""The contents of compiled code: SASS, many kernels disassembled at once, and PTX.
 
 Used by compiler.py; imports nothing of ours.
 """
@@ -17,21 +17,21 @@ from pathlib import Path
 TENSOR_CORE = ("HGMMA", "HMMA", "UTCHMMA", "IGMMA", "QGMMA", "UTCQMMA")
 """SASS of a matrix product: warpgroup (sm_90), warp (sm_80), tensor memory (sm_100), and the 8-bit ones."""
 WARPGROUP = ("HGMMA", "IGMMA", "QGMMA")
-"""Those of a warpgroup: of 16 bits, of int8 and of 8-bit floats."""
+"""Warpgroup products: of 16 bits, of int8 and of 8-bit floats."""
 
 Code = list[tuple[int, str, str]]
 "Address, instruction and operands."
 
 
 def tools() -> Path:
-    """Those in Triton's own wheel."""
+    """Paths of the binary tools in Triton's own wheel."""
     import triton
 
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 def registers_of(cubin: bytes) -> int:
-    """Of a thread, as the kernel is launched."""
+    """Registers of a thread, as the kernel is launched."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -54,9 +54,9 @@ def machine_code(cubin: bytes) -> bytes:
 
 
 def disassembled(codes: Sequence[bytes], capability: int) -> list[str]:
-    """The SASS of each, by one process for all: nvdisasm takes longer to start than to read a kernel.
+    """The SASS of each kernel, by one process for all: nvdisasm takes longer to start than to read a kernel.
 
-    Addresses go on from one to the next.
+    Addresses continue from one kernel to the next.
     """
     ends = [0]
     for code in codes:
@@ -71,7 +71,7 @@ def disassembled(codes: Sequence[bytes], capability: int) -> list[str]:
 
 
 def instructions_of(sass: str) -> Code:
-    """Each line of it."""
+    """The instructions of each kernel, line by line."""
     found = re.findall(
         r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z][A-Z0-9_]*)([^;]*);", sass, re.MULTILINE
     )
@@ -79,7 +79,7 @@ def instructions_of(sass: str) -> Code:
 
 
 def early_arrivals(ptx: str) -> int:
-    """Arrivals at mbarriers before which the warps do not meet, or touch shared memory once more; not those of TMA."""
+    """Arrivals at mbarriers without a warp barrier, or with an access to shared memory after it; not those of TMA."""
     early, met = 0, False
     for line in ptx.splitlines():
         if "mbarrier.arrive" in line and "expect_tx" not in line:
@@ -92,7 +92,7 @@ def early_arrivals(ptx: str) -> int:
 
 
 def handovers(ptx: str) -> dict[str, int]:
-    """Acquires and releases at gpu scope, and those without a barrier between them and what they order."""
+    """Acquires and releases at gpu scope, and those without a barrier between them and the accesses they order."""
     found = {"acquire": 0, "release": 0, "open": 0}
     met = acquired = False
     for line in ptx.splitlines():
@@ -110,7 +110,7 @@ def handovers(ptx: str) -> dict[str, int]:
 
 
 def warps(ptx: str, plain: int) -> int:
-    """Warps of a program as the PTX demands them: a specialised loop brings its own."""
+    """Warps of a program according to the PTX, including those of a specialised loop."""
     demanded = re.search(r"\.reqntid (\d+)", ptx)
     return int(demanded[1]) // 32 if demanded else plain
 
@@ -155,7 +155,7 @@ def counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def before_wait(names: Iterable[str]) -> dict[str, int]:
-    """Accesses to global memory in front of the wait for the kernel before; none where there is no wait."""
+    """Accesses to global memory before the wait for the previous kernel; none where there is no wait."""
     before = list(names)
     end = before.index("ACQBULK") if "ACQBULK" in before else 0
     return dict(
@@ -171,7 +171,7 @@ def loops(code: Code) -> list[dict[str, dict[str, int]]]:
         begin = int(target[1], 16) if target else at
         if begin < at and begin in places:
             inside = {name for _, name, _ in code[places[begin] : place]}
-            # What waits in a loop jumps back from behind the kernel's end: that is no loop around it.
+            # A polling wait jumps back from after the kernel's end: that is no loop around it.
             if inside & {*TENSOR_CORE} and not inside & {"EXIT", "USETMAXREG"}:
                 spans.append((places[begin], place + 1))
     inner = [
@@ -185,7 +185,7 @@ def loops(code: Code) -> list[dict[str, dict[str, int]]]:
 
 def _beside(code: Code) -> Iterator[str]:
     in_flight = False
-    for turn in range(2):  # the first shows what is in flight when a turn of the loop begins
+    for turn in range(2):  # the first pass finds what is in flight at the beginning of an iteration
         for _, name, rest in code:
             if name in WARPGROUP:
                 in_flight = True

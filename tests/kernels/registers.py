@@ -1,15 +1,15 @@
-"""What compiled code does with registers that gives wrong values, seen in its SASS along all paths.
+"""Uses of registers in compiled code that give wrong values, found in its SASS along all paths.
 
-All were met on an H200, where values were wrong, and in no case did PTX show anything.
+Each was met on an H200, where values were wrong, and in no case did the PTX show anything.
 
     unset        The assembler of CUDA 12.8 moved what two loops share, a descriptor of a product's operand, in front of
-                 the first of them, behind the branch that passes over it: where the first loop had no turn the second
-                 multiplied what another job had left.
-    overwritten  A product of a warpgroup reads its operand from registers while the program goes on.  Carried as
-                 integers of its bits into the next turn of a loop, the operand looked dead, and its registers were
-                 given to others before the product was waited for.
-    unread       Warps met, and gave back a tile that they had loaded into registers; but the loads were still behind
-                 what other products read of shared memory, and the next tile came first.
+                 the first loop, behind the branch that skips it: if the first loop had no iteration, the second multiplied
+                 what an earlier work item had left.
+    overwritten  A warpgroup product reads its operand from registers while the program continues.  Carried to the next
+                 iteration as integers of its bits, the operand looked dead, and its registers were reused before the
+                 product was waited for.
+    unread       After a warp barrier a tile that had been loaded into registers was released; but the loads were still
+                 queued behind shared-memory reads of other products, and the next tile arrived first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from itertools import zip_longest
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;]*);", re.MULTILINE)
 _PREDICATE = re.compile(r"!?U?P[T\d]")
-# What has no register to write to; its operands are all read.
+# Instructions without a destination register; their operands are all read.
 PRODUCTS = ("HGMMA", "IGMMA", "QGMMA")
-"Of a warpgroup: of 16 bits, of int8 and of 8-bit floats."
+"Warpgroup products: of 16 bits, of int8 and of 8-bit floats."
 _NO_RESULT = (
     "ST",
     "BAR",
@@ -70,7 +70,7 @@ class Instruction:
 
     @property
     def target(self) -> int | None:
-        """Where a direct branch goes."""
+        """Target of a direct branch."""
         return int(self.operands[-1], 16) if self.name.startswith("BRA") else None
 
     @property
@@ -80,7 +80,7 @@ class Instruction:
 
     @property
     def ends(self) -> bool:
-        """Whether the next line is never the next."""
+        """Whether execution never continues with the next line."""
         return self.name.startswith(_JUMPS) and not self.guarded
 
     @property
@@ -94,7 +94,7 @@ class Instruction:
         return count
 
     def written(self) -> set[int]:
-        """Numbers of the registers of a thread it writes."""
+        """Numbers of the registers of a thread that it writes."""
         found: set[int] = set()
         for operand in self.operands[: self.results]:
             if first := re.match(r"R(\d+)\b", operand):
@@ -111,7 +111,7 @@ class Instruction:
         return 4 if self.name.startswith("LDSM") and self.name.endswith("4") else 1
 
     def uniform(self) -> tuple[set[int], set[int]]:
-        """Numbers of the uniform registers it reads, and of those it writes."""
+        """Numbers of the uniform registers that it reads, and of those that it writes."""
         results = self.results
         found: tuple[set[int], set[int]] = (set(), set())
         for place, operand in enumerate(self.operands):
@@ -121,7 +121,7 @@ class Instruction:
         return found
 
     def _skipped(self, operand: str) -> int:
-        """Two descriptors have four registers; of an operand in registers the first two stand for nothing."""
+        """Operands that are not read: two descriptors have four registers, of a register operand the first two are unused."""
         return 2 if "gdesc" in operand and self.operands[1].startswith("R") else 0
 
     def _width(self, operand: str, written: bool) -> int:
@@ -134,7 +134,7 @@ class Instruction:
         return 2 if ".64" in self.name or (written and ".WIDE" in self.name) else 1
 
 
-@lru_cache(maxsize=1)  # of one kernel everything is asked in turn
+@lru_cache(maxsize=1)  # all questions about one kernel are asked one after the other
 def instructions(sass: str) -> list[Instruction]:
     """The lines of one kernel, as nvdisasm and cuobjdump print them."""
     found = []
@@ -148,7 +148,7 @@ def instructions(sass: str) -> list[Instruction]:
 def unset(sass: str) -> dict[str, str]:
     """Uniform registers that are read where some path has not written them, each with the first line that does.
 
-    A copy is no reading: what it copies is unset where it is copied to.  The assembler copies pairs of which it then
+    A copy does not count as a read: its target is unset if its source is.  The assembler copies pairs of which it then
     writes one half.
     """
     code = instructions(sass)
@@ -178,11 +178,11 @@ def unset(sass: str) -> dict[str, str]:
 
 
 Groups = tuple[frozenset[int], ...]
-"Registers that products read: of the group being issued, then of those issued, the youngest first."
+"Registers that products read: of the group being issued, then of those issued, the newest first."
 
 
 def overwritten(sass: str) -> dict[str, str]:
-    """Registers that a product of a warpgroup in flight reads and something else writes, each with such a line."""
+    """Registers that a warpgroup product in flight reads and another instruction writes, each with such a line."""
     code = instructions(sass)
     behind = _paths(code)
     in_flight: list[Groups | None] = [None] * len(code)
@@ -213,17 +213,17 @@ def overwritten(sass: str) -> dict[str, str]:
 
 
 def unread(sass: str) -> dict[str, str]:
-    """Registers loaded from shared memory that a warp may wait for where a tile is given back, with that line.
+    """Registers loaded from shared memory whose load a warp may not have completed when a tile is released, with that line.
 
-    Nothing waits for such a load but who reads one of its registers: what it loads may be overwritten before it is
-    served.  A barrier of the warps does not wait for it either, so each warp has to read before that: one warp tells
-    a barrier in memory, or issues the copy itself.  To expect a copy's bytes gives nothing back.
+    Only an instruction that reads one of its registers waits for such a load: its source may be overwritten before.  A
+    barrier of the warps does not wait for it either, so each warp must read the registers before one warp arrives at an
+    mbarrier, or issues the copy itself.  Expecting a copy's bytes releases nothing.
     """
     code = instructions(sass)
     behind = _paths(code)
     brought = [one.written() if one.name.startswith("LDS") else set() for one in code]
     none: frozenset[int] = frozenset()
-    # Loads that this warp has not read, and those that another may not have read, as of when they met.
+    # Loads whose registers this warp has not read, and those that another warp may not have read, as of the last barrier.
     loads: list[tuple[frozenset[int], frozenset[int]] | None] = [None] * len(code)
     loads[0] = none, none
     todo = [0]
@@ -251,7 +251,7 @@ def unread(sass: str) -> dict[str, str]:
 
 
 def _read(one: Instruction) -> set[int]:
-    """Registers that a line waits for: what it names; a load may be in front of others to where it writes."""
+    """Registers that a line waits for: those it names; a load may be queued before others with the same destination."""
     first = one.results if one.name.startswith("LD") else 0
     wide = 4 if one.name.startswith(PRODUCTS) else 1
     return {
@@ -263,18 +263,18 @@ def _read(one: Instruction) -> set[int]:
 
 
 def _issued(product: Instruction, groups: Groups) -> Groups:
-    """The groups after a product, which ends its own where it names the scoreboard."""
+    """The groups after a product, which ends its own group if it names the scoreboard."""
     operand = re.fullmatch(r"R(\d+)", product.operands[1])
     read = range(int(operand[1]), int(operand[1]) + 4) if operand else ()
     groups = (groups[0] | frozenset(read), *groups[1:])
     if product.operands[-1].startswith("gsb"):
         groups = (frozenset(), *groups)
-    # More than a loop issues before it waits: older ones count as one.
+    # More groups than a loop issues before it waits: older ones count as one.
     return groups[:MOST_GROUPS] + ((frozenset().union(*groups[MOST_GROUPS:]),) if groups[MOST_GROUPS:] else ())
 
 
 def _paths(code: list[Instruction]) -> list[set[int]]:
-    """Where each line can go next.  An indirect branch goes to all that nothing else enters from above."""
+    """The possible successors of each line.  An indirect branch goes to all lines that nothing else enters from above."""
     places = {one.at: place for place, one in enumerate(code)}
     behind: list[set[int]] = [set() for _ in code]
     for place, one in enumerate(code):

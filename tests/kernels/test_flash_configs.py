@@ -326,4 +326,4 @@ def test_pieces_are_powers_of_two_and_fewer_columns_than_one_tile(dims, pieces):
     assert shape.pieces == pieces
     found = fault(parse("m128n64w8s2-tma-ws-pieces"), shape)
     assert (found is None) == (len(pieces) == 2)
-    assert found is None or found[1].startswith(f"has the order ws, which cuts no {dims[0]} dims into pieces")
+    assert found is None or found[1].startswith(f"has the order ws, which does not divide {dims[0]} dims into pieces")

@@ -322,7 +322,7 @@ def test_every_share_is_as_long_as_any_other_or_a_tile_longer(kernels, monkeypat
 @pytest.mark.parametrize(
     ("short", "said"),
     [
-        ("m16n64w4s2-tma-decode", "loads by tma for products of warpgroups alone, not m16; m64"),
+        ("m16n64w4s2-tma-decode", "uses tma only with warpgroup products, not with m16; m64"),
         ("m16n64w4s2-decode-fused", "has fields that the order decode does not support; m16n64w4s2-decode"),
         ("m64n64w4s2-x3", "has x…, which only the order decode has; without"),
     ],

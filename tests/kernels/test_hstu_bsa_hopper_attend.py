@@ -330,12 +330,12 @@ def test_what_cannot_be_launched_is_named(given, cut, words):
 def test_a_refusal_is_one_line():
     problem, sequences = made({"lengths": [70], "dims": (16, 20)})
     call = call_of(problem, sequences, CUT)
-    with pytest.raises(ValueError, match=r"^attend_hopper: reads 16 bytes.*; another kernel$"):
+    with pytest.raises(ValueError, match=r"^attend_hopper: needs rows of multiples of 16 bytes.*; another kernel$"):
         ran(call, CUT)
     problem, sequences = made({"lengths": [70]})
     call = call_of(problem, sequences, CUT)
     odd = torch.zeros(70, 2, 20, dtype=torch.bfloat16)[:, :, :16]
-    with pytest.raises(ValueError, match=r"^attend_hopper: k\.stride=\(40, 20, 1\) is no multiple of 16 bytes"):
+    with pytest.raises(ValueError, match=r"^attend_hopper: k\.stride=\(40, 20, 1\) is not a multiple of 16 bytes"):
         ran(replace(call, k=odd), CUT)
 
 

@@ -239,7 +239,7 @@ FAULTS = [
     ({}, {"blocks": 16}, "tiles of 16 means"),
     ({}, {"stages": 0}, "no stage"),
     ({}, {"stages": 9}, "shared memory; at most 226"),
-    ({}, {"rows": 128}, "no registers for 128x32 tiles and 128 dims"),
+    ({}, {"rows": 128}, "too few registers for 128x32 tiles and 128 dims"),
 ]
 
 
@@ -261,7 +261,7 @@ def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
     case = case_of(seqlen=140)
     inputs = make_inputs(case, seed=1, kind="normal", device="cpu")
     odd = torch.empty(280, 1, 20, dtype=torch.bfloat16)[:, :, :16]
-    with pytest.raises(ValueError, match=r"^select_hopper: v\.stride=\(20, 20, 1\) is no multiple of 16 bytes; "):
+    with pytest.raises(ValueError, match=r"^select_hopper: v\.stride=\(20, 20, 1\) is not a multiple of 16 bytes; "):
         run_call(replace(call_of(case, inputs), v=odd), SMALL)
 
 

@@ -243,7 +243,7 @@ def test_no_other_kernel_runs_in_its_place():
 def test_a_tensor_out_of_line_is_refused():
     case, inputs = make(seqlen=40)
     off = torch.cat([inputs.k[:, :, :1], inputs.k], dim=2)[:, :, 1:]
-    with pytest.raises(ValueError, match=r"hstu_attention: k.stride=\(65, 65, 1\) is no multiple of 16 bytes"):
+    with pytest.raises(ValueError, match=r"hstu_attention: k.stride=\(65, 65, 1\) is not a multiple of 16 bytes"):
         gradients(case, replace(inputs, k=off))
 
 

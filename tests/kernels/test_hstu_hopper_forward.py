@@ -215,8 +215,8 @@ def test_slices_of_one_tensor_are_read_where_they_lie():
         (TWO | {"block_m": 64, "warps": 4}, {}, "64 rows and 4 warps"),
         (TWO | {"block_n": 256}, {}, "tiles of 256 keys"),
         (TWO, {"linear_dim": 20}, "rows of 20 dims"),
-        (TWO | {"registers": 128}, {}, "its own registers and masked tiles"),
-        (TWO | {"masked_stages": 2}, {}, "its own registers and masked tiles"),
+        (TWO | {"registers": 128}, {}, "does not support registers and masked_stages"),
+        (TWO | {"masked_stages": 2}, {}, "does not support registers and masked_stages"),
         (TWO | {"block_n": 128}, {"attn_dim": 256, "linear_dim": 256}, "shared memory; at most 226"),
         (TWO | {"stages": 3}, {"attn_dim": 256, "linear_dim": 256}, "shared memory"),
     ],
@@ -236,7 +236,7 @@ def test_parts_are_of_the_kernel_for_hopper_alone():
     case = case_of(batch=1, seqlen=40)
     inputs = make_inputs(case, seed=1, kind="normal", device="cpu")
     plain = {"block_m": 128, "block_n": 64, "warps": 8, "stages": 2, "parts": 2}
-    with pytest.raises(ValueError, match=r"^hstu_attention: forward\.parts=2 is of the kernel for Hopper.*; None"):
+    with pytest.raises(ValueError, match=r"^hstu_attention: forward\.parts=2 is for the Hopper kernel.*; None"):
         run(case, inputs, plain)
     large = torch.empty(2**22, 1, 16, dtype=torch.bfloat16, device="meta")
     huge = replace(
@@ -256,5 +256,5 @@ def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
     case = case_of(batch=1, seqlen=40)
     inputs = make_inputs(case, seed=1, kind="normal", device="cpu")
     odd = torch.empty(40, 1, 20, dtype=torch.bfloat16)[:, :, :16]
-    with pytest.raises(ValueError, match=r"^hstu_attention: k\.stride=\(20, 20, 1\) is no multiple of 16 bytes"):
+    with pytest.raises(ValueError, match=r"^hstu_attention: k\.stride=\(20, 20, 1\) is not a multiple of 16 bytes"):
         run(case, replace(inputs, k=odd), TWO)

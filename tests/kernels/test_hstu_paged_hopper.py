@@ -212,5 +212,7 @@ def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
         calls._check_config(PagedConfig(**TWO), step.q, step.k, step.v, step.pool)
     step = step_of([(70, 3, 5)], seed=1)
     odd = torch.empty(8, 1, 20, dtype=torch.bfloat16)[:, :, :16]
-    with pytest.raises(ValueError, match=r"^hstu_paged_attention: k\.stride=\(20, 20, 1\) is no multiple of 16 bytes"):
+    with pytest.raises(
+        ValueError, match=r"^hstu_paged_attention: k\.stride=\(20, 20, 1\) is not a multiple of 16 bytes"
+    ):
         calls._check_config(PagedConfig(**TWO), step.q, odd, step.v, step.pool)

@@ -27,7 +27,7 @@ def test_very_large_tensors_are_kept_by_their_rows(monkeypatch):
 
 
 def test_a_tensor_that_is_negated_when_it_is_read_is_no_key():
-    with pytest.raises(ValueError, match="a tensor is negated when it is read"):
+    with pytest.raises(ValueError, match="a tensor is lazily negated"):
         kept.facts_of(rows(4, 8), torch._neg_view(rows(4, 8)))
 
 

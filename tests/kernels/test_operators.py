@@ -144,7 +144,7 @@ def test_refusals_are_the_same_words_while_traced(apis):
         (lambda q: flash(q[None], q[None], q[None], window=(-2, 0)), r"flash_attention: window=.* is not a window"),
         (lambda q: flash(q, q, q), r"flash_attention: q.shape=.* does not fit"),
         (lambda q: flash(q[None], q[None], q[None], forward="m1"), r"m1"),
-        (lambda q: flash(q[None], q[None], q[None], validate=True), r"validate=True waits for the device"),
+        (lambda q: flash(q[None], q[None], q[None], validate=True), r"validate=True synchronizes with the device"),
         (lambda q: dense(q, q, q, three, -1), r"hstu_attention: max_seqlen=-1 cannot be used"),
         (lambda q: bsa(q, q, q, three, 40, block_size=5), r"hstu_bsa_attention: block_size=5 is not a power of two"),
     ):

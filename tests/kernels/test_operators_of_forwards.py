@@ -196,16 +196,16 @@ def test_refusals_are_the_same_words_while_traced(apis):
     for call, words in (
         (lambda q: sparse(q, q, q, block_map, block=(3, 3)), r"flash_sparse_attention: block=.* is not supported"),
         (lambda q: sparse(q, q, q, block_map[:1, :1], block=BLOCK), r"flash_sparse_attention: block_map.shape"),
-        (lambda q: sparse(q, q, q, block_map, block=BLOCK, validate=True), r"validate=True waits for the device"),
         (
-            lambda q: apis["sparse"].make_lists(block_map, q, q, block=BLOCK),
-            r"make_lists: is called in what is compiled",
+            lambda q: sparse(q, q, q, block_map, block=BLOCK, validate=True),
+            r"validate=True synchronizes with the device",
         ),
+        (lambda q: apis["sparse"].make_lists(block_map, q, q, block=BLOCK), r"make_lists: is called in compiled code"),
         (lambda q: quant(q, q, q), r"flash_quant_attention: q.dtype=torch.float32 is not supported"),
         (lambda q: quant(q.half(), q.half(), q.half(), config="m1"), r"flash_quant_attention: config=m1"),
         (steps(scaling_seqlen=0), r"hstu_paged_attention: scaling_seqlen=0 cannot be used"),
         (steps(scaling_seqlen=9, config="m1"), r"hstu_paged_attention: config=m1"),
-        (steps(scaling_seqlen=9, validate=True), r"validate=True waits for the device"),
+        (steps(scaling_seqlen=9, validate=True), r"validate=True synchronizes with the device"),
     ):
         torch._dynamo.reset()
         with pytest.raises(Exception, match=words):

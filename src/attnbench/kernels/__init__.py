@@ -1,6 +1,6 @@
 """Our own kernels, usable without the bench: `flash_attention`, `flash_quant_attention`,
 `flash_sparse_attention`, `flash_sparse_quant_attention`, `hstu_attention` and `hstu_bsa_attention`; `warm` compiles
-them ahead of their calls.
+them before their calls.
 
 A family (`flash/`, `flash/quant/`, `flash/sparse/`, `flash/sparse_quant/`, `hstu/dense/`, `hstu/bsa/`, `hstu/paged/`)
 has its public function in `api`, its checks in `problem`, its launch configurations beside their tuned defaults, and its

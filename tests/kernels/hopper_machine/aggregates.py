@@ -1,6 +1,6 @@
-"""Stand-ins of Triton's aggregates: values with named fields, some of them constants, and methods that are kernels.
+"""Stand-ins for Triton's aggregates: values with named fields, some of them constants, and methods that are kernels.
 
-Triton spells the decorator `gluon.aggregate`, and before 3.7 `triton.language.core._aggregate`.
+Triton calls the decorator `gluon.aggregate`, and before 3.7 `triton.language.core._aggregate`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Aggregate:
-    """What the stand-in of every aggregate derives from."""
+    """Base class of the stand-ins of all aggregates."""
 
     _kinds: dict[str, Any]
     "annotations of the fields, by name"
@@ -50,12 +50,12 @@ def aggregate_of(theirs: Any, names: Names) -> type:
     """The stand-in of a class that Triton made an aggregate.
 
     Args:
-        theirs: what the decorator gave back.
+        theirs: the decorator's result.
         names: of the program, for the methods.
     """
     fields = inspect.get_annotations(theirs)
     init, *_ = theirs.hash_attrs
-    # Triton's own constructor wraps what it is given as values of the compiler.
+    # Triton's own constructor wraps its arguments as compiler values.
     fill = _filled(theirs) if init.__qualname__.startswith("_aggregate.") else getattr(init, "fn", init)
 
     def make(self: Aggregate, *values: Any, **named: Any) -> None:
@@ -72,12 +72,12 @@ def aggregate_of(theirs: Any, names: Names) -> type:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What Python binds to an instance, as it does not bind an object that is called."""
+    """A function that Python binds to an instance, which it does not do for callable objects."""
     return lambda *values, **named: function(*values, **named)
 
 
 def _filled(theirs: Any) -> Callable[..., None]:
-    """What Triton's own constructor does, but for the wrapping."""
+    """What Triton's own constructor does, without the wrapping."""
     defaults = {
         name: value.value if isinstance(value, tl.constexpr) else value
         for name, value in theirs.__aggregate_defaults__.items()

@@ -10,14 +10,14 @@ from .schedule import Schedule
 class Barrier:
     """One mbarrier, from `init` on.
 
-    A phase ends when all arrivals and all expected bytes have come; what the arriving tasks knew, and the copies
-    that landed, is then known to whoever waits for it.
+    A phase ends when all arrivals and all expected bytes have come.  A task that waits for it then knows all accesses that
+    the arriving tasks knew, and the copies that completed.
     """
 
     def __init__(self, schedule: Schedule, view: View, count: int) -> None:
         self.view, self.count = view, count
         self.phase = 0
-        "which is open: how many have ended"
+        "number of the open phase: how many have ended"
         self.pending = count
         self.bytes = 0
         self.known = 0
@@ -32,7 +32,7 @@ class Barrier:
         )
 
     def passes(self, parity: int) -> bool:
-        """Whether the last phase of that parity has ended; of a fresh barrier, that before the first has."""
+        """Whether the last phase with that parity has ended; before the first phase, an imagined one with parity 1 has."""
         return self.phase % 2 != parity
 
     def arrive(self, count: int, known: int) -> None:
@@ -43,7 +43,7 @@ class Barrier:
         self._end()
 
     def expect(self, size: int, known: int) -> None:
-        """Expect so many more bytes, and arrive once."""
+        """Expect more bytes, and arrive once."""
         self.bytes += size
         self.arrive(1, known)
 
@@ -82,7 +82,7 @@ def invalidate(view: View) -> None:
 
 
 def made(view: View) -> Barrier:
-    """The barrier at a place."""
+    """The barrier that was initialized at this address."""
     barrier = view.memory.barriers.get(view.begin)
     if barrier is None or not barrier.made & view.memory.schedule.task.known:
         raise BarrierMisuse(f"{view} is used before its init" + " is known here" * (barrier is not None))
@@ -97,7 +97,7 @@ def arrive(view: View, *, count: int = 1, pred: bool = True, from_cta: None = No
 
 
 def expect(view: View, bytes_per_cta: int = 0, pred: bool = True, *, bytes: int = 0, from_cta: None = None) -> None:
-    """`mbarrier.expect`, which is an arrival too; Triton 3.6 says `bytes`."""
+    """`mbarrier.expect`, which is also an arrival; Triton 3.6 calls the argument `bytes`."""
     view.memory.schedule.pause()
     if pred:
         made(view).expect(bytes_per_cta or bytes, view.memory.schedule.task.known)

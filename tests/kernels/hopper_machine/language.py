@@ -1,4 +1,4 @@
-"""Stand-ins of `gl.` and `tl.` functions that know nothing of the machine, under the names they stand for."""
+"""Stand-ins for `gl.` and `tl.` functions that do not depend on the machine, under the names of the originals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _extreme(of_tiles: Callable, with_nan: Callable, of_scalars: Callable) -> Ca
         first, second = (
             one if isinstance(one, torch.Tensor) else torch.tensor(one, dtype=like.dtype) for one in (first, second)
         )
-        # The ones for floats give the other operand where one is NaN, as the card does unless it is told otherwise.
+        # Those for floats return the other operand if one is NaN, as the card does by default.
         told = propagate_nan.value if isinstance(propagate_nan, tl.constexpr) else propagate_nan
         keeps = told == tl.PropagateNan.ALL
         return Tile((with_nan if keeps else of_tiles)(first, second))
@@ -272,7 +272,7 @@ def assume(cond: Any) -> None:
 def inline_asm_elementwise(
     asm: str, constraints: str, args: Sequence[Tile], dtype: Any, is_pure: bool, pack: int
 ) -> Tile:
-    """Of all assembly, a thread's own value that it asks itself for, and numbers rounded to 16 bits or to e4m3."""
+    """Inline assembly: a thread's own value by a shuffle, and numbers rounded to 16 bits or to e4m3 in one register."""
     if asm == "shfl.sync.bfly.b32 $0, $1, 0, 31, -1;":
         return args[0]
     for short, kind in (("bf16x2", tl.bfloat16), ("f16x2", tl.float16)):
@@ -286,7 +286,7 @@ def inline_asm_elementwise(
 
 
 def barrier(*, cluster: bool = False) -> None:
-    """All warps of a partition act as one here."""
+    """All warps of a partition are one actor here."""
 
 
 thread_barrier = barrier

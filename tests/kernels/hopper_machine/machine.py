@@ -1,4 +1,4 @@
-"""Programs of a grid, one after the other or some at once, and the launchers that start them."""
+"""The programs of a grid, one after the other or several at a time, and the launchers that start them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .transfers import Descriptor, Transfers
 
 @contextmanager
 def machine_runs(module: Any, *names: str, seed: int = 0, at_once: int | None = None) -> Iterator[None]:
-    """Run these kernels of a module on the machine while open, launched as they are on a card, on CPU tensors.
+    """While open, run these kernels of a module on the machine, launched as they are on a card, with CPU tensors.
 
     Args:
-        module: whose attributes the kernels are, not imported to be interpreted.
-        names: of the kernels.
+        module: with the kernels as attributes; not imported for the interpreter.
+        names: names of the kernels.
         seed: of the interleaving.
-        at_once: how many programs, as `run` has it.
+        at_once: how many programs, as in `run`.
     """
     kernels = {name: getattr(module, name) for name in names}
     for name, kernel in kernels.items():
@@ -47,7 +47,7 @@ def machine_runs(module: Any, *names: str, seed: int = 0, at_once: int | None = 
 
 
 class _Launches:
-    """Stands for a kernel: ``kernel[grid](...)`` runs it."""
+    """Replaces a kernel: ``kernel[grid](...)`` runs it on the machine."""
 
     def __init__(self, kernel: Any, seed: int, at_once: int | None) -> None:
         self._kernel, self._seed, self._at_once = kernel, seed, at_once
@@ -66,16 +66,16 @@ def run(kernel: Any, grid: Any, *values: Any, seed: int = 0, at_once: int | None
 
     Args:
         kernel: decorated with `gluon.jit`.
-        grid: programs along up to three axes, or what gives them from the arguments by name.
+        grid: programs along up to three axes, or a function from the arguments by name to these.
         values: arguments: CPU tensors, host descriptors of them, numbers, tuples of these.
         seed: of the interleaving.
-        at_once: how many programs run at a time, each started when one of them is over; then global memory is watched
-            too, but for bulk copies.  None: one after the other, and it is not.
-        named: arguments by name; options of the compiler, of which only num_warps means something here.
+        at_once: how many programs run at a time, each started when another ends; then accesses to global memory are checked
+            too, except those of bulk copies.  None: one after the other, without that check.
+        named: arguments by name; of the compiler options only num_warps has an effect here.
 
     Raises:
-        Mistake: of the kernel; which one, see `mistakes`.
-        Unsupported: the kernel uses what the machine has not.
+        Mistake: of the kernel; see `mistakes`.
+        Unsupported: the kernel uses something without a stand-in.
     """
     given = dict(zip(kernel.arg_names, values, strict=False)) | named
     options = {name: given.pop(name) for name in list(given) if name not in kernel.arg_names}
@@ -119,7 +119,7 @@ class _Program:
         self._name = f"program {place[0]}, " if watched is not None else ""
 
     def begun(self, kernel: Any, arguments: dict[str, Any]) -> tuple[Schedule, Callable[[], None]]:
-        """What `together` takes."""
+        """For `together`."""
         body = Function(kernel, self._names())
         self._schedule.at_end = self._transfers.end
         return self._schedule, lambda: self._schedule.begin(
@@ -182,7 +182,7 @@ class _Program:
             for name, stand_in in those.items()
             if hasattr(module, name)
         ]
-        # Triton 3.6 has no name for the reduction: a kernel module that defines one is given the stand-in.
+        # Triton 3.6 has no function for the reduction: a kernel module that defines one gets the stand-in.
         return Names(pure + of_machine, {"add_tile": moves.add})
 
     def _program_id(self, axis: int) -> Int:

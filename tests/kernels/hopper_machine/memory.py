@@ -1,4 +1,4 @@
-"""Shared memory: what lies there, who touched it, and whether somebody put one access before the other."""
+"""Shared memory: its contents, the accesses to it, and whether something orders them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tiles import Tile, dtype_of, torch_dtype
 
 @dataclass(eq=False)
 class Access:
-    """Somebody's reading or writing of a region."""
+    """One read or write access to a region."""
 
     what: str
     task: Task
@@ -24,27 +24,26 @@ class Access:
     write: bool
     bit: int
     unfenced: bool
-    "written by threads"
+    "written by threads, without a fence yet"
     fences: int = 0
-    "bits of the fences by who knew of it"
+    "bits of the fences that ordered it"
     over: bool = True
     "False: still in flight"
 
 
 class Memory:
-    """One allocation; fresh bytes make NaN of every kind of float."""
+    """One allocation; bytes that were never written are NaN in every float type."""
 
     def __init__(self, schedule: Schedule, size: int, number: int) -> None:
         self.bytes = torch.full((size,), 255, dtype=torch.uint8)
         self.schedule = schedule
         self.name, self.place = f"allocation {number}", ""
         self.barriers: dict[int, Any] = {}
-        "by the byte they begin at"
+        "barriers by their first byte"
         self._accesses: list[Access] = []
 
     def call(self, view: View, name: str) -> None:
-        """Take the name that the program gives the allocation before its partitions part, or its place in a tuple or
-        aggregate."""
+        """Name the allocation as the program does before warp specialization, or by its place in a tuple or aggregate."""
         if len(self.schedule.tasks) == 1 and view.whole:
             if "[" in name or "." in name:
                 self.place = name
@@ -52,19 +51,19 @@ class Memory:
                 self.name = name
 
     def touch(self, view: View, what: str, *, write: bool, threads: bool, later: bool = False) -> Access:
-        """Note an access by the running task.
+        """Record an access by the running task.
 
         Args:
             view: the region.
-            what: for the error's words.
-            write: or read.
-            threads: by loads and stores of the task's threads, which are over at once unless `later`; else by the
-                asynchronous proxy, and the caller has to end it.
-            later: the caller has to end it.
+            what: words for the error.
+            write: whether it is a write.
+            threads: by loads and stores of the task's threads, which complete at once unless `later`; otherwise by the
+                asynchronous proxy, and the caller has to complete it.
+            later: the caller has to complete it.
 
         Raises:
-            Race: another access to a part of it, one of the two a write, is not known to be over.
-            MissingFence: the asynchronous proxy comes upon what threads wrote.
+            Race: another access to a part of the region, one of the two a write, is not known to be complete.
+            MissingFence: the asynchronous proxy accesses what threads wrote without a fence.
         """
         task = self.schedule.task
         for other in self._accesses:
@@ -93,14 +92,14 @@ class Memory:
             )
 
     def _covers(self, new: Access, old: Access) -> bool:
-        """Whether who comes after the new access comes after the old one, and would meet the new one as well."""
+        """Whether every access that is ordered after the new one is ordered after the old one, and conflicts with both."""
         if not old.bit & new.task.known or (old.write and not new.write):
             return False
         return new.view.dense and new.view.begin <= old.view.begin and old.view.end <= new.view.end
 
 
 class View:
-    """Stands for a shared memory descriptor: a strided region of an allocation."""
+    """Stand-in for a shared memory descriptor: a strided region of an allocation."""
 
     def __init__(self, memory: Memory, data: torch.Tensor, layout: Any, label: str = "") -> None:
         self.memory, self.data, self.layout, self.label = memory, data, layout, label
@@ -123,7 +122,7 @@ class View:
         return (self.dense and other.dense) or bool(torch.logical_and(self._bytes(), other._bytes()).any())
 
     def _bytes(self) -> torch.Tensor:
-        """Which bytes of the allocation the region has."""
+        """The bytes of the allocation that belong to the region."""
         size = self.data.element_size()
         mine = torch.zeros(len(self.memory.bytes), dtype=torch.bool)
         mine.as_strided(
@@ -203,7 +202,7 @@ class View:
         self.data.copy_(value.value)
 
     def demand(self, what: str, given: torch.Tensor) -> None:
-        """Demand the region's own shape and type."""
+        """Require the region's own shape and type."""
         if given.shape != self.data.shape or given.dtype != self.data.dtype:
             raise Mistake(
                 f"{what}: {list(given.shape)} of {given.dtype} where {self} has {self.shape} of {self.data.dtype}"

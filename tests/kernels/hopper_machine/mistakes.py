@@ -1,16 +1,16 @@
-"""What a kernel can do wrong on the machine."""
+"""Errors for what a kernel does wrong."""
 
 
 class Mistake(Exception):
-    """A kernel that would hang, race, or read what is not there on the card."""
+    """The kernel would hang, race, or read undefined data on the card."""
 
 
 class Race(Mistake):
-    """Two accesses to the same shared memory, one a write, and no barrier or wait puts one before the other."""
+    """Two accesses to the same shared memory, one a write, that no barrier or wait orders."""
 
 
 class MissingFence(Mistake):
-    """What threads wrote is read by a product or a bulk copy, and its writer did not call `fence_async_shared`."""
+    """A product or a bulk copy reads what threads wrote, and the writer did not call `fence_async_shared`."""
 
 
 class TooEarly(Mistake):
@@ -18,7 +18,7 @@ class TooEarly(Mistake):
 
 
 class BarrierMisuse(Mistake):
-    """An mbarrier used before it is made, made twice, or given more arrivals or bytes than it takes."""
+    """An mbarrier is used before init, initialized twice, or gets more arrivals or bytes than it expects."""
 
 
 class Deadlock(Mistake):
@@ -26,7 +26,7 @@ class Deadlock(Mistake):
 
 
 class Unfinished(Mistake):
-    """A partition or program ended before what it started."""
+    """A partition or program ended before the operations that it started."""
 
 
 class OutOfBounds(Mistake):
@@ -34,4 +34,4 @@ class OutOfBounds(Mistake):
 
 
 class Unsupported(NotImplementedError):
-    """What the machine has no stand-in for."""
+    """The kernel uses something that the machine has no stand-in for."""

@@ -1,4 +1,4 @@
-"""Global memory that programs share: who read and wrote what, and whether something put one before the other."""
+"""Global memory that programs share: the accesses to it, and whether something orders them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .schedule import Schedule, Task
 from .tiles import Pointer, Tile
 
 ORDERS = {"acquire": (True, False), "release": (False, True), "acq_rel": (True, True), "relaxed": (False, False)}
-"Whether an atomic takes what others released there, and whether it releases."
+"By memory order: whether an atomic acquires, and whether it releases."
 
 
 @dataclass
 class _Storage:
-    """A tensor's storage: of each element the last event of each kind and task; 0: none."""
+    """A tensor's storage: for each element the last event of each kind and task; 0: none."""
 
     size: int
     events: dict[tuple[str, Task], torch.Tensor] = field(default_factory=dict)
     released: dict[int, int] = field(default_factory=dict)
-    "of a place, what those knew who released there"
+    "by address, the accesses that were released there"
 
     def of(self, kind: str, task: Task) -> torch.Tensor:
         return self.events.setdefault((kind, task), torch.zeros(self.size, dtype=torch.int64))
 
 
 class Watched:
-    """What programs that run at once have done to global memory by pointers; bulk copies are not seen."""
+    """Accesses to global memory by pointers of programs that run at the same time; bulk copies are not recorded."""
 
     def __init__(self) -> None:
         self.storages: dict[int, _Storage] = {}
@@ -41,11 +41,11 @@ class Watched:
 
 
 class Outside:
-    """The stand-ins of loads, stores and atomics for one program.
+    """Stand-ins for loads, stores and atomics of one program.
 
     Args:
         schedule: of the program.
-        watched: None: programs run one after the other, and nobody looks.
+        watched: None: programs run one after the other, and nothing is recorded.
     """
 
     def __init__(self, schedule: Schedule, watched: Watched | None) -> None:
@@ -54,7 +54,7 @@ class Outside:
     def load(
         self, pointer: Pointer, mask: Any = None, other: Any = None, *, volatile: bool = False, **hints: Any
     ) -> Any:
-        """`load`; a volatile one is relaxed, and may look for what others add there."""
+        """`load`; a volatile one is relaxed, and may poll a counter."""
         if self.watched is None:
             return language.load(pointer, mask, other)
         at, wanted = pointer.places(mask)
@@ -75,7 +75,7 @@ class Outside:
     def atomic_add(
         self, pointer: Pointer, val: Any, mask: Any = None, sem: str | None = None, scope: str | None = None
     ) -> Any:
-        """`atomic_add`; one of 0 may look for what others add there."""
+        """`atomic_add`; one of 0 may poll a counter."""
         if self.watched is None:
             return language.atomic_add(pointer, val, mask, sem, scope)
         if scope not in (None, "gpu"):
@@ -97,12 +97,12 @@ class Outside:
         return language.atomic_add(pointer, val, mask)
 
     def read(self, pointer: Pointer, places: torch.Tensor, what: str) -> None:
-        """Note that the running task reads."""
+        """Record a read by the running task."""
         if self.watched is not None:
             self._touch(pointer, places, what, "read", ("write", "atomic"))
 
     def _poll(self, what: str, pointer: Pointer, places: torch.Tensor) -> None:
-        """Let others run; who saw the same values the last time, and did nothing since, waits until they change."""
+        """Let others run; a task that reads the same values again, with nothing done in between, waits for a change."""
         task, flat = self.schedule.task, pointer.flat
         places = places.flatten()
         looks = (what, flat.data_ptr(), places.tolist())
@@ -115,7 +115,7 @@ class Outside:
         task.polled = (looks, flat[places].tolist())
 
     def _touch(self, pointer: Pointer, places: torch.Tensor, what: str, kind: str, after: tuple[str, ...]) -> None:
-        """Note an access, and demand that those of the kinds `after` by others are known to be over."""
+        """Record an access, and require that accesses of the kinds `after` by other tasks are known to be complete."""
         task, storage = self.schedule.task, self.watched.of(pointer)
         for (other, who), events in storage.events.items():
             if who is not task and other in after:

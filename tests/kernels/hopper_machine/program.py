@@ -1,4 +1,4 @@
-"""Bodies of kernels run as Python: the names in them exchanged, run-time numbers told from constants."""
+"""Kernel bodies run as Python: names are replaced by stand-ins, and run-time values are distinguished from constants."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BUILTINS = vars(builtins) | {"range": STAND_INS["range"], "min": STAND_INS["mini
 
 
 class Names:
-    """What the names in kernels' bodies stand for.
+    """What the names in kernel bodies stand for.
 
     Args:
-        objects: pairs of an object of Triton's and its stand-in; by identity, whatever a module calls it.
-        words: stand-ins of builtins that a project defines itself, by their name.
+        objects: pairs of a Triton object and its stand-in, matched by identity, whatever a module calls it.
+        words: stand-ins for builtins that a project defines itself, by name.
     """
 
     def __init__(self, objects: list[tuple[Any, Any]], words: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class Names:
         self._aggregates: dict[int, type] = {}
 
     def of(self, value: Any) -> Any:
-        """What stands for a value that a kernel names; a value of no concern stands for itself."""
+        """The stand-in of a value that a kernel names; other values are returned unchanged."""
         if id(value) in self._objects:
             return self._objects[id(value)][1]
         if isinstance(value, tl.constexpr):
@@ -57,7 +57,7 @@ class Names:
 
 
 def like(value: Iterable[Any], parts: Iterable[Any]) -> tuple[Any, ...]:
-    """A tuple of these parts, with the names of another that may have names."""
+    """A tuple of these parts, with the field names of another tuple if it has any."""
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
@@ -77,7 +77,7 @@ def _missing(value: Any) -> Callable:
 
 
 class Function:
-    """A jit function that runs here when called."""
+    """A jit function that runs here when it is called."""
 
     def __init__(self, kernel: JITFunction, names: Names) -> None:
         self.kernel, self._names = kernel, names
@@ -127,7 +127,7 @@ def _code(fn: FunctionType) -> tuple[CodeType, set[str]]:
 
 
 class _Assignments(ast.NodeTransformer):
-    """Marks what is assigned: `x = 0` makes a number of the run, `X: gl.constexpr = 0` a constant."""
+    """Marks assignments: `x = 0` makes a run-time value, `X: gl.constexpr = 0` a constant."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         name = node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
@@ -146,7 +146,7 @@ class _Assignments(ast.NodeTransformer):
 
 
 def _run_time(value: Any, name: str) -> Any:
-    """What a plain assignment makes of a value; an allocation takes its name from where it lands."""
+    """The run-time value of a plain assignment; an allocation gets the name of the variable."""
     if type(value) is int:
         return whole(value)
     if isinstance(value, View) and name:

@@ -1,4 +1,4 @@
-"""Who runs when: partitions as coroutines, copies that land some time later, and what each partition knows."""
+"""The order of execution: partitions as coroutines, copies that complete some time later, and what each partition knows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ SPEEDS = (1, 4, 16)
 class Task:
     """A partition: all its warps act as one.
 
-    `known` has a bit for each access to memory that happened before what the task does next.  Barriers hand the bits
-    on, between programs releases and acquires do, and an asynchronous access gets into them only by being waited for:
-    two accesses are ordered if and only if the later one's task knows the earlier one, whatever the order they were
-    run in here.
+    `known` has a bit for each access to memory that happened before what the task does next.  Barriers pass these bits on, as
+    do releases and acquires between programs; those of an asynchronous access are added only when it is waited for.  So two
+    accesses are ordered if and only if the later one's task knows the earlier one, whatever the order in which they ran here.
     """
 
     name: str
@@ -30,18 +29,18 @@ class Task:
     speed: int
     known: int = field(default=0, repr=False)
     products: list = field(default_factory=list)
-    "asynchronous products, oldest first, until they are waited for"
+    "asynchronous products that have not been waited for, oldest first"
     stores: list = field(default_factory=list)
-    "accesses of bulk stores, likewise"
+    "accesses of bulk stores that have not been waited for, oldest first"
     copies: list = field(default_factory=list)
-    "accesses of the threads' own asynchronous copies that are in flight, or that no barrier and no group has yet"
+    "accesses of the threads' own asynchronous copies in flight that belong to no barrier and no group yet"
     groups: list = field(default_factory=list)
-    "the same by groups, oldest first, until they are waited for"
+    "the same by groups that have not been waited for, oldest first"
     polled: Any = None
-    "what it last saw where it looks for a counter to change, and did nothing else since"
+    "the values of its last poll, if it has done nothing else since"
     thread: Any = field(default=None, repr=False)
     ready: Callable[[], bool] | None = None
-    "what it waits for; None: nothing"
+    "condition that it waits for; None: it can run"
     waits: Callable[[], str] = lambda: "nothing"
 
     def end(self) -> None:
@@ -61,13 +60,13 @@ class Schedule:
         self.tasks: list[Task] = []
         self.memories: list[Any] = []
         self.flights: list[Callable[[], None]] = []
-        "what ends the copies in flight"
+        "functions that complete the copies in flight"
         self.at_end: Callable[[], None] = lambda: None
-        "looks the program over"
+        "final checks of the program"
 
     @property
     def task(self) -> Task:
-        """The one that runs."""
+        """The running task."""
         return getcurrent().task
 
     def event(self) -> int:
@@ -75,7 +74,7 @@ class Schedule:
         return 1 << next(self._events)
 
     def start(self, name: str, warps: int, body: Callable[[], object]) -> Task:
-        """Add a task that knows what the running one does."""
+        """Add a task that knows what the running task knows."""
         known = self.task.known if self.tasks else 0
         task = Task(name, warps, self._random.choice(SPEEDS), known)
 
@@ -89,14 +88,14 @@ class Schedule:
         return task
 
     def pause(self, ready: Callable[[], bool] | None = None, waits: Callable[[], str] = lambda: "nothing") -> None:
-        """Let others run, and go on some time after `ready`."""
+        """Let others run, and continue some time after `ready` is true."""
         task = self.task
         task.ready, task.waits, task.polled = ready, waits, None
         self._hub.switch()
         task.ready = None
 
     def run(self, name: str, warps: int, body: Callable[[], object]) -> None:
-        """Run a program to its end; raises what `together` does."""
+        """Run a program to its end; raises what `together` raises."""
         together(iter([(self, lambda: self.begin(name, warps, body))]), 1, self._random)
 
     def begin(self, name: str, warps: int, body: Callable[[], object]) -> None:
@@ -109,7 +108,7 @@ class Schedule:
         return [task for task in self.tasks if not task.thread.dead]
 
     def stop(self) -> None:
-        """End what still runs."""
+        """Stop what still runs."""
         for task in self.alive:
             task.thread.throw(GreenletExit)
 
@@ -119,7 +118,7 @@ class Schedule:
         self.at_end()
 
     def step(self) -> bool:
-        """Let one task or copy go on; False where none can."""
+        """Advance one task or copy; False if none can advance."""
         ready = [task for task in self.alive if task.ready is None or task.ready()]
         if not ready and not self.flights:
             return False
@@ -133,10 +132,10 @@ class Schedule:
 
 
 def together(programs: Iterator[tuple[Schedule, Callable[[], None]]], at_once: int, order: random.Random) -> None:
-    """Run programs, so many at a time, each started when there is room.
+    """Run programs, `at_once` at a time, each started when there is room.
 
     Raises:
-        Deadlock: nobody of those that have started can go on.
+        Deadlock: no started task can advance.
         Unfinished: a copy is in flight at a program's end.
     """
     running: dict[Schedule, int] = {}

@@ -1,4 +1,4 @@
-"""Values of a running kernel: integers, tiles in registers, pointers."""
+"""Values of a running kernel: integers, register tiles, pointers."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def dtype_of(dtype: torch.dtype) -> Any:
 
 
 def poison(dtype: torch.dtype) -> float:
-    """What stands for values that nobody wrote."""
+    """The value of elements that were never written."""
     return float("nan") if dtype.is_floating_point else -1 if dtype.is_signed else 1
 
 
 def not_negative(*values: Any) -> None:
-    """Refuse negative operands of // and %, which round otherwise in a kernel than in Python."""
+    """Refuse negative operands of // and %, which a kernel rounds differently from Python."""
     for value in values:
         if bool((value < 0).any()) if isinstance(value, torch.Tensor) else value < 0:
             raise Mistake("a negative operand of // or %: kernels round to zero, Python rounds down")
 
 
 class Int(int):
-    """A run-time integer of 32 or 64 bits; past them is a mistake, as are negative operands of // and %."""
+    """A run-time integer of 32 or 64 bits; overflow is a mistake, as are negative operands of // and %."""
 
     bits: int
 
@@ -110,7 +110,7 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "and_", "or_", "xor", "lsh
 
 
 class _Type:
-    """What `tile.type` is asked for; layouts are the compiler's business."""
+    """The result of `tile.type`; layouts are left to the compiler."""
 
     layout = gl.AutoLayout()
 
@@ -119,12 +119,12 @@ class _Type:
 
 
 class Tile:
-    """A tensor in registers.
+    """A register tensor.
 
     Args:
         data: its elements, in their own type.
-        product: the asynchronous product that writes these registers, until it is over.
-        token: as `warpgroup_mma` gives it back, not through `warpgroup_mma_wait` yet.
+        product: the asynchronous product that writes these registers, until it completes.
+        token: result of `warpgroup_mma` that has not passed through `warpgroup_mma_wait` yet.
     """
 
     __slots__ = ("data", "lent", "product", "token")
@@ -132,14 +132,14 @@ class Tile:
     def __init__(self, data: torch.Tensor, product: Any = None, token: bool = False) -> None:
         self.data, self.product, self.token = data, product, token
         self.lent: Any = None
-        "the product that took these registers to add to"
+        "the product that uses these registers as its accumulator"
 
     @property
     def free(self) -> torch.Tensor:
-        """The elements, which a product may still be writing, but no later one.
+        """The elements, which one product in flight may still be writing, but no later one may use as its accumulator.
 
         Raises:
-            TooEarly: a product in flight took the registers to add to.
+            TooEarly: a product in flight uses the registers as its accumulator.
         """
         if self.lent is not None and not self.lent.over:
             raise TooEarly(f"registers used that {self.lent} adds to")
@@ -150,7 +150,7 @@ class Tile:
         """The elements.
 
         Raises:
-            TooEarly: a product has the registers.
+            TooEarly: a product in flight writes the registers.
         """
         if self.token:
             raise TooEarly(f"the result of {self.product} goes through warpgroup_mma_wait before it is used")
@@ -202,13 +202,13 @@ class Tile:
 
 
 def scalar(value: torch.Tensor) -> Int | float:
-    """One element as a scalar of the kernel."""
+    """One element as a scalar."""
     one = value.item()
     return one if isinstance(one, (bool, float)) else Int(one, max(32, 8 * value.element_size()))
 
 
 def paired(left: Any, right: Any) -> tuple[Any, Any]:
-    """Operands by Triton's rules, where torch's are others: int1 counts as int32, an int64 scalar widens a tile."""
+    """Operands converted by Triton's rules where torch's differ: int1 counts as int32, an int64 scalar widens a tile."""
     values = [one.value if isinstance(one, Tile) else one for one in (left, right)]
     for mine, other in ((0, 1), (1, 0)):
         tile, with_ = values[mine], values[other]
@@ -274,14 +274,14 @@ class _PointerType:
 
 
 class Pointer:
-    """One pointer or a tile of them: places in a tensor's storage."""
+    """One pointer or a tile of pointers: positions in a tensor's storage."""
 
     def __init__(self, flat: torch.Tensor, at: torch.Tensor) -> None:
         self.flat, self.at = flat, at
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Pointer:
-        """Where a tensor begins."""
+        """Pointer to the beginning of a tensor."""
         count = tensor.untyped_storage().nbytes() // tensor.element_size()
         return Pointer(tensor.as_strided((count,), (1,), 0), torch.tensor(tensor.storage_offset()))
 
@@ -311,10 +311,10 @@ class Pointer:
         return self + -other
 
     def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the elements are and which of them are wanted, each of the tile's shape.
+        """Positions of the elements, and which of them the mask selects, each of the tile's shape.
 
         Raises:
-            OutOfBounds: one that is wanted lies outside the storage.
+            OutOfBounds: a selected element is outside the storage.
         """
         wanted = torch.as_tensor(True if mask is None else mask.value if isinstance(mask, Tile) else bool(mask))
         at, wanted = torch.broadcast_tensors(self.at, wanted)

@@ -1,4 +1,4 @@
-"""What runs beside the threads: bulk copies by tensor maps, copies by threads, and warpgroup products."""
+"""Asynchronous operations: bulk copies by tensor maps, copies by threads, and warpgroup products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tiles import Pointer, Tile, dtype_of
 
 
 class Descriptor:
-    """A tensor map that the host made: boxes of a tensor, zeros outside it."""
+    """A tensor map made on the host: boxes of a tensor, zeros outside it."""
 
     def __init__(self, host: Any) -> None:
         self.base, self.layout = host.base, getattr(host, "layout", None)
@@ -38,12 +38,12 @@ class Descriptor:
         return self.block_type.nbytes
 
     def box(self, coord: Sequence[int]) -> tuple[torch.Tensor, tuple[slice, ...]] | None:
-        """The part of a box inside the tensor, and where in the box it lies; None where there is none.
+        """The part of a box inside the tensor, and its position in the box; None if there is none.
 
-        Addresses are sums of 64 bits that wrap around.
+        Addresses are 64-bit sums that wrap around.
 
         Raises:
-            OutOfBounds: a coordinate of more than 32 bits, or an element inside the shape and outside the storage.
+            OutOfBounds: a coordinate of more than 32 bits, or an element inside the shape but outside the storage.
         """
         if len(coord) != len(self.shape) or not all(-(2**31) <= at < 2**31 for at in coord):
             raise OutOfBounds(f"coordinates {list(map(int, coord))} of a tensor map of {len(self.shape)} axes")
@@ -66,7 +66,7 @@ class Descriptor:
         return self.base.as_strided(sizes, strides, first), tuple(slice(low, high) for low, high in spans)
 
     def demand(self, what: str, view: View) -> None:
-        """Demand a region of a box's shape and type."""
+        """Require a region with a box's shape and type."""
         if view.shape != self.block_shape or view.dtype != self.dtype:
             raise Mistake(
                 f"{what}: {view} has {view.shape} of {view.dtype}, the tensor map {self.block_shape} of {self.dtype}"
@@ -75,7 +75,7 @@ class Descriptor:
 
 @dataclass(eq=False)
 class Product:
-    """An asynchronous product, from its issue until it is waited for."""
+    """An asynchronous product, from issue until it is waited for."""
 
     name: str
     reads: list[Access]
@@ -86,12 +86,12 @@ class Product:
 
 
 class Transfers:
-    """The stand-ins for one program."""
+    """Stand-ins for one program."""
 
     def __init__(self, schedule: Schedule, outside: Outside) -> None:
         self.schedule, self.outside = schedule, outside
         self.landed = 0
-        "bits of the bulk loads and of the threads' copies"
+        "bits of the bulk loads and of the threads' copies that completed"
 
     def fence(self, cluster: bool = False) -> None:
         """`fence_async_shared`."""
@@ -112,7 +112,7 @@ class Transfers:
         multicast: bool = False,
         cache_policy: None = None,
     ) -> None:
-        """`tma.async_load`: until the copy lands and is waited for, `Memory.touch` lets nobody near the region."""
+        """`tma.async_load`: `Memory.touch` refuses other accesses to the region until the copy was waited for."""
         self.schedule.pause()
         if not pred:
             return
@@ -157,7 +157,7 @@ class Transfers:
         self.schedule.flights.append(leave)
 
     def store_wait(self, pendings: int, read_only: bool = True) -> None:
-        """`tma.store_wait`: for all stores and adds of this partition but the last so many."""
+        """`tma.store_wait`: for all stores and reductions of this partition except the last `pendings`."""
         task = self.schedule.task
         first = task.stores[: len(task.stores) - pendings]
         self.schedule.pause(lambda: all(access.over for access in first), lambda: f"{len(first)} bulk stores")
@@ -166,7 +166,7 @@ class Transfers:
         task.stores = task.stores[len(first) :]
 
     def end(self) -> None:
-        """Demand that somebody waited for every load."""
+        """Require that every load was waited for."""
         known = 0
         for task in self.schedule.tasks:
             known |= task.known
@@ -180,7 +180,7 @@ class Transfers:
     # ── copies by threads ──
 
     def copy(self, smem: View, pointer: Pointer, mask: Any = None, *_options: Any, **_hints: Any) -> None:
-        """`async_copy.async_load`: zeros where masked; threads write it, so that products need a fence."""
+        """`async_copy.async_load`: zeros where masked; threads write it, so products need a fence."""
         self.schedule.pause()
         at, wanted = pointer.places(mask)
         smem.demand("asynchronous copy", pointer.flat[at])
@@ -197,9 +197,9 @@ class Transfers:
         self.schedule.flights.append(land)
 
     def copies_arrive(self, barrier: View, increment_count: bool = True) -> None:
-        """`async_copy.mbarrier_arrive`: each thread arrives when its copies so far have landed.
+        """`async_copy.mbarrier_arrive`: each thread arrives when its previous copies have completed.
 
-        With them it hands on what it did before, as the loads that told it what to copy.
+        The arrivals pass on what the thread did before, such as the loads of the addresses to copy.
         """
         self.schedule.pause()
         task, bar = self.schedule.task, made(barrier)
@@ -225,7 +225,7 @@ class Transfers:
         task.copies = []
 
     def wait_group(self, num_outstanding: int = 0) -> None:
-        """`async_copy.wait_group`: for all groups of this partition but the last so many."""
+        """`async_copy.wait_group`: for all groups of this partition except the last `pendings`."""
         task = self.schedule.task
         count = max(len(task.groups) - num_outstanding, 0)
         first = [access for group in task.groups[:count] for access in group]
@@ -247,7 +247,7 @@ class Transfers:
         max_num_imprecise_acc: None = None,
         is_async: bool = False,
     ) -> Tile:
-        """`warpgroup_mma`: the values at its issue, which stay what they are because `Memory.touch` forbids else."""
+        """`warpgroup_mma`, computed at issue: `Memory.touch` forbids a change of the operands before it completes."""
         self.schedule.pause()
         task = self.schedule.task
         what = f"warpgroup_mma {len(task.products)} of {task.name}"
@@ -257,7 +257,7 @@ class Transfers:
             if isinstance(one, View)
         ]
         left, right = (one.value if isinstance(one, Tile) else one.data for one in (a, b))
-        # Of a product in flight the next one may go on from the result: products keep their order.
+        # The next product may continue from the result of a product in flight: products keep their order.
         start = acc.free if use_acc else acc.value
         if list(start.shape) != [left.shape[0], right.shape[1]] or left.shape[1] != right.shape[0]:
             raise Mistake(f"{what}: {list(left.shape)} times {list(right.shape)} into {list(start.shape)}")
@@ -296,12 +296,12 @@ class Transfers:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor:
-    """A product as the tensor cores sum it, and what it is added to.
+    """A product as the tensor cores sum it, added to an accumulator.
 
-    Sums of int8 are exact, those of 8-bit floats have 13 bits behind the point after each instruction, of 32 terms.
+    Sums of int8 are exact; those of 8-bit floats keep 13 fractional bits after each instruction, which sums 32 terms.
 
     Raises:
-        Mistake: operands of 8 bits and sums of another kind.
+        Mistake: 8-bit operands and an accumulator of another kind.
     """
     if left.dtype == torch.int8 or kind == torch.int32:
         if left.dtype != torch.int8 or kind != torch.int32:
@@ -319,7 +319,7 @@ def _product(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor | None
 
 
 def _operand(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """An operand as the tensor cores take it: of fp32 they see the upper 19 bits."""
+    """An operand as the tensor cores read it: of fp32 they use the upper 19 bits."""
     if value.dtype == torch.float32:
         return (value.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
     return value.to(kind)

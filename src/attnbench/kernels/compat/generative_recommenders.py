@@ -42,14 +42,14 @@ def hstu_mha(
         seq_offsets: int [B + 1].
         causal: True alone, as there.
         dropout_pr: 0.0 alone where training.
-        training: whether there is dropout; nothing else.
+        training: whether dropout applies; it has no other effect.
         num_targets: int [B], or None.
         attn_scale: None alone.
-        max_attn_len: a row sees at most so many rows back; 0: all.
+        max_attn_len: how many rows back a row sees; 0: all.
         contextual_seq_len: rows at the front of each sequence that see all of its history.
         min_full_attn_seq_len: 0 alone.
         sort_by_length: True or False: the order of the work, which is ours in both cases.
-        kernel: None, or a HammerKernel, which says which of theirs would have run.
+        kernel: None, or a HammerKernel, which selects a kernel in their package and has no effect here.
         enable_tma: True or False: how theirs would have loaded.
 
     Returns:

@@ -23,7 +23,7 @@ from attnbench.kernels.flash.forward import launch_forward
 from attnbench.kernels.flash.operators import FORWARD
 from attnbench.kernels.flash.problem import Problem, check_values, lse_shape, problem_of
 from attnbench.kernels.shared.limits import check_flags
-from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
+from attnbench.kernels.shared.operators import cast, needs_graph, needs_operator, refuse_in_operator
 
 __all__ = [
     "BackwardConfig",
@@ -96,9 +96,9 @@ def flash_attention(
     if deterministic is False:
         deterministic = torch.are_deterministic_algorithms_enabled()
     numbers = max_seqlen_q, max_seqlen_k, causal, window, scale, deterministic
-    if is_followed(q, k, v, cu_seqlens_q, cu_seqlens_k):
+    if needs_operator(q, k, v, cu_seqlens_q, cu_seqlens_k):
         check_flags(WHO, causal=causal, deterministic=deterministic, validate=validate)
-        refuse_followed(WHO, validate=validate)
+        refuse_in_operator(WHO, validate=validate)
         names = [x if x is None or isinstance(x, str) else x.short for x in (forward, backward)]
         return FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, *names)
     q, k, v = cast(q, k, v)

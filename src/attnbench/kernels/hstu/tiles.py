@@ -22,8 +22,8 @@ import triton.language as tl
 from attnbench.kernels.shared.rows import Reach, load_rows
 
 COUNTS = ("contextual_len", "group", "heads", "pairs", "parts", "rows", "tiles", "window")
-"""Arguments whose value no code depends on: another batch, length or prefix compiles nothing anew, but that more jobs
-than SMs are drawn."""
+"""Arguments whose values the code is not specialized for: another batch, length or prefix needs no recompilation, except
+that the grid of more work items than SMs has a dynamic tile scheduler."""
 
 
 class Bounds(NamedTuple):

@@ -202,7 +202,7 @@ def _like(value: tuple[Any, ...], parts: Any) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
-class Follows(NamedTuple):
+class CountExpression(NamedTuple):
     """A count's expression, without its tensors."""
 
     source: str
@@ -211,9 +211,9 @@ class Follows(NamedTuple):
 
 
 @lru_cache(4096)  # compiling an expression takes longer than everything else here
-def following(source: str) -> Follows:
+def following(source: str) -> CountExpression:
     """Compile an expression."""
-    return Follows(source, eval(f"lambda r: {source}", {"__builtins__": {"max": max}}))
+    return CountExpression(source, eval(f"lambda r: {source}", {"__builtins__": {"max": max}}))
 
 
 def describes(descriptor: Any, *, shape: Mapping[int, RowCount], strides: Mapping[int, RowCount]) -> Any:

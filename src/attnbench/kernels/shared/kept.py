@@ -186,7 +186,7 @@ class Plan:
         self.results = tuple(order[number] for number in returned)
         found = {f"({recorder.written(source)})=={outcome}" for source, outcome in (*guards, *recorder.kinds)}
         self.guard = following(" and ".join(sorted(one for one in found if "r[" in one)) or "True")
-        rows = _Asked(recorder.tensors)
+        rows = _AccessedExtents(recorder.tensors)
         self.known = self._extents(rows)
         if not self.guard.at(rows):
             raise LookupError("a compared count does not depend on an argument")
@@ -253,7 +253,7 @@ PART_BYTES = 512
 "Alignment of the parts of a workspace: that of PyTorch's allocations."
 
 
-class _Asked(dict[tuple[int, int], int]):
+class _AccessedExtents(dict[tuple[int, int], int]):
     """Extents of tensors by number and axis, recorded on access."""
 
     def __init__(self, tensors: Sequence[Tensor | None]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, SupportsIndex
 from torch import Tensor
 from triton import knobs
 
-from attnbench.kernels.shared.counts import Follows, RowCount, Rows, counts_of, now
+from attnbench.kernels.shared.counts import CountExpression, RowCount, Rows, counts_of, now
 
 MOST_MAPS = 64
 "Tensor maps cached for an argument, one for each address: allocators return few addresses again and again."
@@ -57,8 +57,8 @@ class _TensorMap:
         self,
         descriptor: Any,
         make: Callable[[Any], Sequence[Any]],
-        extents: Sequence[tuple[int, Follows]],
-        strides: Sequence[tuple[int, Follows]],
+        extents: Sequence[tuple[int, CountExpression]],
+        strides: Sequence[tuple[int, CountExpression]],
     ) -> None:
         self.descriptor = copy(descriptor)
         self.descriptor.base = self.descriptor.counts = None  # keeps no tensor alive
@@ -86,7 +86,7 @@ class _TensorMap:
 
 
 class _BoundMap(NamedTuple):
-    """A `_Described` for arguments with known extents."""
+    """A `_DescriptorArgument` for arguments with known extents."""
 
     at: int
     number: int
@@ -95,7 +95,7 @@ class _BoundMap(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Described(NamedTuple):
+class _DescriptorArgument(NamedTuple):
     """A launch argument that is a descriptor."""
 
     at: int
@@ -114,23 +114,26 @@ class _Described(NamedTuple):
         return _BoundMap(self.at, self.number, self.tensor_map, *self.tensor_map.numbers(rows))
 
 
-class _Filled:
+class _TupleArgument:
     """A tuple argument that contains tensors or counts, remade for other addresses and extents."""
 
     __slots__ = ("at", "counts", "pointers", "tuples", "values")
 
     def __init__(
-        self, values: Sequence[Any], number: Callable[[Tensor], int], follows: Callable[[RowCount], Follows | None]
+        self,
+        values: Sequence[Any],
+        number: Callable[[Tensor], int],
+        follows: Callable[[RowCount], CountExpression | None],
     ) -> None:
         self.values = [None if isinstance(value, Tensor) else now(value) for value in values]  # keeps no tensor alive
         self.pointers = [(at, number(value)) for at, value in enumerate(values) if isinstance(value, Tensor)]
         counts = ((at, follows(value)) for at, value in enumerate(values) if isinstance(value, RowCount))
         self.counts = [(at, found) for at, found in counts if found is not None]
-        self.tuples: list[tuple[int, _Filled]] = []
+        self.tuples: list[tuple[int, _TupleArgument]] = []
         for at, value in enumerate(values):
             if not (isinstance(value, Tensor | RowCount) or _is_constant(value)):
                 self.values[at] = None
-                self.tuples.append((at, _filled(value, number, follows)))
+                self.tuples.append((at, _tuple_argument(value, number, follows)))
         self.at = self._at()
 
     @property
@@ -150,7 +153,7 @@ class _Filled:
             inner.renumber(order)
         self.at = self._at()
 
-    def bound(self, rows: Rows) -> _Filled:
+    def bound(self, rows: Rows) -> _TupleArgument:
         """The same for arguments with these extents."""
         if not self.moves:
             return self
@@ -176,7 +179,9 @@ class _Filled:
         return tuple(values)
 
 
-def _bound(tuples: Sequence[tuple[int, _Filled]], rows: Rows, values: list[Any]) -> list[tuple[int, _Filled]]:
+def _bound(
+    tuples: Sequence[tuple[int, _TupleArgument]], rows: Rows, values: list[Any]
+) -> list[tuple[int, _TupleArgument]]:
     """Tuples for arguments of these extents; one without tensors is a constant then, and becomes one of the values."""
     found = []
     for at, filled in tuples:
@@ -188,10 +193,12 @@ def _bound(tuples: Sequence[tuple[int, _Filled]], rows: Rows, values: list[Any])
     return found
 
 
-def _filled(value: Any, number: Callable[[Tensor], int], follows: Callable[[RowCount], Follows | None]) -> _Filled:
+def _tuple_argument(
+    value: Any, number: Callable[[Tensor], int], follows: Callable[[RowCount], CountExpression | None]
+) -> _TupleArgument:
     if not isinstance(value, tuple):
         raise LookupError(f"an argument is of type {type(value).__name__}")
-    return _Filled(value, number, follows)
+    return _TupleArgument(value, number, follows)
 
 
 class Bound(NamedTuple):
@@ -200,7 +207,7 @@ class Bound(NamedTuple):
     before: Sequence[int]
     "the grid"
     arguments: Sequence[Any]
-    tuples: Sequence[tuple[int, _Filled]]
+    tuples: Sequence[tuple[int, _TupleArgument]]
     "tuples that contain tensors or counts"
     maps: Sequence[_BoundMap]
 
@@ -228,7 +235,7 @@ class Repeat:
         grid: Sequence[SupportsIndex],
         values: Sequence[Any],
         number: Callable[[Tensor], int],
-        follows: Callable[[RowCount], Follows | None] = lambda count: None,
+        follows: Callable[[RowCount], CountExpression | None] = lambda count: None,
     ) -> None:
         """Record a launch.
 
@@ -250,14 +257,14 @@ class Repeat:
         self.compiled = compiled  # keeps its code loaded
         self.grid = [(axis, found) for axis, n in enumerate(grid) if isinstance(n, RowCount) and (found := follows(n))]
         "extents of the grid that depend on a count"
-        self.counts: list[tuple[int, Follows]] = []
+        self.counts: list[tuple[int, CountExpression]] = []
         "arguments that depend on a count"
         flags = launcher.launch_cooperative_grid, launcher.launch_pdl
         self.after: tuple[Any, ...] = (compiled.function, *flags, *between)
         self.arguments: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
-        self.tuples: list[tuple[int, _Filled]] = []
-        self.maps: list[_Described] = []
+        self.tuples: list[tuple[int, _TupleArgument]] = []
+        self.maps: list[_DescriptorArgument] = []
         makers = iter(_makers(compiled))
         for value in values:
             at = len(self.arguments)
@@ -266,7 +273,9 @@ class Repeat:
                 self.arguments.append(None)
             elif hasattr(value, "block_shape"):
                 self.maps.append(
-                    _Described(at, number(value.base), _TensorMap(value, next(makers), *_following(value, follows)))
+                    _DescriptorArgument(
+                        at, number(value.base), _TensorMap(value, next(makers), *_following(value, follows))
+                    )
                 )
                 self.arguments += (None, *value.shape, *value.strides)
             elif isinstance(value, RowCount):
@@ -276,7 +285,7 @@ class Repeat:
             elif _is_constant(value):
                 self.arguments.append(value)
             else:
-                self.tuples.append((at, _filled(value, number, follows)))
+                self.tuples.append((at, _tuple_argument(value, number, follows)))
                 self.arguments.append(None)
         before, maps = [int(extent) for extent in (*grid, 1, 1)[:3]], [one for one in self.maps if not one.moves]
         self.fixed = Bound(before, self.arguments, self.tuples, [one.bound({}) for one in maps])
@@ -335,7 +344,9 @@ class Repeat:
             self.launch(*before, stream, *self.after, *arguments)
 
 
-def _following(descriptor: Any, follows: Callable[[RowCount], Follows | None]) -> Iterator[list[tuple[int, Follows]]]:
+def _following(
+    descriptor: Any, follows: Callable[[RowCount], CountExpression | None]
+) -> Iterator[list[tuple[int, CountExpression]]]:
     """The extents, then the strides, of a descriptor that depend on a count."""
     for counts in counts_of(descriptor):
         yield [(axis, found) for axis, count in counts.items() if (found := follows(count)) is not None]

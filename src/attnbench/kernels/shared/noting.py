@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import torch
 from torch import Tensor
 
-from attnbench.kernels.shared.counts import Extent, Follows, RowCount, Rows, Source, counts_of, following, now
+from attnbench.kernels.shared.counts import CountExpression, Extent, RowCount, Rows, Source, counts_of, following, now
 from attnbench.kernels.shared.launch import Repeat
 
 
@@ -129,7 +129,7 @@ class Recorder:
             raise LookupError("a count is of a part of a tensor")
         return f"{self._extent(Extent(of, 0, is_stride=False))}*{times}"
 
-    def follows(self, count: RowCount) -> Follows | None:
+    def follows(self, count: RowCount) -> CountExpression | None:
         """The expression of a count; None: the count does not depend on arguments.
 
         Raises:
@@ -172,7 +172,7 @@ class Recorder:
 class Layout(NamedTuple):
     """An allocation: a contiguous tensor, of which some extents depend on arguments."""
 
-    shape: Sequence[int | Follows]
+    shape: Sequence[int | CountExpression]
     dtype: torch.dtype
 
     def at(self, rows: Rows) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Operators of PyTorch (`torch.ops.attnbench`) for compilers, exports, dispatch modes and transforms.
 
 An eager call on plain tensors bypasses them, because a dispatch to Python costs more than a whole cached call.
-`is_followed` decides.
+`needs_operator` decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 "Types of tensors that are plain memory."
 
 
-def is_followed(*tensors: Tensor | None) -> bool:
+def needs_operator(*tensors: Tensor | None) -> bool:
     """Whether a call must go through its operator: it is compiled, exported or transformed, or its tensors are not plain."""
     if torch.compiler.is_compiling():
         return True
@@ -60,7 +60,7 @@ def _is_cast(x: Tensor, device: str) -> bool:
     return x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == device
 
 
-def refuse_followed(who: str, *, validate: bool, **configs: object) -> None:
+def refuse_in_operator(who: str, *, validate: bool, **configs: object) -> None:
     """Refuse what an operator does not support.
 
     Raises:

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from attnbench.kernels.flash.hopper.epilogue import epilogue
 from attnbench.kernels.flash.hopper.pieces import add_values, pieces_of, scaled, wait_for_output, zero_output
-from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, rounded, sums_of
+from attnbench.kernels.flash.hopper.tiles import fold, keep_in_place, read_work, rounded, sums_of
 from attnbench.kernels.flash.tiles import Softmax
 from attnbench.kernels.shared.hopper import ROWS, pass_turn, skip_tiles, sync_warps, wait_turn
 
@@ -117,7 +117,7 @@ def through_keys(
             release_last(k_ring, v_ring, count, index > 1)
         if LAZY:
             v_ring.wait(count)
-            acc = scaled(acc, not_sooner(factor))
+            acc = scaled(acc, keep_in_place(factor))
         acc = add_values(weights, pieces_of(v_ring, rests.v, count), acc, STORED)
         if TURNS:
             pass_turn(turns, WARPGROUP)

@@ -217,7 +217,7 @@ def hide(scores, row, at, keys, shift, mask):
 
 @gluon.jit
 @no_type_check
-def not_sooner(x):
+def keep_in_place(x):
     """Returns fp32 x unchanged, but the compiler cannot move what depends on it up to before this place.
 
     Compilers move such work up to where x is known, before the products that it should overlap with.

@@ -1,4 +1,4 @@
-"""Arguments of the portable flash kernels as named tuples: tensors, strides, and what a kernel is compiled for."""
+"""Arguments of the portable flash kernels in groups: tensors, strides, and compile-time constants."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from attnbench.kernels.flash.quant.operators import FORWARD
 from attnbench.kernels.flash.quant.prepare import Quantised, allocate, launch_prepare, launch_quantise, launch_smooth
 from attnbench.kernels.flash.quant.problem import WHO, check_offsets, quant_problem_of
 from attnbench.kernels.shared.limits import check_flags
-from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
+from attnbench.kernels.shared.operators import cast, needs_operator, refuse_in_operator
 
 __all__ = [
     "QuantConfig",
@@ -83,9 +83,9 @@ def flash_quant_attention(
             of the Hopper path is refused on other cards and dims; it is not replaced by another.
     """
     numbers = max_seqlen_q, max_seqlen_k, causal, scale
-    if is_followed(q, k, v, cu_seqlens_q, cu_seqlens_k):
+    if needs_operator(q, k, v, cu_seqlens_q, cu_seqlens_k):
         check_flags(WHO, causal=causal, validate=validate)
-        refuse_followed(WHO, validate=validate)
+        refuse_in_operator(WHO, validate=validate)
         name = config if config is None or isinstance(config, str) else config.short
         found: tuple[Tensor, Tensor] = FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, name)
         return found

@@ -17,7 +17,7 @@ from attnbench.kernels.flash.sparse.lists import BlockLists, of_lists
 from attnbench.kernels.flash.sparse.operators import FORWARD, LISTED
 from attnbench.kernels.flash.sparse.problem import WHO, sparse_problem_of
 from attnbench.kernels.shared.limits import check_flags
-from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
+from attnbench.kernels.shared.operators import cast, needs_operator, refuse_in_operator
 
 __all__ = [
     "BlockLists",
@@ -54,7 +54,7 @@ def make_lists(
     Raises:
         ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
-    if is_followed(block_map, q, k):
+    if needs_operator(block_map, q, k):
         raise ValueError("make_lists: is called in compiled code; lists made outside of it, or a map")
     check_flags("make_lists", causal=causal, validate=validate)
     q, k = cast(q, k)
@@ -99,9 +99,9 @@ def flash_sparse_attention(
         ValueError: an argument cannot be used; the message names it, its value and what is accepted.  A configuration
             of the Hopper path is refused on other cards, dims and tensors; it is not replaced by another.
     """
-    if is_followed(q, k, v):
+    if needs_operator(q, k, v):
         check_flags(WHO, causal=causal, validate=validate)
-        refuse_followed(WHO, validate=validate)
+        refuse_in_operator(WHO, validate=validate)
         name = config if config is None or isinstance(config, str) else config.short
         found: tuple[Tensor, Tensor]
         if isinstance(block_map, BlockLists):

@@ -203,7 +203,7 @@ def check_lists(lists: BlockLists, problem: SparseProblem, *, share: int, unit: 
             f"of {lists.unit} queries does not fit",
             f"{share} of {unit}, as the launch configuration takes them",
         )
-    shape = problem.map_shape[0], problem.map_shape[1], -(-problem.seqlen_q // unit)
+    shape = problem.batch, problem.heads, -(-problem.seqlen_q // unit)
     if tuple(lists.counts.shape) != shape:
         raise wrong("block_map.counts.shape", tuple(lists.counts.shape), "does not fit", f"{shape}")
     if lists.indices.device != device:

@@ -28,7 +28,7 @@ Results = tuple[Tensor, Tensor]
 """`out` and `lse`."""
 
 
-def parted(given: tuple[Any, ...]) -> tuple[ListTensors, MadeFor, tuple[Any, ...]]:
+def split_arguments(given: tuple[Any, ...]) -> tuple[ListTensors, MadeFor, tuple[Any, ...]]:
     """Split the arguments after q, k and v: those of `LISTS`, then those of `NUMBERS`."""
     tensors = len(ListTensors._fields)
     made = tensors + len(MadeFor._fields)
@@ -68,7 +68,7 @@ def fake_forward(
 
 def run_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
     """Compute `out` and `lse` from lists, which are checked against the call."""
-    tensors, made, numbers = parted(given)
+    tensors, made, numbers = split_arguments(given)
     return call(q, k, v, lists_of(tensors, made), *numbers)
 
 
@@ -78,7 +78,7 @@ def fake_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
     Raises:
         ValueError: as `flash_sparse_attention`, except for checks of addresses and of the lists.
     """
-    *_, numbers = parted(given)
+    *_, numbers = split_arguments(given)
     return _results(q, k, v, *numbers)
 
 

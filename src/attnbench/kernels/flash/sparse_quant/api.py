@@ -22,7 +22,7 @@ from attnbench.kernels.flash.sparse_quant.forward import launch_sparse_quant
 from attnbench.kernels.flash.sparse_quant.operators import FORWARD, LISTED
 from attnbench.kernels.flash.sparse_quant.problem import WHO, problems_of
 from attnbench.kernels.shared.limits import check_flags
-from attnbench.kernels.shared.operators import cast, is_followed, refuse_followed
+from attnbench.kernels.shared.operators import cast, needs_operator, refuse_in_operator
 
 __all__ = [
     "BlockLists",
@@ -77,9 +77,9 @@ def flash_sparse_quant_attention(
         ValueError: an argument cannot be used; the message names it, its value and what is accepted.  A configuration
             of the Hopper path is refused on other cards and dims; it is not replaced by another.
     """
-    if is_followed(q, k, v):
+    if needs_operator(q, k, v):
         check_flags(WHO, causal=causal, validate=validate)
-        refuse_followed(WHO, validate=validate)
+        refuse_in_operator(WHO, validate=validate)
         name = config if config is None or isinstance(config, str) else config.short
         found: tuple[Tensor, Tensor]
         if isinstance(block_map, BlockLists):

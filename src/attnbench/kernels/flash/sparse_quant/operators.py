@@ -10,7 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from attnbench.kernels.flash.sparse.operators import LISTS, NUMBERS, TENSORS, Results, empty_results, lists_of, parted
+from attnbench.kernels.flash.sparse.operators import (
+    LISTS,
+    NUMBERS,
+    TENSORS,
+    Results,
+    empty_results,
+    lists_of,
+    split_arguments,
+)
 from attnbench.kernels.flash.sparse.problem import check_map
 from attnbench.kernels.flash.sparse_quant.calls import call, check_device, config_for
 from attnbench.kernels.flash.sparse_quant.problem import problems_of, refused_here
@@ -40,7 +48,7 @@ def fake_forward(
 
 def run_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
     """Compute `out` and `lse` from lists, which are checked against the call."""
-    tensors, made, numbers = parted(given)
+    tensors, made, numbers = split_arguments(given)
     return call(q, k, v, lists_of(tensors, made), *numbers)
 
 
@@ -50,7 +58,7 @@ def fake_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
     Raises:
         ValueError: as `flash_sparse_quant_attention`, except for checks of addresses and of the lists.
     """
-    *_, numbers = parted(given)
+    *_, numbers = split_arguments(given)
     return _results(q, k, v, *numbers)
 
 

@@ -34,7 +34,7 @@ from attnbench.kernels.hstu.bsa.operators import FORWARD
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, backward_shapes, changed_config, config_fault, default_config
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.kernels.shared.limits import as_float, check_flags
-from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
+from attnbench.kernels.shared.operators import cast, needs_graph, needs_operator, refuse_in_operator
 
 __all__ = [
     "BsaCall",
@@ -122,9 +122,9 @@ def hstu_bsa_attention(
         alpha=as_float(alpha),
         scaling_seqlen=scaling_seqlen,
     )
-    if is_followed(q, k, v, gates, *table):
+    if needs_operator(q, k, v, gates, *table):
         check_flags(WHO, pairs=pairs, validate=validate)
-        refuse_followed(WHO, validate=validate, config=config)
+        refuse_in_operator(WHO, validate=validate, config=config)
         out, blocks, *_ = FORWARD(q, k, v, gates, *table, *numbers)
         return out, blocks
     q, k, v, gates = cast(q, k, v, gates)

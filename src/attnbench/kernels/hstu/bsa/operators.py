@@ -37,14 +37,14 @@ SAVED = ", ".join(f"Tensor {name}" for name in Saved._fields)
 TENSOR_COUNT, NUMBER_COUNT = len(BsaTensors._fields), len(Numbers._fields)
 
 
-def parted(arguments: tuple[Any, ...]) -> tuple[BsaTensors, Numbers]:
+def split_arguments(arguments: tuple[Any, ...]) -> tuple[BsaTensors, Numbers]:
     """Arguments of the forward by name."""
     return BsaTensors(*arguments[:TENSOR_COUNT]), Numbers(*arguments[TENSOR_COUNT:])
 
 
 def run_forward(*arguments: Any) -> Results:
     """Compute `out`, `blocks`, and what is saved."""
-    tensors, numbers = parted(arguments)
+    tensors, numbers = split_arguments(arguments)
     out, blocks, *saved = call_of(tensors, numbers).forward(*tensors)
     missing = (tensors.q.new_empty(0, dtype=torch.int32) for _ in range(len(Saved._fields) - len(saved)))
     return out, blocks, *saved, *missing
@@ -56,7 +56,7 @@ def fake_forward(*arguments: Any) -> Results:
     Raises:
         ValueError: as `hstu_bsa_attention`, except for checks of addresses.
     """
-    tensors, numbers = parted(arguments)
+    tensors, numbers = split_arguments(arguments)
     p = checked(tensors, numbers)
     shapes = saved_shapes(p, BsaConfig())
     new = tensors.q.new_empty
@@ -71,7 +71,7 @@ def fake_forward(*arguments: Any) -> Results:
 def run_backward(dout: Tensor, blocks: Tensor, *arguments: Any) -> Results:
     """Compute `dq`, `dk`, `dv` and `dgates`, which is empty without gates."""
     given, rest = arguments[:TENSOR_COUNT], arguments[TENSOR_COUNT:]
-    tensors, numbers = parted(given + rest[len(Saved._fields) :])
+    tensors, numbers = split_arguments(given + rest[len(Saved._fields) :])
     saved = Saved(*rest[: len(Saved._fields)])
     lists = (saved.entries, saved.starts) if numbers.block_counts > 1 else ()
     found = call_of(tensors, numbers).gradients(dout, blocks, *tensors, saved.means_k, saved.means_v, *lists)

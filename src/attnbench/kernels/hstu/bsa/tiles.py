@@ -34,14 +34,14 @@ COUNTS = (
     "tiles",
     "units",
 )
-"""Arguments whose value no code depends on: another batch or length compiles nothing anew."""
+"""Arguments whose values the code is not specialized for: another batch or length needs no recompilation."""
 
 
 COMPRESSED, SELECTED, SLIDING = (tl.constexpr(branch) for branch in range(3))
-"Branches, by the place of their gates: the local block is of the selected one."
+"Branches, as indices of their gates; the local block belongs to the selected branch."
 
 FIRST_ENTRY, LISTED_BLOCK, NUM_ENTRIES, RECORD = (tl.constexpr(number) for number in range(4))
-"A tile of a list in the table of tiles: where which number of it stands, and how many there are."
+"Indices of the fields of a record in the table of list tiles, and their number."
 
 
 class Standing(NamedTuple):

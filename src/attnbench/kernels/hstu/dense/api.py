@@ -34,7 +34,7 @@ from attnbench.kernels.hstu.dense.forward import launch_forward
 from attnbench.kernels.hstu.dense.operators import FORWARD
 from attnbench.kernels.hstu.dense.problem import WHO, Problem, check_tensors, check_values
 from attnbench.kernels.shared.limits import check_flags
-from attnbench.kernels.shared.operators import cast, is_followed, needs_graph, refuse_followed
+from attnbench.kernels.shared.operators import cast, needs_graph, needs_operator, refuse_in_operator
 
 __all__ = [
     "BackwardConfig",
@@ -124,9 +124,9 @@ def hstu_attention(
         max_attn_len,
         deterministic,
     )
-    if is_followed(q, k, v, *table):
+    if needs_operator(q, k, v, *table):
         check_flags(WHO, causal=causal, deterministic=deterministic, validate=validate)
-        refuse_followed(WHO, validate=validate, forward=forward, backward=backward)
+        refuse_in_operator(WHO, validate=validate, forward=forward, backward=backward)
         out: Tensor = FORWARD(q, k, v, *table, *numbers)
         return out
     q, k, v = cast(q, k, v)

@@ -30,7 +30,7 @@ from attnbench.kernels.hstu.paged.operators import APPENDS, FORWARD
 from attnbench.kernels.hstu.paged.portable import launch_append
 from attnbench.kernels.hstu.paged.problem import PAGE_SIZES, Step
 from attnbench.kernels.shared.limits import check_flags
-from attnbench.kernels.shared.operators import is_followed, refuse_followed
+from attnbench.kernels.shared.operators import needs_operator, refuse_in_operator
 
 __all__ = [
     "PAGE_SIZES",
@@ -86,9 +86,9 @@ def hstu_paged_attention(
     Raises:
         ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
-    if is_followed(q, k, v, pool):
+    if needs_operator(q, k, v, pool):
         check_flags(ATTENTION, validate=validate)
-        refuse_followed(ATTENTION, validate=validate)
+        refuse_in_operator(ATTENTION, validate=validate)
         name = config if config is None or isinstance(config, str) else config.short
         numbers = *bounds_of(step), scaling_seqlen, alpha, splits, name
         out: Tensor = FORWARD(q, k, v, pool, *table_of(step), *numbers)
@@ -156,9 +156,9 @@ def hstu_paged_append(k: Tensor, v: Tensor, pool: Tensor, step: Step, *, validat
     Raises:
         ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
-    if is_followed(k, v, pool):
+    if needs_operator(k, v, pool):
         check_flags(APPEND, validate=validate)
-        refuse_followed(APPEND, validate=validate)
+        refuse_in_operator(APPEND, validate=validate)
         APPENDS(k, v, pool, *table_of(step), *bounds_of(step))
         return
     append(k, v, pool, step, validate=validate)

@@ -40,7 +40,7 @@ class Numbers(NamedTuple):
     config: str | None
 
 
-def parted(rest: tuple[Any, ...]) -> tuple[Step, tuple[Any, ...]]:
+def split_arguments(rest: tuple[Any, ...]) -> tuple[Step, tuple[Any, ...]]:
     """The step at the beginning of these arguments, and the arguments after it."""
     tensors = len(StepTensors._fields)
     end = tensors + len(StepBounds._fields)
@@ -49,7 +49,7 @@ def parted(rest: tuple[Any, ...]) -> tuple[Step, tuple[Any, ...]]:
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> Tensor:
     """`out`."""
-    step, numbers = parted(rest)
+    step, numbers = split_arguments(rest)
     return attend(q, k, v, pool, step, *numbers)
 
 
@@ -59,7 +59,7 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> T
     Raises:
         ValueError: as `hstu_paged_attention`, except for checks of addresses.
     """
-    step, after = parted(rest)
+    step, after = split_arguments(rest)
     numbers = Numbers(*after)
     check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
     check_numbers(numbers.scaling_seqlen, numbers.alpha, numbers.splits)
@@ -71,7 +71,7 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> T
 
 def run_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
     """Append to the pool."""
-    step, _ = parted(rest)
+    step, _ = split_arguments(rest)
     append(k, v, pool, step)
 
 
@@ -81,7 +81,7 @@ def fake_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
     Raises:
         ValueError: as `hstu_paged_append` says.
     """
-    step, _ = parted(rest)
+    step, _ = split_arguments(rest)
     check_step(APPEND, {"k": k, "v": v}, pool, step)
     check_device(APPEND, k)
 

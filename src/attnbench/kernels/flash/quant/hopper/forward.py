@@ -20,7 +20,7 @@ from attnbench.kernels.flash.problem import lse_strides
 from attnbench.kernels.flash.quant.config import QUERY_TILES
 from attnbench.kernels.flash.quant.hopper.attend import Consumer, consume
 from attnbench.kernels.flash.quant.hopper.producer import Producer, produce
-from attnbench.kernels.flash.quant.hopper.tiles import WORK_FIELDS, EveryTile, Rooms
+from attnbench.kernels.flash.quant.hopper.tiles import WORK_FIELDS, EveryTile, QuantisedLayout
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, Rings, allocate_ring, allocate_work_queue, heads_apart, rows_of
 from attnbench.kernels.shared.kept import launch, rows_in
@@ -111,7 +111,7 @@ def flash_quant_hopper_forward(
         PACKED=META.PACKED,
         GRID="ticket",
     )
-    rooms = Rooms(heads_kv, repeats, rows_q, rows_k)
+    layout = QuantisedLayout(heads_kv=heads_kv, repeats=repeats, rows_q=rows_q, rows_k=rows_k)
     q_rings = ()
     for _index in gl.static_range(GROUPS):
         q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
@@ -125,7 +125,7 @@ def flash_quant_hopper_forward(
         v_desc=v_desc,
         rings=rings,
         problem=problem,
-        rooms=rooms,
+        layout=layout,
         queue=queue,
         counter_ptr=counter_ptr,
         BLOCK_N=META.BLOCK_N,

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from attnbench.kernels.flash.hopper.tiles import GridProblem
-from attnbench.kernels.flash.quant.hopper.tiles import Rooms, work_at
+from attnbench.kernels.flash.quant.hopper.tiles import QuantisedLayout, work_at
 from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, aggregate
 
 
@@ -23,7 +23,7 @@ class Producer:
     v_desc: tma.tensor_descriptor
     rings: Rings
     problem: GridProblem
-    rooms: Rooms
+    layout: QuantisedLayout
     queue: WorkQueue
     counter_ptr: Argument
     "counter of the dynamic tile scheduler; 0 before and after a launch"
@@ -50,7 +50,7 @@ def fill_values(producer, work, tile, count):
     """Load a tile of values, [columns, keys], when a stage is free."""
     COLUMNS: gl.constexpr = producer.v_desc.block_shape[2]
     place = (work.k_place // producer.BLOCK_N + tile) * COLUMNS
-    producer.rings.v.fill(count, producer.v_desc, place, COLUMNS, 0, work.head // producer.rooms.repeats)
+    producer.rings.v.fill(count, producer.v_desc, place, COLUMNS, 0, work.head // producer.layout.repeats)
 
 
 @gluon.jit
@@ -59,9 +59,9 @@ def load_work(producer, work, items, count, done):
     """Load a work item's tiles; returns the tile count after them, and the next item."""
     rings = producer.rings
     BLOCK_N: gl.constexpr = producer.BLOCK_N
-    head = work.head // producer.rooms.repeats
+    head = work.head // producer.layout.repeats
     end = work.end
-    q_start = work.q_place - work.head * producer.rooms.rows_q - work.first
+    q_start = work.q_place - work.head * producer.layout.rows_q - work.first
     for which in gl.static_range(producer.GROUPS):
         rings.q[which].fill(done, producer.q_desc, q_start, work.queries, work.first + which * ROWS, work.head)
     if end > 0:
@@ -90,7 +90,7 @@ def produce(producer):
     done = 0
     at = gl.program_id(0)
     while at < items:
-        work = work_at(at, problem, producer.rooms, 1, ROWS * producer.GROUPS, producer.BLOCK_N)
+        work = work_at(at, problem, producer.layout, 1, ROWS * producer.GROUPS, producer.BLOCK_N)
         following = -1
         if work.first < work.queries:
             producer.queue.publish(done, work)

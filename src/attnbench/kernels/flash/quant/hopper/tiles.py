@@ -25,7 +25,7 @@ ZERO_AS_FLOAT = gl.constexpr(12582912.0)
 
 
 @aggregate
-class Rooms:
+class QuantisedLayout:
     """Layout of heads and sequences in the quantised tensors."""
 
     heads_kv: Argument
@@ -126,7 +126,7 @@ class EveryTile:
 
 @gluon.jit
 @no_type_check
-def work_at(at, problem, rooms, step, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+def work_at(at, problem, layout, step, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """The at-th work item in the grid's order."""
     mask = problem.mask
     located = locate(at, problem, step)
@@ -156,9 +156,9 @@ def work_at(at, problem, rooms, step, BLOCK_M: gl.constexpr, BLOCK_N: gl.constex
         first=first,
         split=tiles.split,
         end=tiles.end,
-        q_place=head * rooms.rows_q + q_place + first,
+        q_place=head * layout.rows_q + q_place + first,
         k_place=k_place,
-        v_place=number * rooms.heads_kv + head // rooms.repeats,
+        v_place=number * layout.heads_kv + head // layout.repeats,
     )
 
 

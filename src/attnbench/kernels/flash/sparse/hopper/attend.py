@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 
 from attnbench.kernels.flash.hopper.attend import scores_of
 from attnbench.kernels.flash.hopper.epilogue import epilogue
-from attnbench.kernels.flash.hopper.tiles import fold, not_sooner, read_work, sums_of
+from attnbench.kernels.flash.hopper.tiles import fold, keep_in_place, read_work, sums_of
 from attnbench.kernels.flash.sparse.hopper.tiles import place_of
 from attnbench.kernels.flash.tiles import Softmax
 from attnbench.kernels.shared.hopper import ROWS
@@ -73,7 +73,7 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
             seen = at_next + 1
             following = place_of(places, left - 2, PARTS)
             scores = scores_of(row, (q,), (k_ring.tile(at_next),), none)
-            acc = acc * gl.convert_layout(not_sooner(factor), OF_OUT)[:, None]
+            acc = acc * gl.convert_layout(keep_in_place(factor), OF_OUT)[:, None]
             acc = warpgroup_mma(weights, v_ring.tile(at), acc, is_async=True)
             scores = warpgroup_mma_wait(1, [scores])
             if place >= split:

@@ -241,7 +241,7 @@ def launch_hopper_forward(
     Raises:
         ValueError: tensor maps cannot describe a tensor; the message says which and what is accepted.
     """
-    heads, columns = q.shape[2], problem.map_shape[3]
+    _, heads, _, columns = problem.map_shape
     all_lists = lists.items.shape[0]
     # With no keys nothing is read, but a descriptor needs a tensor that is not empty.
     tensors = {"q": q, "k": k if k.numel() else q, "v": v if v.numel() else out, "out": out}

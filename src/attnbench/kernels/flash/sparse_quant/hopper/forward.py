@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from attnbench.kernels.flash.hopper.tiles import Mask
 from attnbench.kernels.flash.quant.config import QUERY_TILES
 from attnbench.kernels.flash.quant.hopper.attend import Consumer, consume
-from attnbench.kernels.flash.quant.hopper.tiles import TILE, WORK_FIELDS, Rooms
+from attnbench.kernels.flash.quant.hopper.tiles import TILE, WORK_FIELDS, QuantisedLayout
 from attnbench.kernels.flash.sparse_quant.hopper.producer import Producer, produce
 from attnbench.kernels.flash.sparse_quant.hopper.tiles import ListedTiles
 from attnbench.kernels.shared.card import processors
@@ -97,7 +97,7 @@ def flash_sparse_quant_hopper_forward(
     """Allocate rings and barriers, and start the warps; ROOM: query tiles of a warpgroup in shared memory."""
     GROUPS: gl.constexpr = META.GROUPS
     REGISTERS: gl.constexpr = META.REGISTERS
-    rooms = Rooms(heads_kv, repeats, rows_q, rows_k)
+    layout = QuantisedLayout(heads_kv=heads_kv, repeats=repeats, rows_q=rows_q, rows_k=rows_k)
     q_rings = ()
     for _index in gl.static_range(GROUPS):
         q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
@@ -110,7 +110,7 @@ def flash_sparse_quant_hopper_forward(
         k_desc=k_desc,
         v_desc=v_desc,
         rings=rings,
-        rooms=rooms,
+        layout=layout,
         queue=queue,
         counter_ptr=counter_ptr,
         items_ptr=items_ptr,

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from attnbench.kernels.flash.quant.hopper.producer import draw
-from attnbench.kernels.flash.quant.hopper.tiles import TILE, Rooms, Work
+from attnbench.kernels.flash.quant.hopper.tiles import TILE, QuantisedLayout, Work
 from attnbench.kernels.flash.sparse.hopper.tiles import list_of
 from attnbench.kernels.flash.tiles import padded_start
 from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, aggregate
@@ -24,7 +24,7 @@ class Producer:
     k_desc: tma.tensor_descriptor
     v_desc: tma.tensor_descriptor
     rings: Rings
-    rooms: Rooms
+    layout: QuantisedLayout
     queue: WorkQueue
     counter_ptr: Argument
     "counter of the dynamic tile scheduler; 0 before and after a launch"
@@ -48,7 +48,7 @@ class Producer:
 @no_type_check
 def fill_keys(producer, work, block, count):
     """Load a block of keys when a stage is free."""
-    head = work.head // producer.rooms.repeats
+    head = work.head // producer.layout.repeats
     producer.rings.k.fill(count, producer.k_desc, work.k_place, work.keys, block * producer.BLOCK_K, head)
 
 
@@ -59,7 +59,7 @@ def fill_values(producer, work, block, count):
     COLUMNS: gl.constexpr = producer.v_desc.block_shape[2]
     HALVES: gl.constexpr = TILE // producer.BLOCK_K
     place = (work.k_place // TILE + block // HALVES) * COLUMNS
-    head = work.head // producer.rooms.repeats
+    head = work.head // producer.layout.repeats
     column = block % HALVES * producer.BLOCK_K
     producer.rings.v.fill(count, producer.v_desc, place, COLUMNS, 0, head, column=column)
 
@@ -77,7 +77,7 @@ def load_work(producer, work, number, items, count, done):
     if end > 0:
         block = gl.load(indices + (end - 1))
         then = gl.load(indices + gl.maximum(end - 2, 0))
-    q_start = work.q_place - work.head * producer.rooms.rows_q - work.first
+    q_start = work.q_place - work.head * producer.layout.rows_q - work.first
     for which in gl.static_range(producer.GROUPS):
         rings.q[which].fill(done, producer.q_desc, q_start, work.queries, work.first + which * ROWS, work.head)
     if end > 0:
@@ -104,7 +104,7 @@ def work_of(producer, turn):
     """The `turn`-th work item, and the index of its list."""
     BLOCK_M: gl.constexpr = ROWS * producer.GROUPS
     SHARES: gl.constexpr = producer.BLOCK_Q // BLOCK_M
-    rooms = producer.rooms
+    layout = producer.layout
     item = producer.items_ptr + gl.cast(turn // SHARES, gl.int64) * 3
     number = gl.load(item)
     end = gl.load(item + 1)
@@ -124,9 +124,9 @@ def work_of(producer, turn):
         first=first,
         split=split,
         end=end,
-        q_place=head * rooms.rows_q + q_place + first,
+        q_place=head * layout.rows_q + q_place + first,
         k_place=padded_start(batch, 0, producer.seqlen_k, False, TILE).to(gl.int32),
-        v_place=batch * rooms.heads_kv + head // rooms.repeats,
+        v_place=batch * layout.heads_kv + head // layout.repeats,
     )
     return work, number
 

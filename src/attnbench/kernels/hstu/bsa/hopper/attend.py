@@ -237,7 +237,7 @@ def combine(combiner):
             sync_warps()
             total = gl.zeros([JOB_ROWS, BLOCK_V], gl.float32, LAYOUT)
             for index in gl.static_range(combiner.OTHERS):
-                # From the L2: other SMs write the places of the ring anew.
+                # Loaded from the L2: other SMs overwrite the buffers of the ring.
                 part = gl.load(
                     partial_ptr + (source + index * LINEAR_DIM)[:, None] + columns[None, :],
                     mask=(chosen > index)[:, None] & inside,
@@ -378,11 +378,11 @@ def attend_hopper(call: BsaCall, config: AttendConfig | None = None) -> None:
     Nothing is allocated and nothing waits for the device.
 
     Args:
-        call: with lists in its workspace, of tiles of TILE_ROWS entries, and what `attend_shapes` says.
+        call: its workspace has lists in tiles of TILE_ROWS entries, and the tensors of `attend_shapes`.
         config: of the kernel; None: `default_attend`'s.
 
     Raises:
-        ValueError: `attend_fault` has one, or as `BsaCall.require` says.
+        ValueError: as of `attend_fault` or `BsaCall.require`.
     """
     p = call.problem
     config = config or default_attend(p)

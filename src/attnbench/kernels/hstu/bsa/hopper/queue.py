@@ -2,7 +2,7 @@
 """Single-warp partitions of the selected branch for Hopper.
 
     produce_tiles   fetches tiles of the lists: publishes rows and addresses, loads keys and values
-    signal_places    signals for each tile that its step has a place in the ring, which attend needs only when it writes
+    signal_places    signals for each tile that its step has a buffer in the ring, which attend needs only when it writes
     produce_jobs    fetches jobs: waits until all tiles of their step are published, publishes rows
     publish_done    signals to other programs that the tile or job of a slot is done
 

@@ -192,7 +192,7 @@ def begin(problem, JOB_ROWS: gl.constexpr):
     )
 
 
-class Sought(NamedTuple):
+class SoughtPosition(NamedTuple):
     """The position of a fetched number."""
 
     cursor: Any
@@ -206,7 +206,7 @@ class Sought(NamedTuple):
 @gluon.jit
 @no_type_check
 def seek(number, cursor, problem):
-    """Advance from the current step to that of a fetched number, or past the last step: `Sought`."""
+    """Advance from the current step to that of a fetched number, or past the last step: `SoughtPosition`."""
     JOB_ROWS: gl.constexpr = cursor.JOB_ROWS
     step, place, before = cursor.step, cursor.place, cursor.before
     through, pairs, ahead = cursor.through, cursor.pairs, cursor.ahead
@@ -224,7 +224,7 @@ def seek(number, cursor, problem):
     lane = gl.sum(passed.to(gl.int32), 0)
     inside -= gl.max(gl.where(passed, through, 0), 0)
     cursor = Cursor(step=step, place=place, before=before, through=through, pairs=pairs, ahead=ahead, JOB_ROWS=JOB_ROWS)
-    return Sought(cursor=cursor, lane=lane, inside=inside)
+    return SoughtPosition(cursor=cursor, lane=lane, inside=inside)
 
 
 @gluon.jit

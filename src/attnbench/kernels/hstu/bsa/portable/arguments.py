@@ -1,4 +1,4 @@
-"""Arguments of the portable block-sparse kernels as named tuples: strides, and what is compiled in."""
+"""Arguments of the portable block-sparse kernels in groups: strides, and compile-time constants."""
 
 from __future__ import annotations
 

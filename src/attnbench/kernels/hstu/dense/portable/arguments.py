@@ -1,4 +1,4 @@
-"""Arguments of the portable dense HSTU kernels as named tuples: strides, and what is compiled in."""
+"""Arguments of the portable dense HSTU kernels in groups: strides, and compile-time constants."""
 
 from __future__ import annotations
 
