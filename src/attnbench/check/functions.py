@@ -21,6 +21,8 @@ from attnbench.check.setting import Setting
 MODULES = frozenset(
     {
         "builtins",
+        "json",
+        "os",
         "time",
         "gc",
         "math",
@@ -33,7 +35,7 @@ MODULES = frozenset(
         "torch.backends.cuda",
     }
 )
-"""The clocks, and what attention is made of."""
+"""The clocks, what attention is made of, and what everybody uses."""
 ROOMS = ("attnbench.check.", "attnbench.measure.", "attnbench.worker.", "attnbench.workloads.", "attnbench.stats.")
 """Of the harness."""
 
