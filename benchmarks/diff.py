@@ -10,7 +10,8 @@ The noise of a sample has a standard deviation of 1 %; one backend in five has t
 one sample in fifty is half as long again.  In the settings on a power-limited card the clock of a run lies
 anywhere in 1600-1800 MHz and moves within it; kernels answer to it with exponents from 0.4 to 1.
 Then each row of each process is off by draws that are not alike (`UNEVEN`), with yardsticks beside the rows and
-without, of one backend, with all rows slower, or the machine, or one row.  Seeds are the names of the settings.
+without, of one backend, with all rows slower, or the machine, or one row; and all rows of a backend in a process are
+off by one draw.  Seeds are the names of the settings.
 
 --card measures real pairs: a small grid over and over on the GPU, each time in a fresh process, first in bursts, then
 sustained on shapes that take the card to its power limit.  Each run is diffed with the next of its kind, and each
@@ -71,6 +72,8 @@ class Setting:
     yardsticks: bool = False
     slower: str = "changed"
     "what takes longer in B: changed backends, one row of them, all rows (of unchanged source), the machine"
+    alike: float = 0.0
+    "standard deviation of what all rows of a backend are off by in one process, together"
 
 
 SETTINGS = (
@@ -123,6 +126,20 @@ THROUGHOUT = tuple(
     for slower, words in (("all", "all rows"), ("machine", "the machine"))
     for luck in ("normal .3 %", "normal 1 %")
 )
+ALIKE, NOT_PROMISED = (
+    tuple(
+        Setting(
+            f"{SIDES[count]}, backends N(0, {100 * alike:.1g} %) each",
+            replicates=count,
+            luck="normal .3 %",
+            yardsticks=True,
+            alike=alike,
+        )
+        for count, alike in chosen
+    )
+    for chosen in (((1, 0.003), (3, 0.003)), ((1, 0.005), (3, 0.005), (3, 0.01)))
+)
+"""All rows of a backend off by one draw in each process: those that raise few alarms, and those that raise more."""
 ONE_ROW = tuple(
     Setting(f"{SIDES[count]}, one row, {words}", replicates=count, luck=luck, yardsticks=True, slower="one row")
     for count in SIDES
@@ -144,6 +161,10 @@ def _run(setting: Setting, truth: list[list[float]], change: float, side: int, l
     records, rounds = [], np.arange(setting.samples)
     machine = lots.uniform(-setting.offset, setting.offset) + (change if setting.slower == "machine" else 0.0)
     clock = math.log(lots.uniform(1600.0, 1800.0)) if setting.power_limited else None
+    apart = [
+        [lots.gauss(0.0, setting.alike) if setting.alike else 0.0 for _ in range(setting.backends)]
+        for _ in range(setting.replicates)
+    ]
     for replicate, case in itertools.product(range(setting.replicates), range(setting.cases)):
         start, pace = lots.uniform(0.0, 6.3), lots.uniform(2.0, 6.0) / setting.samples
         drift = DRIFT / 2.0 * np.sin(start + pace * rounds) + dice.normal(0.0, ROUND, setting.samples)
@@ -156,7 +177,8 @@ def _run(setting: Setting, truth: list[list[float]], change: float, side: int, l
             )
         for backend in range(setting.backends):
             changed = backend >= setting.backends - setting.changed
-            level = truth[case][backend] + (change if _is_slower(setting, case, changed) else 0.0)
+            level = truth[case][backend] + apart[replicate][backend]
+            level += change if _is_slower(setting, case, changed) else 0.0
             samples, clocks = group.samples(level, backend, EXPONENTS[backend % len(EXPONENTS)])
             records.append(_record(case, backend, replicate, f"{side}" if changed else "same", samples, clocks, beside))
     return Run(
@@ -442,13 +464,14 @@ def main() -> None:
                 "noise": NOISE,
                 "luck": UNEVEN,
             },
-            "grids": [],
         }
-        settings = (*SETTINGS, *EVERY_DISTRIBUTION, *ONE_BACKEND, *FEW)
+        settings = (*SETTINGS, *EVERY_DISTRIBUTION, *ONE_BACKEND, *ALIKE, *FEW)
         with ProcessPoolExecutor(args.jobs) as pool:
-            for found in pool.map(graded_twice, settings, itertools.repeat(args.grids or 480)):
-                result["grids"] += found
-                print(json.dumps(found), flush=True)
+            for key, chosen in (("grids", settings), ("not_promised", NOT_PROMISED)):
+                result[key] = []
+                for found in pool.map(graded_twice, chosen, itertools.repeat(args.grids or 480)):
+                    result[key] += found
+                    print(json.dumps(found), flush=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

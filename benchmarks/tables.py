@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import io
 import json
 import re
@@ -284,10 +285,10 @@ def overhead(say: Say, path: Path) -> str:
     return markdown([say(word) for word in words], rows)
 
 
-def compared(say: Say, path: Path) -> str:
+def compared(say: Say, path: Path, key: str = "grids") -> str:
     """What a diff said of simulated runs whose truth is known."""
     rows = []
-    grids = json.loads(path.read_text("utf-8"))["grids"]
+    grids = json.loads(path.read_text("utf-8"))[key]
     for equal, changed in zip(grids[::2], grids[1::2], strict=True):
         name, caught, others = equal["setting"]["name"], changed["changed"], changed["unchanged"]
         judged, doubts = sum(caught.values()), caught.get("unclear", 0) + others.get("unclear", 0)
@@ -1005,6 +1006,7 @@ TABLES = {
     "hstu-bsa-fwd-bwd-h200": Table(("hstu-bsa-fwd-bwd-h200.json",), hstu_sparse),
     "hstu-paged-h200": Table(("hstu-paged-h200.json",), hstu_paged),
     "diff-simulated": Table(("diff-simulated.json",), compared),
+    "diff-not-promised": Table(("diff-simulated.json",), functools.partial(compared, key="not_promised")),
     "diff-h200": Table(("diff-h200.json",), compared_card),
     "intervals-ticks": Table(("intervals-simulated.json",), median_ticks),
     "intervals-stop": Table(("intervals-simulated.json",), ratio_stops),

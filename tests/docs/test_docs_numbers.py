@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 
 import pytest
@@ -16,7 +17,7 @@ from attnbench.record import Status
 from attnbench.stats.race_data import CLOSE, Rules
 from attnbench.stats.ratio import RESOLUTION, SAME_WITHIN
 from attnbench.store.runfile import write
-from attnbench.verdict import diff, placement
+from attnbench.verdict import diff, placement, together
 from attnbench.verdict.contrast import MACHINE
 from attnbench.worker.supervisor import KEPT
 from made_up_run import make_case, make_group, make_lost, make_run
@@ -42,6 +43,7 @@ EXPLAINED = {
         f"{100 * diff.SAME_WITHIN:g} %": "verdict.diff.SAME_WITHIN",
         f"{100 * MACHINE:g} %": "verdict.contrast.MACHINE, verdict.together.LEAST, verdict.levels.IMPORTED_ERROR",
         f"{100 * placement.LEAST:g} %": "verdict.placement.LEAST",
+        f"{100 * math.expm1(together.LEAST_OF_ONE):g} %": "verdict.together.LEAST_OF_ONE",
     },
     "docs/correctness.md": {f"{KEPT >> 10} KiB": "worker.supervisor.KEPT"},
     "docs/tuning.md": {

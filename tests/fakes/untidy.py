@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import decimal
 import gc
+import json
 import locale
 import os
 import random
@@ -68,6 +70,9 @@ CHANGES: dict[str, Any] = {
     "another-attention": lambda: setattr(torch.nn.functional, "scaled_dot_product_attention", slow_clock),
     "another-product": lambda: setattr(torch.Tensor, "__matmul__", slow_clock),
     "another-clock": lambda: setattr(time, "perf_counter_ns", slow_clock),
+    "another-json": lambda: setattr(json, "dumps", slow_clock),
+    "another-core-count": lambda: setattr(os, "cpu_count", slow_clock),
+    "one-digit": lambda: setattr(decimal.getcontext(), "prec", 1),
     "a-trace-function": lambda: sys.settrace(lambda *_: None),
     "denormals-flushed": lambda: torch.set_flush_denormal(True),
     "numpy-errors": lambda: np.seterr(all="raise"),

@@ -70,6 +70,20 @@ def test_all_rows_move_where_each_backend_went_half_the_way():
     assert found == {}, "a yardstick, or a row held against nothing, is of no group"
 
 
+@pytest.mark.parametrize(("apart", "shown"), [(0.01, False), (0.0001, True)])
+def test_a_group_that_lies_apart_from_process_to_process_is_not_shown_to_have_moved(apart, shown):
+    """Twelve cases agree on 2 %, since a process moves all of them alike; three processes a side do not."""
+
+    def row(shift):
+        offsets = {(0, number, 0): number * apart for number in (-1, 0, 1)}
+        sides = offsets, {place: offset + 0.02 + shift for place, offset in offsets.items()}
+        return contrast(0.02 + shift, counts=(3, 3), spread=1e-6, degrees=4, processes=sides)
+
+    moves = moves_of([[row(0.0001 * case)] for case in range(12)], [["a"]] * 12)
+    assert moves["a"].is_shown is shown
+    assert (moves["a"].high - moves["a"].low > 0.04) is not shown
+
+
 def leveled(shift, raw=None):
     return Leveled(
         ({(0, 0, 0): Level(1.0, 0.001, 2.0, None)}, {(0, 0, 0): Level(1.0 + shift, 0.001, 2.0 + (raw or shift), None)}),

@@ -21,6 +21,8 @@ from attnbench.check.setting import Setting
 MODULES = frozenset(
     {
         "builtins",
+        "json",
+        "os",
         "time",
         "gc",
         "math",
@@ -33,7 +35,7 @@ MODULES = frozenset(
         "torch.backends.cuda",
     }
 )
-"""The clocks, and what attention is made of."""
+"""The clocks, what attention is made of, and what everybody uses."""
 ROOMS = ("attnbench.check.", "attnbench.measure.", "attnbench.worker.", "attnbench.workloads.", "attnbench.stats.")
 """Of the harness."""
 
@@ -59,9 +61,9 @@ def functions() -> tuple[Setting, ...]:
     )
 
 
-def import_all(*packages: str) -> None:
-    """Import every module of packages of the harness: what a file replaces in one that nobody has seen is not found."""
-    for package in packages:
+def import_all(workload: str) -> None:
+    """Import what the harness imports later, its timers and oracles: what a file replaces unseen there is not found."""
+    for package in ("attnbench.measure.timers", f"attnbench.workloads.{workload.replace('-', '_')}"):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             with suppress(ImportError):  # it needs what is not installed here, and is not needed
                 importlib.import_module(module.name)

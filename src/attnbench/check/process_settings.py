@@ -62,6 +62,7 @@ def process_settings() -> tuple[Setting, ...]:
         *_signals(),
         *_interpreter(),
         *_random(),
+        Setting("context of decimal numbers", _decimal, _set_decimal, shown=False),
         *functions(),
     )
 
@@ -263,6 +264,20 @@ def _free_tools(then: tuple[str | None, ...]) -> None:
         if before is None and now is not None:
             monitoring.set_events(number, 0)
             monitoring.free_tool_id(number)
+
+
+DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+def _decimal() -> Any:
+    module: Any = sys.modules.get("decimal")
+    return ABSENT if module is None else tuple(getattr(module.getcontext(), name) for name in DECIMAL)
+
+
+def _set_decimal(then: tuple[Any, ...]) -> None:
+    context = sys.modules["decimal"].getcontext()
+    for name, value in zip(DECIMAL, then, strict=True):
+        setattr(context, name, value)
 
 
 def _random() -> tuple[Setting, ...]:

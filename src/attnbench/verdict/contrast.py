@@ -8,12 +8,13 @@ other cases, a grid without any none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean, median
 
 from attnbench.verdict.levels import Leveled
+from attnbench.verdict.sides import Place
 
 PROCESS = 0.005
 """Standard deviation of a row's time from process to process, until something measures it."""
@@ -60,6 +61,8 @@ class Contrast:
     "variance that more processes do not lessen"
     blind: bool
     "the samples of one process say nothing of their own error"
+    processes: tuple[Mapping[Place, float], Mapping[Place, float]] = field(default_factory=lambda: ({}, {}))
+    "of each side by process: its level, less what its references did there"
 
     @property
     def per_process(self) -> float:
@@ -153,7 +156,8 @@ def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files
         return None
     mine = pool.of_case(case, index)
     elsewhere = None if mine else pool.elsewhere(case)
-    values = _against(rows, row, mine)
+    processes = _against(rows, row, mine)
+    values = tuple([*side.values()] for side in processes)
     spread, degrees = _spread(values)
     (predicted, shown), extra = _predicted(row), _clock_variance(row)
     blind = any(level.error is None for side in row.sides for level in side.values())
@@ -183,13 +187,16 @@ def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files
         shown=float(degrees) if blind and degrees else shown,
         extra=extra,
         blind=blind,
+        processes=processes,
     )
 
 
-def _against(rows: Sequence[Leveled], row: Leveled, references: tuple[int, ...]) -> tuple[list[float], list[float]]:
-    """Level of a row in each process, a list a side, less what its references did in that process."""
+def _against(
+    rows: Sequence[Leveled], row: Leveled, references: tuple[int, ...]
+) -> tuple[dict[Place, float], dict[Place, float]]:
+    """Level of a row in each process, a mapping a side, less what its references did in that process."""
     middles = {one: (_mean(rows[one], 0) + _mean(rows[one], 1)) / 2.0 for one in references}
-    found: tuple[list[float], list[float]] = ([], [])
+    found: tuple[dict[Place, float], dict[Place, float]] = ({}, {})
     for side in (0, 1):
         for place, level in row.sides[side].items():
             offsets = [
@@ -198,13 +205,14 @@ def _against(rows: Sequence[Leveled], row: Leveled, references: tuple[int, ...])
                 if place in rows[one].sides[side]
             ]
             if offsets or not references:
-                found[side].append(level.value - (median(offsets) if offsets else 0.0))
+                found[side][place] = level.value - (median(offsets) if offsets else 0.0)
         if not found[side]:  # no process has both: the means are all there is
-            found[side].append(_mean(row, side) - median(_mean(rows[one], side) - middles[one] for one in references))
+            shared = median(_mean(rows[one], side) - middles[one] for one in references)
+            found[side][next(iter(row.sides[side]))] = _mean(row, side) - shared
     return found
 
 
-def _spread(values: tuple[list[float], list[float]]) -> tuple[float | None, int]:
+def _spread(values: Sequence[Sequence[float]]) -> tuple[float | None, int]:
     degrees = len(values[0]) + len(values[1]) - 2
     if degrees < 1:
         return None, 0

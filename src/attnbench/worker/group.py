@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import Backend, Machine
 from attnbench.check.examine import Outcome, examine, recheck
-from attnbench.check.functions import CLOCKS, OWN, import_all
+from attnbench.check.functions import CLOCKS, OWN
 from attnbench.check.globals import ON_IMPORT, GlobalState
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from attnbench.workloads.base import Workload
 
 MIB = 2**20
-TIMERS = "attnbench.measure.timers"
 
 
 class GroupRun(GroupEnds):
@@ -85,7 +84,6 @@ class GroupRun(GroupEnds):
         Raises:
             ContextLost: a backend left the GPU unusable.
         """
-        import_all(TIMERS, type(self.workload).__module__)
         entries = [entry for index, name in enumerate(self.group.backends) if (entry := self._probe(index, name))]
         state = GlobalState.capture()
         # The sampler compares with its first.

@@ -12,6 +12,7 @@ import sys
 from typing import IO, Any
 
 from attnbench.backends.base import Machine
+from attnbench.check.functions import import_all
 from attnbench.errors import WorkerError
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import environment
@@ -93,6 +94,7 @@ def _carry_out(
         page=page,
         on_record=lambda record: send(answers, say="record", record=_fit(_noted(record, neighbours, load))),
     )
+    import_all(run.group.workload)  # before any file of a user
     return run.carry_out()
 
 
