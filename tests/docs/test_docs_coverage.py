@@ -104,6 +104,8 @@ OTHERS = {
     "--set",
     "--stats",
     "--kernel-name",
+    "--report",
+    "--details",
     "--pipeline-boost-state",  # of profilers
     "--write",
     "--check",

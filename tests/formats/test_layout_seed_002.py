@@ -153,15 +153,19 @@ def test_lines_of_the_original_script_and_steps_that_come_twice(tmp_path):
     log.write_text(
         "loading …\nBatch_size: 8, KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 12.5\n"
         "KV Caches:512,Candidate Embeddings:  384, Total time(ms):13\n"
+        "KV Caches: 768, Candidate Embeddings: 384, Total time(ms): 1.5e+03\n"
+        "KV Caches: 1024, Candidate Embeddings: 384, Total time(ms): 2E-2 each\n"
         "KV Caches: 0, Candidate Embeddings: 384, Total time(ms): 11.25\ndone\n"
     )
     back = SEED_002.read(log)
     assert [(one.case["cached"], one.time.mean_ms, one.replicate) for one in back.records] == [
         (0, 12.5, 0),
         (512, 13.0, 0),
+        (768, 1500.0, 0),
+        (1024, 0.02, 0),
         (0, 11.25, 1),
     ]
-    assert len({one.group for one in back.records}) == 3
+    assert len({one.group for one in back.records}) == 5
 
 
 def test_the_end_to_end_time_is_taken_where_it_was_read(tmp_path):

@@ -8,6 +8,7 @@ import gc
 import io
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -468,8 +469,9 @@ def test_a_load_without_any_answer_is_kept_and_ends_with_3(
     assert said == f"attnbench load: requests={point.issued} have no answer; refused by load: scores"
 
 
-def test_ctrl_c_keeps_the_load_until_then_and_begins_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_keeps_the_load_until_then_and_begins_no_other(
+    number: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm_up, launch, left = load_run.Bench.warm_up, ModelEngine.launch, []
 
@@ -479,17 +481,38 @@ def test_ctrl_c_keeps_the_load_until_then_and_begins_no_other(
 
     def interrupted(self, requests):
         if left and left.pop() == 0:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return launch(self, requests)
 
     monkeypatch.setattr(load_run.Bench, "warm_up", warmed)
     monkeypatch.setattr(ModelEngine, "launch", interrupted)
-    assert main([*LOAD, "--scenario", "gaps", "--rate", "200,300", "--duration", "2", "--out", str(tmp_path)]) == 130
+    assert main([*LOAD, "--scenario", "gaps", "--rate", "200,300", "--duration", "2", "--out", str(tmp_path)]) == code
     capsys.readouterr()
     (point,) = load_file.read(only(tmp_path)).points
     assert point.interrupted
     assert point.answered >= 4
     assert point.issued == point.answered + point.refused["interrupted"]
+
+
+def test_ctrl_c_ends_the_search_of_all_limits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 50 ms it is between 100 and 200 requests a second when it ends; of 100 ms 400 would be next."""
+    tried: list[float] = []
+
+    def returning(self, rate: float, burstiness: float) -> Point:
+        tried.append(rate)
+        found = dataclasses.replace(at(rate, limit=1000.0), latency_ms=(80.0 if rate > 100 else 10.0,) * 200)
+        if len(tried) < 3:
+            return found
+        self.ending = KeyboardInterrupt()
+        return dataclasses.replace(found, interrupted=True)
+
+    monkeypatch.setattr(load_run.Bench, "returning", returning)
+    words = ["--scenario", "gaps", "--rate", "100", "--find-rate", "--slo-ms", "50,100"]
+    assert main([*LOAD, *words, "--out", str(tmp_path)]) == 130
+    assert tried == [100.0, 200.0, 150.0]
+    assert [one.slo_ms for one in load_file.read(only(tmp_path)).highest] == [50.0]
 
 
 def test_the_published_schema_is_that_of_the_file_and_the_file_fits_it() -> None:

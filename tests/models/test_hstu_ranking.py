@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attnbench.errors import UsageError
+from attnbench.models.hstu_ranking import model as model_of
 from attnbench.models.hstu_ranking.config import CONFIGS, ModelConfig, config_of
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request, history_ids
@@ -277,6 +278,12 @@ def test_times_and_foreign_caches_are_refused():
     first.load_state_dict(second.state_dict())
     with pytest.raises(UsageError, match=said):
         first([request(1, 2)], cache=cache)
+    with pytest.MonkeyPatch.context() as patch:  # another model at the address of one that is no longer there
+        patch.setattr(model_of, "id", lambda one: 7, raising=False)
+        first, second = HstuRanking(TINY, seed=1), HstuRanking(TINY, seed=2)
+        cache = first.make_cache(pages=3)
+        with pytest.raises(UsageError, match="cache=of 0 users was made for other weights"):
+            second([request(1, 2)], cache=cache)
 
 
 def test_a_batch_of_nobody_and_arrays_of_nothing():

@@ -259,6 +259,34 @@ class Serving(RuleBasedStateMachine):
             if one := self.opened([(user, more)]):
                 self.closed(*one)
 
+    @rule(user=st.integers(0, 3), other=st.integers(0, 3))
+    def ask_twice(self, user, other):
+        """A batch with a user twice is refused, whatever it or others hold, and changes nothing."""
+        users = [user, other, user]
+        before = self.cache.counts.as_dict(), [self.cache.held(one) for one in range(4)]
+        with (
+            pytest.raises(UsageError, match="is in the batch twice"),
+            self.cache.step(users, [self.histories[one] for one in users], [1, 1, 1]),
+        ):
+            pass
+        assert before == (self.cache.counts.as_dict(), [self.cache.held(one) for one in range(4)])
+
+    @rule(users=st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True))
+    def allocate_for_nothing(self, users):
+        """As phases are timed: pages are given, maybe copied into, and the step is given up at once."""
+        histories = [self.histories[user] for user in users]
+        try:
+            step = self.cache.allocate(users, histories, [3] * len(users), self.cache.lookup(users, histories))
+        except (ArithmeticError, UsageError):
+            return
+        self.cache.abort(step)
+        self.steps, self.tokens = self.steps + 1, self.tokens + sum(map(len, histories))
+
+    @rule(user=st.integers(0, 3), other=st.integers(0, 3))
+    def swap(self, user, other):
+        """Two users come with each other's histories: what is cached of both is stale, at the same time."""
+        self.histories[user], self.histories[other] = self.histories[other], self.histories[user]
+
     @rule(layers=st.integers(0, LAYERS - 1))
     def break_next_transfer(self, layers):
         LateTransfers.fails_after = layers

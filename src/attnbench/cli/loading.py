@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from attnbench.cli.ending import exit_code
 from attnbench.cli.output import Output
 from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
 from attnbench.loadtest.gaps import count_of, is_possible
@@ -27,7 +28,6 @@ from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write
 
 WHO = "attnbench load"
-INTERRUPTED = 130
 STDOUT = "-"
 FILES = ("json", "md", "html")
 UNSAID = ("json", "md", "html", "plots", "out", "no_save", "no_wait", "quiet", "dry_run", "name", "help")
@@ -40,7 +40,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     """Serve each load, show and keep the result.
 
     Returns:
-        The exit code: 0, or 130 after Ctrl-C, with what was measured until then.
+        The exit code: 0, or that of the signal that ended it (130 after Ctrl-C), with what was measured until then.
 
     Raises:
         NothingToRun: no request was answered; the result is shown and kept.
@@ -84,8 +84,8 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     _finish(args, run, asked, output)
     if failed is not None:
         raise failed
-    if any(point.interrupted for point in points):
-        return INTERRUPTED
+    if bench.ending is not None:
+        return exit_code(bench.ending)
     if not any(point.answered for point in points):
         reason = next((reason for point in points for reason in point.refused), "none arrived")
         raise NothingToRun(f"{WHO}: requests={sum(point.issued for point in points)} have no answer; {reason}")
@@ -138,6 +138,8 @@ def _loads(
         for slo in options.slos_ms:
             rate = highest_rate(measure, slo, first, possible=lambda rate: is_possible(rate, options.duration_s))
             found.append(Highest(slo_ms=slo, rate=rate, note=few_requests(None if rate is None else measure(rate))))
+            if bench.ending is not None:  # the search of another limit may want a rate that was not tried
+                break
         return found
     wanted = rates or [*options.preset.rates]
     for rate in wanted[:1] if scenario == "offline" else wanted:

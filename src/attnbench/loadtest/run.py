@@ -72,6 +72,8 @@ class Bench:
     "for the result: what was not known before users were there"
     capacity: float | None = None
     "requests a second, estimated"
+    ending: KeyboardInterrupt | None = None
+    "the signal that ended the last load before its time"
     _turn: int = 0
     "visits that were served without load"
 
@@ -241,6 +243,7 @@ class Bench:
         progress = Progress(label, self.on_progress)
         server = Server(generator, self.engine, library, self.batching, on_progress=progress, on_scores=on_scores)
         ledger = server.run()
+        self.ending = server.ending
         if not ledger.interrupted:
             generator.check()
         try:

@@ -142,7 +142,9 @@ class Server:
         self._source, self._engine, self._library, self._how = source, engine, library, batching
         self._clock, self._on_progress, self._on_scores = clock, on_progress, on_scores
         self.ledger = Ledger()
-        self._ending = Ending()
+        self.ending: KeyboardInterrupt | None = None
+        "the signal that ended the load before its time"
+        self._signals = Ending()
         self._queue = Queue()
         self._flights: deque[_Flight] = deque()
         self._numbers: list[int] = []
@@ -151,12 +153,12 @@ class Server:
 
     def run(self) -> Ledger:
         """Serve until every request that was issued is over; after Ctrl-C what is left is refused as interrupted."""
-        with self._ending:
+        with self._signals:
             try:
                 while not self._finished():
                     self._turn()
-            except KeyboardInterrupt:
-                self.ledger.interrupted = True
+            except KeyboardInterrupt as ending:
+                self.ledger.interrupted, self.ending = True, ending
                 for arrival in self._source.take(0):
                     self._note(arrival.number, arrival.index, arrival.issued_ns)
                 self._close(INTERRUPTED)
@@ -191,7 +193,7 @@ class Server:
 
     def _take(self, timeout_s: float) -> None:
         arrivals = self._source.take(timeout_s)
-        with self._ending.whole():
+        with self._signals.whole():
             for arrival in arrivals:
                 place = self._note(arrival.number, arrival.index, arrival.issued_ns)
                 found = self._library.take(arrival.index)
@@ -255,7 +257,7 @@ class Server:
             self._flights.popleft()
             self._refuse(places, reason_of(error))
             return
-        with self._ending.whole():
+        with self._signals.whole():
             self._flights.popleft()
             now = self._clock()
             for place in places:

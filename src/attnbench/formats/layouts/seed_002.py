@@ -33,6 +33,8 @@ NAME, WORKLOAD, ROW = "seed-002", "hstu-serving", "imported-step"
 FILE = re.compile(r"benchmark_bs(\d+)_nc(\d+)\.log")
 LINE = re.compile(r"KV Caches:\s*(\d+),\s*Candidate Embeddings:\s*(\d+),\s*Total time\(ms\):\s*([0-9.]+)")
 "The seed's own expressions; what stands before them in a line is passed over."
+EXPONENT = re.compile(r"(?:[eE][+-]?\d+)?")
+"That Python may print of a time, and the seed's expression leaves out: of 1e3 it reads 1."
 BOOK = re.compile(r"benchmark_results(_(bs|nc)\d+)?\.xlsx")
 LOGS, RESULTS = "logs", "benchmark_results"
 COLUMNS = ("file", "batch_size", "num_candidate", "kv_caches", "candidate_embeddings", "total_time_ms")
@@ -273,7 +275,9 @@ def _from_log(path: Path) -> Iterator[Step]:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if one := LINE.search(line):
             found = True
-            yield _step(f"{path}:{number}", [*match.groups(), *one.groups()])
+            exponent = EXPONENT.match(line, one.end())
+            *counts, time = one.groups()
+            yield _step(f"{path}:{number}", [*match.groups(), *counts, time + (exponent.group() if exponent else "")])
     if not found:
         raise RunFileError(
             refusal(str(path), "lines", 0, "are of steps", "KV Caches: …, Candidate Embeddings: …, Total time(ms): …")

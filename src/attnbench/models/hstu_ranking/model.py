@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -122,9 +123,12 @@ class HstuRanking(nn.Module):
             owner=self._state(),
         )
 
-    def _state(self) -> tuple[int, int]:
-        """What keys and values depend on besides token ids: this model, and the version counters of its weights."""
-        return id(self), sum(weight._version for weight in self._weights)
+    def _state(self) -> tuple[object, int]:
+        """What keys and values depend on besides token ids: this model, and the version counters of its weights.
+
+        A weak reference, because another model may later be at this one's address.
+        """
+        return weakref.ref(self), sum(weight._version for weight in self._weights)
 
     @torch.no_grad()
     def forward(
