@@ -80,7 +80,16 @@ def holds(name, case):
 
 @pytest.mark.parametrize(
     "name",
-    ["sparse-flashinfer", "fastvideo-vsa", "fastvideo-sta", "cudnn-bsa", "sparse-flash-attn-4", "sparge", "sparge-fp8"],
+    [
+        "sparse-flashinfer",
+        "fastvideo-vsa",
+        "fastvideo-sta",
+        "cudnn-bsa",
+        "sparse-flash-attn-4",
+        "block-sparse-attn",
+        "sparge",
+        "sparge-fp8",
+    ],
 )
 def test_each_says_how_it_is_installed(name):
     with pytest.raises(Unavailable, match=f"{name}: module=.* is not installed; (pip install|git clone)"):
@@ -322,6 +331,48 @@ def test_flash_attention_4_lists_blocks_as_full(monkeypatch):
     monkeypatch.setattr(sys.modules["flash_attn.cute.interface"], "_flash_attn_fwd", lambda q, k, v: q)
     with pytest.raises(Unavailable, match="has no block sparsity; block_sparse_tensors"):
         opened("sparse-flash-attn-4", SEEN["case"]).__enter__()
+
+
+# ── Block-Sparse-Attention ─────────────────────────────────────────────────────────────────────────
+
+
+def test_block_sparse_attn_is_given_lists_that_end_with_the_first_block(monkeypatch):
+    def convert(blocks):
+        """As upstream's: a row's blocks from the last to the first, then -1."""
+        kept, places = blocks.to(torch.uint8).sort(dim=-1, stable=True, descending=False)
+        return places.masked_fill(kept == 0, -1).flip(-1).contiguous().int()
+
+    def forward(  # with upstream's order of arguments
+        q, k, v, cu_q, cu_k, rows, columns, heads, streaming, lists, most_q, most_k, dropout, scale, causal, exact,
+        weights, left, right,
+    ):  # fmt: skip
+        case = SEEN["case"]
+        assert (rows, columns, dropout, exact, weights, left, right) == (128, 128, 0.0, False, False, -1, -1)
+        assert (scale, causal) == (case.scale, case.causal)
+        assert heads.tolist() == list(range(1, case.nheads + 1))
+        assert streaming.tolist() == [0] * (2 * case.nheads)
+        assert lists.dtype == cu_q.dtype == cu_k.dtype == torch.int32
+        assert cu_q.tolist() == [0, case.seqlen, 2 * case.seqlen]
+        assert (cu_k.tolist(), most_q, most_k) == ([0, case.seqlen_k, 2 * case.seqlen_k], case.seqlen, case.seqlen_k)
+        count = -(-most_k // columns)
+        found = torch.zeros(*lists.shape[:-1], count + 1, dtype=torch.bool)
+        found.scatter_(-1, lists.long().masked_fill(lists < 0, count), True)
+        q, k, v = (x.unflatten(0, (2, -1)).transpose(1, 2) for x in (q, k, v))
+        return computed(case, q, k, v, found[..., :count], (rows, columns)).transpose(1, 2).flatten(0, 1), None
+
+    name = "block_sparse_attn.block_sparse_attn_interface"
+    install(monkeypatch, name, convert_blockmask_row_reverse=convert, _block_sparse_attn_forward=forward)
+    for values in ({"seqlen": 300, "seqlen_k": 500}, {"nheads": 4, "nheads_kv": 2}, {"seqlen": 300, "causal": True}):
+        SEEN["case"] = case_of(block="128x128", **values)
+        launch, _ = holds("block-sparse-attn", SEEN["case"])
+        assert list(launch.phases) == ["convert"]
+    for values, words in [
+        ({"headdim": 96}, "headdim=96 is not supported; one of 32, 64, 128"),
+        ({"block": "64x64"}, "block=64x64 does not fit blocks of 128x128"),
+        ({"causal": True, "seqlen_k": 512}, "would be aligned to the top left; equal lengths"),
+    ]:
+        with pytest.raises(Unsupported, match=words):
+            opened("block-sparse-attn", case_of(**{"block": "128x128"} | values))
 
 
 # ── SpargeAttn ─────────────────────────────────────────────────────────────────────────────────────

@@ -112,7 +112,10 @@ def test_the_suite_is_that_of_the_seed_on_a_card_and_tiny_on_a_cpu():
         (["--compile", "yes"], "--compile=yes cannot be used; one of none, default, max-autotune-no-cudagraphs"),
         (["--model", "sora"], "--model=sora cannot be used; one of cogvideox-2b"),
         (["--backends", "hstu-eager"], "name=hstu-eager computes hstu"),
-        (["--backends", "sage9"], "name=sage9 is not known; one of cudnn-bsa, dense, eager, fa3-fwd"),
+        (
+            ["--backends", "sage9"],
+            "name=sage9 is not known; one of block-sparse-attn, cudnn-bsa, dense, eager, fa3-fwd",
+        ),
         (["--seqlen", "5"], "axis=seqlen is not known"),
     ],
 )

@@ -89,5 +89,5 @@ def test_files_named_in_code_are_there(path):
 def test_no_path_or_host_of_a_machine(path):
     text = path.read_text("utf-8")
     assert not re.search(r"/(?:home|root|tmp|work|Users)/\w", text)
-    ours = r"github\.com/(?:Dao-AILab|meta-recsys|thu-ml)/|download\.pytorch\.org/whl/"
+    ours = r"github\.com/(?:Dao-AILab|meta-recsys|mit-han-lab|thu-ml)/|download\.pytorch\.org/whl/"
     assert not re.search(rf"https?://(?!{ours})", text)

@@ -3,6 +3,8 @@ import random
 
 import pytest
 
+from attnbench.formats.layouts.base import imported_record, imported_run, imported_time
+from attnbench.presentation.blocks import blocks, case_blocks
 from attnbench.presentation.columns import View
 from attnbench.presentation.matrix import _out_of_memory, summary
 from attnbench.record import PlannedGroup, Settings, Status
@@ -227,3 +229,32 @@ def test_a_run_that_knows_no_median_has_a_matrix_all_the_same():
 def test_a_run_of_nothing_has_nothing_to_say():
     found = summary(make_run([]))
     assert (list(found.matrices), list(found.lost), found.sentence) == ([], [], "")
+
+
+def test_an_imported_run_of_means_shows_them_the_fastest_first():
+    case = {"seqlen": 512}
+    means = {"slow": 3.25, "quick": 1.5}
+    run = imported_run(
+        "seed-003",
+        "plots",
+        [imported_record("seed-003", case, name, imported_time(mean_ms=ms)) for name, ms in means.items()],
+    )
+    (block,) = blocks(run)
+    assert [column.title for column in block.columns] == ["backend", "mean ms"]
+    assert [(line.cells["backend"], line.cells["mean"]) for line in block.lines] == [
+        ("quick *", "1.50"),
+        ("slow", "3.25"),
+    ]
+    (matrix,) = summary(run).matrices
+    assert matrix.title.startswith("mean ms")
+    assert {name: (cell.text, cell.value) for name, cell in matrix.rows[0].cells.items()} == {
+        "slow": ("3.25", 3.25),
+        "quick": ("1.50", 1.5),
+    }
+
+
+def test_means_stand_beside_medians_only_where_they_are_asked_for():
+    run = run_of(*shapes({"base": 100.0, "mine": 200.0}))
+    usual, asked = (case_blocks(run, run.records, view=view)[0] for view in (None, View(columns=("mean",))))
+    assert "mean" not in [column.key for column in usual.columns]
+    assert [column.key for column in asked.columns] == ["backend", "mean"]

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from attnbench.errors import Unavailable
+from attnbench.formats.layouts.base import imported_record, imported_run, imported_time
 from attnbench.presentation.block import LEGEND
 from attnbench.presentation.blocks import blocks, lost_of
 from attnbench.record import Status
@@ -96,7 +97,7 @@ def test_all_that_the_terminal_shows_stands_in_the_page(run, page):
     for block in blocks(run):
         assert block.lines
         for line in block.lines:
-            assert {text for text in line.cells.values() if text} <= page.words
+            assert {text for column in block.columns if (text := line.cells.get(column.key))} <= page.words
         assert set(block.notes) <= page.words
         assert {" ".join(block.conditions.words())} <= {text.replace(" · ", " ") for text in page.words}
     for item in lost_of(run.records):
@@ -307,3 +308,13 @@ def test_large_counts_are_grouped():
     cases = [make_case(batch=batch) for batch in range(1, 202)]
     run = make_run([record for case in cases for record in make_group(case, samples=2)])
     assert "201 cases, 5 backends, 1,005 rows: 1,005 passed" in " ".join(read(run).texts)
+
+
+def test_an_import_of_means_has_them_in_its_page():
+    records = [
+        imported_record("seed-003", {"seqlen": 512}, name, imported_time(mean_ms=ms))
+        for name, ms in (("slow", 3.25), ("quick", 1.5))
+    ]
+    found = read(imported_run("seed-003", "plots", records))
+    assert {"mean ms", "1.50", "3.25"} <= found.words
+    assert "mean ms" in {column["title"] for column in found.data("rows-data")["columns"]}

@@ -112,11 +112,11 @@ def _block(run: Run, records: Sequence[Record], count: int, view: View) -> Block
     if count:
         behind = {name: Processes(members, count) for name, members in by_backend(records).items()}
         rows = combine(records)
-    quickest = sorted(rows, key=_median)  # stable: equals keep the order of the run
-    unit, bases = figures.unit_for(_known_medians(rows)), baselines(rows)
+    quickest = sorted(rows, key=_typical)  # stable: equals keep the order of the run
+    unit, bases = figures.unit_for(_known_times(rows)), baselines(rows)
     lines = [line_of(record, unit, bases, fastest=record is quickest[0] and len(rows) > 1,
                      processes=behind.get(record.backend)) for record in view.sorted(rows)]  # fmt: skip
-    notes = remarks(run, sorted(records, key=_median), replicated=count > 0)
+    notes = remarks(run, sorted(records, key=_typical), replicated=count > 0)
     return Block(
         records[0].case_id,
         conditions_of(run, records),
@@ -131,7 +131,7 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
     there = [line for part in parts for line in part.lines]
     records = [line.record for line in there]
     measured = [record for line in there for record in (line.processes.records if line.processes else [line.record])]
-    unit = figures.unit_for(_known_medians(records))
+    unit = figures.unit_for(_known_times(records))
     bases = baselines(records)
     order = list(dict.fromkeys(record.backend for record in run.records))
     shared = shared_words(records)
@@ -197,9 +197,10 @@ def _where(lost: Sequence[Record], processes: Mapping[str, Collection[int]], say
         yield f"{len(lost)} of {places} processes"
 
 
-def _median(record: Record) -> float:
-    return record.time.median_ms if record.time and record.time.median_ms is not None else float("inf")
+def _typical(record: Record) -> float:
+    found = figures.typical_ms(record.time)
+    return float("inf") if found is None else found
 
 
-def _known_medians(records: Iterable[Record]) -> list[float]:
-    return [record.time.median_ms for record in records if record.time and record.time.median_ms is not None]
+def _known_times(records: Iterable[Record]) -> list[float]:
+    return [found for record in records if (found := figures.typical_ms(record.time)) is not None]

@@ -21,6 +21,7 @@ UNIT = "{unit}"
 COLUMNS = (
     Column("backend", "backend", 0, number=False),
     Column("median", f"median {UNIT}", 0),
+    Column("mean", f"mean {UNIT}", 0),
     Column("margin", "95 %", 1),
     Column("spread", "spread", 1),
     Column("speedup", "speed-up", 1),
@@ -47,6 +48,7 @@ KEYS = tuple(column.key for column in COLUMNS)
 
 VALUES: dict[str, Callable[[Record], float | None]] = {
     "median": lambda record: record.time.median_ms if record.time else None,
+    "mean": lambda record: record.time.mean_ms if record.time else None,
     "margin": lambda record: figures.time_half(record.time) if record.time else None,
     "speedup": lambda record: record.speedup.ratio if record.speedup else None,
     "tflops": lambda record: record.rate.tflops if record.rate else None,
@@ -93,20 +95,25 @@ class View:
         if self.sort == "backend":
             return sorted(rows, key=backend_name, reverse=self.reverse)
         sign = -1.0 if (self.sort in MOST_FIRST) != self.reverse else 1.0
-        found = [(VALUES[self.sort](record), record) for record in rows]
-        known = sorted(((value, record) for value, record in found if value is not None),
+        value = VALUES[self.sort] if self.sort != "median" else lambda record: figures.typical_ms(record.time)
+        found = [(value(record), record) for record in rows]
+        known = sorted(((number, record) for number, record in found if number is not None),
                        key=lambda pair: sign * pair[0])  # fmt: skip
-        return [record for _, record in known] + [record for value, record in found if value is None]
+        return [record for _, record in known] + [record for number, record in found if number is None]
 
 
 def columns_for(unit: figures.Unit, lines: Sequence[Line], view: View | None = None) -> list[Column]:
-    """The columns asked for, or else those of which at least one line has something to say."""
+    """The columns asked for, or else those of which at least one line has something to say.
+
+    Means are among these where a line has no median.
+    """
     bases = baselines(line.record for line in lines)
     titles = {"speedup": f"vs {bases.pop()}"} if len(bases) == 1 else {}
     every = [replace(column, title=titles.get(column.key, column.title.replace(UNIT, unit.name))) for column in COLUMNS]
     asked = view.columns if view else ()
     if not asked:
-        return filled(every, lines)
+        means_alone = any(line.cells.get("mean") and not line.cells.get("median") for line in lines)
+        return [column for column in filled(every, lines) if column.key != "mean" or means_alone]
     shown = (
         filled(every, lines)
         if asked == (ALL,)
@@ -137,6 +144,7 @@ def line_of(
     cells = {
         "backend": backend_name(record) + (f" {FASTEST}" if fastest else ""),
         "median": figures.measured(median, doubt),
+        "mean": figures.measured(_in(unit, time.mean_ms), None),
         "margin": figures.interval(time, unit),
         "spread": figures.spread(median, spread),
         "processes": str(processes or ""),

@@ -41,6 +41,13 @@ def half_interval(value: float | None, low: float | None, high: float | None) ->
     return max(value - low, high - value, 0.0)
 
 
+def typical_ms(time: Time | None) -> float | None:
+    """The median, or the mean of a time of which another program's file says no more; None if neither is known."""
+    if time is None:
+        return None
+    return time.mean_ms if time.median_ms is None else time.median_ms
+
+
 def time_half(time: Time) -> float | None:
     """Half interval of a median, in milliseconds."""
     return half_interval(time.median_ms, time.ci_low_ms, time.ci_high_ms)

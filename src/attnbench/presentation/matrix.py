@@ -119,14 +119,16 @@ def summary(run: Run, view: View | None = None) -> Summary:
         titles = {column.key: column.title for column in block.columns}
         shared = shared_words(records)
         rows: dict[Place, dict[str, Cell]] = {}
-        unit = _unit(titles.get("median", ""), metric)  # an imported run may know no median
+        # An imported run may know means alone.
+        shown = "mean" if metric == "median" and "median" not in titles else metric
+        unit = _unit(titles.get("median") or titles.get("mean", ""), shown)
         for line in block.lines:
-            value = VALUES[metric](line.record)
+            value = VALUES[shown](line.record)
             place = case_of(line.record), line.cells.get("gpu", "")
             rows.setdefault(place, {})[backend_name(line.record)] = Cell(
-                line.cells.get(metric, ""), marks.get((case_of(line.record), line.record.backend), ""),
+                line.cells.get(shown, ""), marks.get((case_of(line.record), line.record.backend), ""),
                 None if value is None else value * unit)  # fmt: skip
-        title = " · ".join(filter(None, (titles.get(metric, metric), f"all {'-'.join(shared)}" if shared else "")))
+        title = " · ".join(filter(None, (titles.get(shown, shown), f"all {'-'.join(shared)}" if shared else "")))
         matrices.append(_matrix(run, title, block.conditions, records, rows, shared))
         notes += block.notes
         reading += block.reading
@@ -216,7 +218,7 @@ def _unit(title: str, metric: str) -> float:
     """What a value is multiplied by to be in the unit that the column's title ends with."""
     name = title.rsplit(" ", 1)[-1]
     factors = {unit.name: unit.per_ms for unit in (figures.MICROSECONDS, figures.MILLISECONDS, figures.SECONDS)}
-    if metric in ("median", "margin", "busy"):
+    if metric in ("median", "mean", "margin", "busy"):
         return factors.get(name, 1.0)
     return 1e3 if metric == "host" else 1.0
 

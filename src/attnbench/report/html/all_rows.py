@@ -39,8 +39,7 @@ def listing(sections: Sequence[Section]) -> dict[str, Any]:
     """
     rows = [row for section in sections for row in _rows(section)]
     timed = [row.line for row in rows if row.line]
-    unit = figures.unit_for(line.record.time.median_ms for line in timed
-                            if line.record.time and line.record.time.median_ms is not None)  # fmt: skip
+    unit = figures.unit_for(ms for line in timed if (ms := figures.typical_ms(line.record.time)) is not None)
     bases = baselines(line.record for line in timed)
     drawn = [line_of(row.line.record, unit, bases, False, row.line.processes) if row.line else None for row in rows]
     axes = list(_axes(rows))
@@ -108,7 +107,7 @@ def _rows(section: Section) -> Iterable[Row]:
 def _is_headline(block: Block) -> bool:
     """Whether a table is of the cases' own times, not of their timers or phases."""
     keys = {column.key for column in block.columns}
-    return "median" in keys and "phase" not in keys
+    return not keys.isdisjoint(("median", "mean")) and "phase" not in keys
 
 
 def _conditions(block: Block) -> dict[str, str]:
