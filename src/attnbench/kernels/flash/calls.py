@@ -154,7 +154,7 @@ class Call:
 
     def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
         self.problem, self.config = problem.at(None, None), backward
-        self.forward = Launches(partial(_run_forward, self.problem, forward))
+        self.forward = Launches(partial(_run_forward, self.problem, forward), JAGGED if problem.packed else DENSE)
         self.backward: Kept[tuple[bool, Launches]] = Kept()
         "by `facts_of` its tensors: whether the output's gradient is copied before, and the launches"
 
@@ -173,10 +173,11 @@ class Call:
         if dout.is_neg():
             dout = dout.resolve_neg()
         tensors = q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k
-        key = facts_of(dout, *tensors, jagged=DENSE_BACKWARD if cu_seqlens_q is None else BACKWARD_JAGGED)
+        jagged = DENSE_BACKWARD if cu_seqlens_q is None else BACKWARD_JAGGED
+        key = facts_of(dout, *tensors, jagged=jagged)
         found = self.backward.get(key)
         if found is None:
-            launches = Launches(partial(_run_backward, self.problem, self.config))
+            launches = Launches(partial(_run_backward, self.problem, self.config), jagged)
             found = self.backward.keep(key, (not _takes_grad(dout, self.config), launches))
         copied, launches = found
         return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
