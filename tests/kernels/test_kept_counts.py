@@ -197,3 +197,20 @@ def test_strides_of_what_was_made_and_of_an_argument_follow():
         launches = kept.Launches(run)
         launches(rows(8, 4), rows(3, 8, gap=8))
         assert launches.fault == "a stride is of a tensor with gaps"
+
+
+def test_rows_that_are_in_the_key_are_constants():
+    def run(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+        made = kept.empty((kept.rows_in(x), kept.rows_in(y)), x)
+        kept.launch(unspecialised, (kept.rows_in(y),), made, kept.rows_in(x) * kept.rows_in(y))
+        return (made,)
+
+    with on_no_card() as card:
+        launches = kept.Launches(run, (0,))
+        for count in (5, 6, 32):
+            (made,) = launches(rows(count, 4), rows(7, 4))
+            assert made.shape == (count, 7)
+        assert [(grid[0], values[1]) for _, grid, values in card.launched] == [(7, 35), (7, 42), (7, 224)]
+        assert card.through_triton == 1
+        (plan,) = launches.plans
+        assert plan.counted == ((0, 0),)

@@ -66,6 +66,22 @@ def test_gradients_come_as_autograd_lays_them(apis, family):
         assert torch.equal(found, truth)
 
 
+@pytest.mark.parametrize("family", ["flash", "hstu.dense", "hstu.bsa"])
+def test_what_was_saved_may_lie_otherwise(apis, family):
+    """A hook returns values and sizes, and strides as it likes."""
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() > 1 else x.expand(2, -1).T[:, 0]
+
+    attend, x = attention(apis, family), drawn(family).requires_grad_()
+    (truth,) = torch.autograd.grad(attend(x).sin().sum(), x)
+    with torch.autograd.graph.saved_tensors_hooks(turned, lambda x: x):
+        out = attend(x)
+    for _ in range(2):
+        (found,) = torch.autograd.grad(out.sin().sum(), x, retain_graph=True)
+        assert torch.equal(found, truth)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_of_vmap_is_taken_one_by_one_without_a_warning(apis, family, recwarn, capfd):
     attend = attention(apis, family)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 import triton
 from torch import Tensor
 
@@ -31,7 +30,7 @@ from attnbench.kernels.flash.problem import (
     takes_tma,
 )
 from attnbench.kernels.shared.card import capability_of, processors
-from attnbench.kernels.shared.gradients import Differentiable, once
+from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import as_float, check_flags, lies_in_rows
 from attnbench.kernels.shared.tiling import block_of
@@ -154,9 +153,9 @@ class Call:
 
     def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
         self.problem, self.config = problem.at(None, None), backward
-        self.forward = Launches(partial(_run_forward, self.problem, forward))
-        self.backward: Kept[tuple[bool, Launches]] = Kept()
-        "keyed by `facts_of` the tensors: whether the output's gradient is copied first, and the launches"
+        self.forward = Launches(partial(_run_forward, self.problem, forward), JAGGED if problem.packed else DENSE)
+        self.backward: Kept[tuple[tuple[int, ...], Launches]] = Kept()
+        "keyed by `facts_of` the tensors: numbers of those that are copied first, and the launches"
 
     def gradients(
         self,
@@ -172,14 +171,16 @@ class Call:
         """dq, dk and dv."""
         if dout.is_neg():
             dout = dout.resolve_neg()
-        tensors = q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k
-        key = facts_of(dout, *tensors, jagged=DENSE_BACKWARD if cu_seqlens_q is None else BACKWARD_JAGGED)
+        tensors = dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k
+        jagged = DENSE_BACKWARD if cu_seqlens_q is None else BACKWARD_JAGGED
+        key = facts_of(*tensors, jagged=jagged)
         found = self.backward.get(key)
         if found is None:
-            launches = Launches(partial(_run_backward, self.problem, self.config))
-            found = self.backward.keep(key, (not _takes_grad(dout, self.config), launches))
-        copied, launches = found
-        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+            launches = Launches(partial(_run_backward, self.problem, self.config), jagged)
+            numbers = {*unreadable(tensors, by_rows=range(5)), *([] if _takes_grad(dout, self.config) else [0])}
+            found = self.backward.keep(key, (tuple(numbers), launches))
+        to_copy, launches = found
+        return launches(*(copied(tensors, to_copy) if to_copy else tensors))
 
 
 CALLS: Kept[Call] = Kept()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from attnbench.kernels.shared.limits import lies_in_rows
 
 _Backward = Callable[..., tuple[Any, ...]]
 
@@ -20,6 +22,31 @@ class Differentiable(torch.autograd.Function):
     def call(cls, *arguments: Any) -> Any:
         """`apply` without its search for tensors of a finished transform, which `facts_of` refuses."""
         return super(torch.autograd.Function, cls).apply(*arguments)
+
+
+def unreadable(tensors: Sequence[Tensor | None], by_rows: Container[int]) -> tuple[int, ...]:
+    """Numbers of a backward's tensors that kernels do not read as they lie.
+
+    Autograd lays out an output's gradient as it likes, and so does a hook of `torch.autograd.graph.saved_tensors_hooks`
+    what was saved: sizes and values are as before, strides need not be.
+
+    Args:
+        tensors: of the backward.
+        by_rows: numbers of those that are read by their strides, [..., rows, heads, dims]; the others are contiguous.
+    """
+    return tuple(
+        number
+        for number, x in enumerate(tensors)
+        if x is not None and not (lies_in_rows(x) if number in by_rows else x.is_contiguous())
+    )
+
+
+def copied(tensors: Sequence[Tensor | None], numbers: Container[int]) -> list[Any]:
+    """The same tensors, those of these numbers copied so that they are contiguous."""
+    return [
+        x.clone(memory_format=torch.contiguous_format) if x is not None and number in numbers else x
+        for number, x in enumerate(tensors)
+    ]
 
 
 def once(backward: _Backward) -> _Backward:

@@ -100,16 +100,20 @@ class Kept(Generic[_Call]):
             return self._calls.setdefault(key, call)
 
 
-def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = ()) -> Hashable:
+Jagged = Iterable[int] | dict[int, int]
+"Numbers of arguments whose rows are counted in each call, and their axis if it is not the first."
+
+
+def facts_of(*tensors: Tensor | None, jagged: Jagged = ()) -> Hashable:
     """All that a call on these tensors depends on, except values and addresses; of an address its alignment.
 
     For arguments that are not tensors, an object that equals nothing: such a call is checked each time.
 
     Args:
         tensors: of the call.
-        jagged: numbers of the tensors whose rows are counted in each call, and their axis if it is not the first.  Strides
-            that depend on the rows (`strides_in`) are left out too.  The key only has which tensors have equally many
-            rows; 0 or 1 rows, and those of very large tensors, stay in the key.
+        jagged: the tensors whose rows are counted in each call.  Strides that depend on the rows (`strides_in`) are left
+            out too.  The key only has which tensors have equally many rows; 0 or 1 rows, and those of very large tensors,
+            stay in the key.
 
     Raises:
         ValueError: kernels cannot read a tensor's memory: it is fake, sparse, wrapped, or negated lazily.
@@ -139,8 +143,9 @@ def facts_of(*tensors: Tensor | None, jagged: Iterable[int] | dict[int, int] = (
                         strides = tuple([-(one // rows) if one in found else one for one in strides])
                 if rows not in counts:
                     counts.append(rows)
-                others = shape[1:] if not axis else (shape[:axis], shape[axis + 1 :])
-                facts.append((counts.index(rows), others, strides, x.dtype, x.device, address & 15))
+                extents = [*shape]
+                extents[axis] = ~counts.index(rows)  # under 0, as no extent is
+                facts.append((tuple(extents), strides, x.dtype, x.device, address & 15))
             else:
                 facts.append((shape, strides, x.dtype, x.device, address & 15))
     except (AttributeError, IndexError, TypeError):
@@ -313,10 +318,17 @@ class Launches:
     The function returns tensors that it made by `empty`, and keeps none.  `fault` says why it is not repeated.
     """
 
-    __slots__ = ("fault", "function", "plans")
+    __slots__ = ("axes", "fault", "function", "plans")
 
-    def __init__(self, function: Callable[..., Results]) -> None:
+    def __init__(self, function: Callable[..., Results], jagged: Jagged | None = None) -> None:
+        """Keep the launches of a function.
+
+        Args:
+            function: of tensors.
+            jagged: as `facts_of` was told for the key, so that other rows are constants; None: any may be counted.
+        """
         self.function = function
+        self.axes = jagged if jagged is None or type(jagged) is dict else dict.fromkeys(jagged, 0)
         self.plans: tuple[Plan, ...] = ()
         self.fault: str | None = None
 
@@ -330,7 +342,7 @@ class Launches:
                 return results
         if self.fault is not None or notes.recorder is not None or not is_on_card(tensors[0]):
             return self._whole(*tensors)
-        recorder = notes.recorder = Recorder(tensors)
+        recorder = notes.recorder = Recorder(tensors, self.axes)
         try:
             with noting_guards() as guards:
                 results = self._whole(*recorder.tensors)

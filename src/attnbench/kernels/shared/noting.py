@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -36,8 +36,14 @@ class Inside(NamedTuple):
 class Recorder:
     """Records what a function allocates, clears and launches, on numbered tensors: its arguments, then its own."""
 
-    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
-        self.given = len(tensors)
+    def __init__(self, tensors: Sequence[Tensor | None], axes: Mapping[int, int] | None = None) -> None:
+        """Begin to note.
+
+        Args:
+            tensors: the arguments.
+            axes: of the rows of those whose rows differ from call to call; None: any extent may.
+        """
+        self.given, self.axes = len(tensors), axes
         self.tensors: list[Tensor | None] = []
         self.shapes: list[list[str | int]] = []
         "shapes of own tensors; extents that depend on arguments are expressions"
@@ -109,14 +115,19 @@ class Recorder:
         found = self.numbers.get(id(x))
         if found is None:
             return self._written_of_view(x, axis, is_stride=is_stride)
-        own = self.shapes[found - self.given] if found >= self.given else None
         if not is_stride:
-            return f"r[{found},{axis}]" if own is None else str(own[axis])
+            return self._rows(found, x, axis)
         if x.stride(axis) != contiguous_strides(x.shape)[axis]:
             raise LookupError("a stride is of a tensor with gaps")
         behind = range(axis + 1, x.dim())
-        factors = [f"r[{found},{at}]" if own is None else str(own[at]) for at in behind]
+        factors = [self._rows(found, x, at) for at in behind]
         return "*".join(factor if factor.isdigit() else f"max(1,{factor})" for factor in factors) or "1"
+
+    def _rows(self, number: int, x: Tensor, axis: int) -> str:
+        """How long a tensor of a number is along an axis."""
+        if number >= self.given:
+            return str(self.shapes[number - self.given][axis])
+        return f"r[{number},{axis}]" if self.axes is None or self.axes.get(number) == axis else str(x.shape[axis])
 
     def _written_of_view(self, x: Tensor, axis: int, *, is_stride: bool) -> str:
         """Rows of a view with another shape, such as the pages of keys, from the rows of the tensor."""

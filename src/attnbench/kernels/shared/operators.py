@@ -135,6 +135,8 @@ class Operator:
             torch.library.register_autograd(whole, _now(backward), setup_context=_now(setup), lib=library)
         if not schema.endswith("()"):  # PyTorch decomposes an operator that changes its arguments by itself
             torch.library.register_vmap(whole, self._one_by_one, lib=library)
+        else:  # and fails where one is negated when it is read, which `facts_of` refuses
+            library.impl(self.name, torch.library.fallthrough_kernel, "Negative")
         if casts:
             for key in ("AutocastCPU", "AutocastCUDA"):
                 library.impl(self.name, self._casting(casts, key), key)

@@ -89,7 +89,8 @@ def call(
     bounds: tuple[Any, Any] = max_seqlen_q, max_seqlen_k
     if packed:
         bounds = bounds_of(q, k, *bounds)
-    key = facts_of(*tensors, jagged=range(3) if packed else ()), exact(causal, scale, *bounds, config)
+    jagged = range(3 if packed else 0)
+    key = facts_of(*tensors, jagged=jagged), exact(causal, scale, *bounds, config)
     launches = CALLS.get(key)
     if launches is None or validate is not False:
         check_flags(WHO, causal=causal, validate=validate)
@@ -110,7 +111,7 @@ def call(
             problem = bounded(problem, bounds, causal=causal, window=None)
         chosen = config_for(config, q)
         check_device(q)
-        launches = CALLS.keep(key, Launches(partial(_run, problem.at(None, None), chosen)))
+        launches = CALLS.keep(key, Launches(partial(_run, problem.at(None, None), chosen), jagged))
     out, lse = launches(*tensors)
     assert out is not None
     assert lse is not None

@@ -99,7 +99,7 @@ class Call:
         launches = self.launches.get(key)
         if launches is None:
             run = partial(_run, self.problem, self.config, made_for)
-            launches = self.launches.keep(key, Launches(run))
+            launches = self.launches.keep(key, Launches(run, ()))
         return launches(q, k, v, *tensors)
 
 

@@ -107,7 +107,7 @@ def lists_of(
     unit = unit or problem.block_q
     section = section_heads(q, k)
     key = problem, share, unit, section, facts_of(block_map)
-    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, problem, share, unit, section)))
+    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, problem, share, unit, section), ()))
     counts, indices, places, items = launches(block_map)
     assert counts is not None and indices is not None and items is not None  # noqa: PT018 (no test)
     return BlockLists(

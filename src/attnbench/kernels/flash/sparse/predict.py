@@ -55,7 +55,7 @@ def predict_blocks(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
         ValueError: the map has more columns than a program can hold.
     """
     key = rule, facts_of(q, k)
-    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, rule)))
+    launches = _calls.get(key) or _calls.keep(key, Launches(partial(_run, rule), ()))
     (found,) = launches(q, k)
     assert found is not None
     return found

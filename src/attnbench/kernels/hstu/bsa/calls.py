@@ -22,9 +22,9 @@ from attnbench.kernels.hstu.bsa.plan import (
 )
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.kernels.hstu.dense.problem import alpha_of
-from attnbench.kernels.shared.gradients import Differentiable, once
+from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
-from attnbench.kernels.shared.limits import check_flags, lies_in_rows
+from attnbench.kernels.shared.limits import check_flags
 
 
 class Call:
@@ -35,20 +35,21 @@ class Call:
     def __init__(self, problem: BsaProblem, config: BsaConfig) -> None:
         self.problem, self.config = problem, config
         self.forward = Launches(partial(_run_forward, problem, config))
-        self.backward: Kept[tuple[bool, Launches]] = Kept()
-        "keyed by `facts_of` the tensors: whether the output's gradient is copied first, and the launches"
+        self.backward: Kept[tuple[tuple[int, ...], Launches]] = Kept()
+        "keyed by `facts_of` the tensors: numbers of those that are copied first, and the launches"
 
-    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
+    def gradients(self, dout: Tensor, *others: Tensor | None) -> Results:
         """dq, dk, dv and dgates of the tensors of `_run_backward`."""
         if dout.is_neg():
             dout = dout.resolve_neg()
-        key = facts_of(dout, *tensors, jagged=BACKWARD_JAGGED)
+        tensors = dout, *others
+        key = facts_of(*tensors, jagged=BACKWARD_JAGGED)
         found = self.backward.get(key)
         if found is None:
             launches = Launches(partial(_run_backward, self.problem, self.config))
-            found = self.backward.keep(key, (not lies_in_rows(dout), launches))
-        copied, launches = found
-        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+            found = self.backward.keep(key, (unreadable(tensors, by_rows=(0, 2, 3, 4)), launches))
+        to_copy, launches = found
+        return launches(*(copied(tensors, to_copy) if to_copy else tensors))
 
 
 CALLS: Kept[Call] = Kept()

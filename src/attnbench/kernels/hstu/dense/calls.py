@@ -35,10 +35,10 @@ from attnbench.kernels.hstu.dense.problem import (
     wrong,
 )
 from attnbench.kernels.shared.card import capability_of
-from attnbench.kernels.shared.gradients import Differentiable, once
+from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
-from attnbench.kernels.shared.limits import check_flags, lies_in_rows
+from attnbench.kernels.shared.limits import check_flags
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
@@ -138,21 +138,23 @@ class Call:
         numbers = {name: getattr(problem, name) for name in Problem.__slots__ if name not in TABLE}
         self.problem_at, self.config = partial(Problem, **numbers), backward
         self.forward = Launches(partial(_run_forward, self.problem_at, forward))
-        self.backward: Kept[tuple[bool, Launches]] = Kept()
-        "keyed by `facts_of` the tensors: whether the output's gradient is copied first, and the launches"
+        self.backward: Kept[tuple[tuple[int, ...], Launches]] = Kept()
+        "keyed by `facts_of` the tensors: numbers of those that are copied first, and the launches"
 
-    def gradients(self, dout: Tensor, *tensors: Tensor | None) -> Results:
+    def gradients(self, dout: Tensor, *others: Tensor | None) -> Results:
         """dq, dk and dv of the tensors of `_run_backward`."""
         if dout.is_neg():
             dout = dout.resolve_neg()
-        key = facts_of(dout, *tensors, jagged=range(4))
+        tensors = dout, *others
+        key = facts_of(*tensors, jagged=range(4))
         found = self.backward.get(key)
         if found is None:
             launches = Launches(partial(_run_backward, self.problem_at, self.config))
-            copied = not lies_in_rows(dout) or (self.config.columns.hopper and not is_rows(dout))
-            found = self.backward.keep(key, (copied, launches))
-        copied, launches = found
-        return launches(dout.clone(memory_format=torch.contiguous_format) if copied else dout, *tensors)
+            described = not self.config.columns.hopper or is_rows(dout)
+            numbers = {*unreadable(tensors, by_rows=range(4)), *([] if described else [0])}
+            found = self.backward.keep(key, (tuple(numbers), launches))
+        to_copy, launches = found
+        return launches(*(copied(tensors, to_copy) if to_copy else tensors))
 
 
 CALLS: Kept[Call] = Kept()
