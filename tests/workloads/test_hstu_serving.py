@@ -270,6 +270,10 @@ def test_weights_are_those_of_the_checkpoint(tmp_path, monkeypatch):
     assert WORKLOAD.inputs(one, seed=4, kind="normal", device="cpu").model is inputs.model
     assert WORKLOAD.inputs(case(), seed=3, kind="normal", device="cpu").model is not inputs.model
     save(HstuRanking(CONFIGS["small"], dtype=torch.float32), tmp_path / "small.safetensors")
+    by_path = case(checkpoint=str(tmp_path / "my-model.safetensors"))  # as a caller in Python may say it
+    assert by_path.id == "tiny_my_model-b2-t5-c62-n8-gpu-hit-p64-fp32"
+    again = WORKLOAD.inputs(by_path, seed=3, kind="normal", device="cpu")
+    torch.testing.assert_close(again.model(again.requests()), other(again.requests()), rtol=0, atol=0)
     small = case(checkpoint=parse(str(tmp_path / "small.safetensors")))
     with pytest.raises(UsageError, match=r"checkpoint: tokens\.table=\[10128, 64\] is another model's; \[68, 32\]"):
         WORKLOAD.inputs(small, seed=3, kind="normal", device="cpu")

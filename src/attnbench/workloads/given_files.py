@@ -37,7 +37,7 @@ def known_as(text: str, *, kind: str = "file") -> str:
     Raises:
         ValueError: it is not there, cannot be read or is another than was meant.
     """
-    path, _, digest = text.rpartition("@") if "@" in text else (text, "", "")
+    path, digest = _parted(text)
     place = _place(Path(path).expanduser(), digest, kind)
     if place is None:
         raise ValueError(f"a {kind} that is there" + (f", with the SHA-256 {digest}…" if digest else ""))
@@ -55,8 +55,8 @@ def path_of(who: str, field: str, name: str, *, kind: str = "file") -> Path:
     Raises:
         UsageError: it is not there any more.
     """
-    plain, _, digest = name.rpartition("@")
-    place = _place(Path(plain), digest, kind)
+    path, digest = _parted(name)
+    place = _place(Path(path), digest, kind)
     if place is None:
         raise UsageError(
             refusal(
@@ -69,6 +69,12 @@ def path_of(who: str, field: str, name: str, *, kind: str = "file") -> Path:
             )
         )
     return place
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """Path and hash; of a path alone no hash."""
+    path, _, digest = text.rpartition("@") if "@" in text else (text, "", "")
+    return path, digest
 
 
 def _place(path: Path, digest: str, kind: str) -> Path | None:

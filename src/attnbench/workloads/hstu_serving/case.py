@@ -274,7 +274,7 @@ class ServingCase:
         how += f"-{self.on_host_hit}" if self.on_host_hit != ON_HOST_HIT[0] else ""
         name, _, digest = (self.checkpoint or "").partition("@")
         stem = "".join(letter if letter.isalnum() else "_" for letter in PurePath(name).stem)[:LONGEST_STEM]
-        weights = f"_{stem}_{digest}" if stem else ""
+        weights = "".join(f"_{one}" for one in (stem, digest) if one)
         return "-".join(
             [
                 self.model + weights + ("" if self.embedding_dim is None else f"_e{self.embedding_dim}"),
