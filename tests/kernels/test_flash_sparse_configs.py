@@ -61,7 +61,7 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
             "m128n64w8s2-ws",
             Shape(dim=64, block_q=64),
             "blocks",
-            "several blocks of 64 queries, which need ws and lazy, without deep; m64",
+            "several blocks of 64 queries, which need ws-lazy without deep; m64",
         ),
         ("m128n64w8s2-ws", Shape(dim=64, capability=(8, 0)), "warpgroups", "is for sm_90, not sm_80; plain"),
         ("m128n64w8s2-ws", Shape(dim=64, item_bytes=4), "warpgroups", "needs 16-bit inputs; plain"),
