@@ -229,7 +229,7 @@ def test_what_attention_probs_are(modules):
         ({"window_size": (0, 0)}, r"window_size=\(0, 0\) is not supported"),
         ({"num_contexts": 2, "window_size": (4, 4)}, r"window_size=\(4, 4\) is not supported; \(-1, 0\) with contexts"),
         ({"max_seqlen_q": 20}, r"max_seqlen_q=20 is not supported; at most max_seqlen_k=15"),
-        ({"kv_cache": torch.ones(1)}, r"kv_cache=.*; None; hstu_paged_attention takes pages"),
+        ({"kv_cache": torch.ones(1)}, r"kv_cache=.*; None; hstu_paged_attention supports pages"),
     ],
 )
 @pytest.mark.parametrize("module", ["hstu", "hstu_attn"])

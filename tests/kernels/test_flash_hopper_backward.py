@@ -243,8 +243,8 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name(name):
 @pytest.mark.parametrize(
     ("values", "short", "said"),
     [
-        ({"headdim": 64}, WIDE, "ws: 64x128w8s2 at 64 dims; 128x128w8s2 or s3"),
-        ({"headdim": 192}, WIDE, "ws: 64x128w8s2 at 192 dims; 64x64w8s1 or s2"),
+        ({"headdim": 64}, WIDE, "ws: 64x128w8s2 is not supported at 64 dims; 128x128w8s2 or s3"),
+        ({"headdim": 192}, WIDE, "ws: 64x128w8s2 is not supported at 192 dims; 64x64w8s1 or s2"),
         ({"headdim": 100}, WIDE, "ws: 2-byte elements of 100 and 100 dims; 2 bytes, multiples of 8 up to 256"),
         ({"headdim": 64, "dtype": "fp32"}, NARROW, "ws: 4-byte elements of 64 and 64 dims; 2 bytes"),
     ],

@@ -222,7 +222,10 @@ BAD = {
     "scale": ({"scale": 0.0}, r"scale=0\.0 cannot be used; a finite number over 0"),
     "offsets": ({"max_seqlen_q": 3}, r"max_seqlen_q=given is passed without cu_seqlens_q"),
     "config": ({"config": "m64n64"}, r"config=m64n64 is not a short form; such as .*; the nearest valid one is m"),
-    "rule": ({"config": "m64n64w8s2"}, r"config=m64n64w8s2 is not valid, warps: it has 8 rows a warp; .*; the nearest"),
+    "rule": (
+        {"config": "m64n64w8s2"},
+        r"config=m64n64w8s2 is not valid, warps: it has 8 rows for each warp; .*; the nearest",
+    ),
     "number": ({"config": 3}, "config=3 is not a configuration; a QuantConfig, its name or None"),
     "rows": (
         {name: torch.empty(1, 1, 1, 64).half().expand(1, 2**26, 64, 64) for name in "qkv"},

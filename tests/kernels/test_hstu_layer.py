@@ -175,7 +175,10 @@ def test_what_cannot_be_used_is_named(api):
         (lambda: api.gate(x, x, x[0], x[0], eps=1, whole=True, count=rows), "hstu_gate: count.shape=3 does not fit; 1"),
         (lambda: api.norm(x, x[0, :2], x[0], eps=1), "hstu_norm: weight.shape=2 does not fit; 4"),
         (lambda: api.silu(x.T), "hstu_silu: x.stride=.* has gaps"),
-        (lambda: api.silu(x[:1].expand(3, 4)), r"hstu_silu: x.stride=\(0, 1\) has overlapping rows; rows apart"),
+        (
+            lambda: api.silu(x[:1].expand(3, 4)),
+            r"hstu_silu: x.stride=\(0, 1\) has overlapping rows; rows that do not overlap",
+        ),
         (lambda: api.tower(x, x, x), r"hstu_tower: weight.shape=\(3, 4\) does not fit; \[towers, outputs, inputs\]"),
         (lambda: api.tower(x, torch.ones(2, 3, 4), x), "hstu_tower: x.shape=4 does not fit; 8"),
         (lambda: api.tower(x, torch.ones(1, 3, 4), x), r"hstu_tower: bias.shape=\(3, 4\) does not fit; \(1, 3\)"),

@@ -125,7 +125,7 @@ def first_fault(
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
         (problem.item != 2, "needs 16-bit inputs; bf16 or fp16"),
         (max(dims) > 128, f"does not support {max(dims)} dims; at most 128"),
-        (bool(odd), f"needs rows of multiples of 16 bytes, not of {odd and odd[0]} dims"),
+        (bool(odd), f"needs rows of multiples of 16 bytes, not rows of {odd and odd[0]} dims"),
     )
     too_much = (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}")
     return next((said for wrong, said in (*of_all, *own, too_much) if wrong), None)
