@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,16 @@ class RaisesWithoutWords(HarmfulBase):
 
     def set_up(self):
         raise WordlessError
+
+
+class LosesThePipes(HarmfulBase):
+    """What the worker says goes nowhere, and it hears nothing any more: it ends in order, as if it were done."""
+
+    name = "loses-the-pipes"
+
+    def set_up(self):
+        null = os.open(os.devnull, os.O_RDWR)
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (numbers)
+            with suppress(OSError):
+                if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):  # noqa: PTH115
+                    os.dup2(null, int(name))

@@ -298,10 +298,17 @@ def test_nobody_to_blame_is_tried_again_and_given_up_in_the_end(scripted):
     script, found = scripted((["honest"], lost(HARNESS, "idle")))
     assert script.asked == [NAMES, NAMES]
     assert ratios(found) == {"a": 2.0, "b": 4.0}
-    given_up = [([], lost(HARNESS, "oracle"))] * (MOST_LOSSES - 1)
+    given_up = [([], lost(HARNESS, "oracle"))] * (MOST_LOSSES + 1)
     script, found = scripted(([("a", Status.SKIPPED)], lost(HARNESS, "oracle")), *given_up)
     assert [found[name].status.value for name in NAMES] == ["crashed", "skipped", "crashed"]
-    assert len(script.asked) == MOST_LOSSES
+    assert script.asked[MOST_LOSSES:] == [("honest",), ("b",)], "two are tried alone"
+
+
+def test_nobody_to_blame_and_one_that_passes_alone_has_each_measured_apart(scripted):
+    script, found = scripted(*[([], lost(HARNESS, "idle"))] * MOST_LOSSES)
+    assert script.asked[MOST_LOSSES] == ("honest",)
+    assert {record.status for record in found.values()} == {Status.PASSED}
+    assert all(APART in record.notes for record in found.values())
 
 
 def test_a_harness_that_hangs_is_not_waited_for_again(scripted):

@@ -32,6 +32,13 @@ def test_a_thread_that_crashes_while_the_next_backend_opens():
     )
 
 
+def test_a_worker_that_ends_as_if_it_were_done():
+    found = by_name(measured("honest", "loses-the-pipes", "honest-too"))
+    assert found["honest"].status is found["honest-too"].status is Status.PASSED
+    assert found["loses-the-pipes"].status is Status.CRASHED
+    assert found["honest-too"].speedup
+
+
 def test_a_write_past_a_tensor():
     found = by_name(measured("honest", "reads-its-own", "writes-past-a-tensor"))
     assert {record.status for record in found.values()} == {Status.PASSED}

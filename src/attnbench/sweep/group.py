@@ -128,6 +128,9 @@ class GroupMeasurement:
                 nobody += 1
                 # The harness has many timeouts for one step; it would take as long again.
                 if nobody == MOST_LOSSES or loss.status is Status.TIMEOUT:
+                    if loss.status is not Status.TIMEOUT and self._one_passes(pending):
+                        self._apart()
+                        continue
                     found |= {one: self._lost(one, loss) for one in pending if one not in found}
             self.done |= {name: record for name, record in found.items() if record.status is not Status.PASSED}
             if passes_alone:
@@ -191,6 +194,12 @@ class GroupMeasurement:
             return None
         self.known_failures.add(record)
         return record
+
+    def _one_passes(self, names: Sequence[str]) -> bool:
+        """Whether one of two passes alone, where nobody knows who ended the process of several: the harness did not."""
+        tried = names[:2] if len(names) > 1 else ()
+        trials = (self._request([name], fresh=True).found.get(name) for name in tried)
+        return any(record is not None and not _failed(record) for record in trials)
 
     def _by_itself(self, name: str) -> dict[str, Record]:
         """A backend measured in a process that no other backend touches; its record, however that ends."""
