@@ -1,6 +1,6 @@
-"""The functions that the harness and other backends call: whether a backend has put others in their place.
+"""Functions that the harness and other backends call: detects whether a backend has replaced them.
 
-Of the harness methods are watched too.
+Of the harness's own modules, methods are watched too.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ MODULES = frozenset(
         "torch.backends.cuda",
     }
 )
-"""The clocks, and what attention is made of."""
+"""The clocks, and the operations that attention consists of."""
 ROOMS = ("attnbench.check.", "attnbench.measure.", "attnbench.worker.", "attnbench.workloads.", "attnbench.stats.")
-"""Of the harness."""
+"""Module prefixes of the harness."""
 
 CLOCKS = ("time.",)
 OWN = ("attnbench.",)
-"""What the names of functions that are replaced begin with."""
+"""Prefixes of the names of functions that are listed as replaced."""
 
 FUNCTION = "function"
-"""Words of the setting."""
+"""Name of the setting in notes."""
 
 Replaced = frozenset[str]
-"""Full names of functions that are not what they were when this process saw them first."""
+"""Full names of functions that are no longer what this process saw first."""
 
 
 def functions() -> tuple[Setting, ...]:
-    """Two settings: functions of modules, and methods of tensors."""
+    """Return two settings: functions of modules, and methods of tensors."""
     watched = _Watched()
     return (
         Setting(FUNCTION, watched.replaced, watched.put_back, which=_names),
@@ -54,12 +54,12 @@ def functions() -> tuple[Setting, ...]:
 
 @dataclass(slots=True)
 class _Watched:
-    """What each module held when it was seen first; looked at often, so nothing is copied again."""
+    """What each module held when it was first seen; compared often, so nothing is copied again."""
 
     owners: dict[str, tuple[Any, tuple[str, ...], tuple[Any, ...]]] = field(default_factory=dict)
-    "by its name each module, or class of the harness: its functions' names, and they"
+    "by name, each module or class of the harness with the names of its functions and the functions"
     seen: int = 0
-    "modules that the process had imported"
+    "number of modules that the process had imported at the last look"
 
     def replaced(self) -> Replaced:
         if len(sys.modules) != self.seen:
@@ -105,7 +105,7 @@ class _Watched:
 
 
 def _of_torch(value: Any) -> bool:
-    """Whether torch itself put it there, as its compiler does when it is imported."""
+    """Return whether torch itself put it there, as its compiler does on import."""
     return str(getattr(value, "__globals__", {}).get("__name__", "")).startswith("torch.")
 
 
@@ -114,7 +114,7 @@ def _names(then: Replaced, now: Replaced) -> str:
 
 
 def _methods() -> dict[str, Any]:
-    """What is defined on the class itself: the methods of its bases cannot be replaced, only covered."""
+    """Return what the class itself defines: methods of its bases cannot be replaced, only overridden."""
     torch: Any = sys.modules.get("torch")
     return dict(vars(torch.Tensor)) if torch is not None else {}
 
