@@ -74,7 +74,7 @@ def test_the_table(attnbench, runs, monkeypatch):
         for line in lines
     )
     assert lines[-1] == "3 slower, 11 same, 1 lost"
-    assert "note  all rows measured by one process on a side" in answer.out
+    assert "note  all rows measured by only one process on a side" in answer.out
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_files_of_a_seed_are_judged_by_what_they_have(attnbench, tmp_path, curre
     assert answer.code == code, answer.err
     (row,) = json.loads(Path("c.json").read_text("utf-8"))["rows"]
     assert (row["verdict"], row["a_ms"], row["b_ms"]) == (verdict, pytest.approx(2.456), pytest.approx(current))
-    assert "rests on means of another program's file, without samples" in answer.out.replace("\n", " ")
+    assert "based on means from another program's file, without samples" in answer.out.replace("\n", " ")
     if code == 3:
         assert answer.err == (
             "attnbench diff: nothing could be judged: every row is unclear; --replicates 3 makes it clear; exit 3\n"
