@@ -1,4 +1,4 @@
-"""Whether a table's winner has won, and whether a row is too noisy to be read closely."""
+"""Whether a table has a clear winner, and whether a row is too noisy to be read closely."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from attnbench.stats.ratio import RatioEstimate, paired_ratio
 from attnbench.stats.summary import Summary
 
 NOISY_INTERVAL = 0.02
-"""Half the width of the median's interval, over the median."""
+"""Limit of half the width of the median's interval, over the median."""
 
 NOISY_TAIL = 0.10
-"""95th percentile above the median, over the median."""
+"""Limit of the distance of the 95th percentile from the median, over the median."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Winner:
-    """The subject with the lowest median, and who cannot be distinguished from it."""
+    """The subject with the lowest median, and the subjects that cannot be distinguished from it."""
 
     name: str
     margin: RatioEstimate | None
@@ -28,15 +28,15 @@ class Winner:
 
     @property
     def is_clear(self) -> bool:
-        """The winner is shown faster than each other subject."""
+        """Whether the winner is shown to be faster than each other subject."""
         return not self.tied
 
 
 def clear_winner(group: Mapping[str, Mapping[int, float]], *, tick: float = 0.0) -> Winner | None:
-    """Find the fastest subject of a group and hold it against all others within rounds.
+    """Find the fastest subject of a group and compare it with all others within rounds.
 
     Args:
-        group: Time by round of each subject; subjects without samples are passed over.
+        group: Time by round of each subject; subjects without samples are skipped.
         tick: Resolution of the timer in the unit of the times.
 
     Returns:
@@ -55,9 +55,9 @@ def clear_winner(group: Mapping[str, Mapping[int, float]], *, tick: float = 0.0)
 
 
 def is_noisy(summary: Summary) -> bool:
-    """The median is known to worse than 2 %, or one sample in twenty lies 10 % above it.
+    """Return whether the median is known to worse than 2 %, or one sample in twenty is over 10 % above it.
 
-    A stream too short for an interval (below six samples) is judged by its tail alone.
+    A stream too short for an interval (below six samples) is judged only by its tail.
     """
     if summary.ci_low is not None and summary.ci_high is not None:
         half = (summary.ci_high - summary.ci_low) / 2.0
