@@ -18,7 +18,7 @@ from attnbench.check.process_settings import ENVIRONMENT, SEARCH_PATH, process_s
 from attnbench.check.setting import ABSENT, Setting
 from attnbench.check.torch_settings import torch_settings
 
-STUCK = ", which cannot be put back"
+STUCK = ", which cannot be restored"
 KEPT = ", which is kept"
 ON_IMPORT = frozenset({ENVIRONMENT, SEARCH_PATH})
 """Settings that a backend file may change on import, to find its own modules and libraries."""

@@ -12,7 +12,6 @@ series is 2/pi asin of that of its values.  These are summed in two ways, and th
   Practical Markov Chain Monte Carlo, 1992): valid for any shape of dependence, but truncated in short series;
 - an autoregression of first order from the first lag alone, whose known bias in short series is corrected
   (Kendall, 1954): at fifteen samples correlated 0.9 it detects what the pairs do not.
-  out (Kendall, 1954): at fifteen samples correlated 0.9 it sees what the pairs do not.
 
 Coverage in % of the 95 % interval of the median at 10, 30, 100, 300 samples, 4,000 streams each, against
 sums over signs without the second way (`benchmarks/intervals.py`):

@@ -8,13 +8,13 @@ Simulated, 100 diffs per line of 12 cases x 5 backends as benchmarks/diff.py mak
 code up to 1 % apart, drift, two peaks, outliers; a test recomputes part of it): diffs of equal code that
 raise any alarm, and the share of 3 % slowdowns that is detected.
 
-    one process a side                                       equal code      3 % detected
+    one process per side                                     equal code      3 % detected
     medians, by the intervals of their samples               100 of 100      0.94
     ratio to the references, by its samples                  100 of 100      1.00
     the same, simultaneous intervals of all rows              91 of 100      1.00
     this                                                       0 of 100      1.00
 
-    three processes a side
+    three processes per side
     ratio to the references, by its samples, simultaneous     84 of 100      1.00
     Student's interval over processes                         94 of 100      1.00
     the same, simultaneous                                     6 of 100      0.62
