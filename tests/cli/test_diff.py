@@ -272,7 +272,7 @@ def test_a_run_whose_file_is_gone_is_read_from_the_history(attnbench, runs):
     Path("results/history.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 20)
     answer = attnbench("export 5e6f7a8b --csv -")
     assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "the history could not be asked: history: db=results/history.sqlite is not a database" in answer.err
+    assert "the history could not be read: history: db=results/history.sqlite is not a database" in answer.err
 
 
 def test_long_tables_leave_out_what_is_the_same(attnbench, tmp_path):
