@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_left_out_or_said(root, monkeypatch):
     assert seen(root, card(None), cuda=None) == {
         "/dev/shm": ("is not there (No such file or directory)", "--shm-size 8G"),
         "memlock": ("unlimited", None),
-        "PID 1": ("unknown", "--init: nobody collects the processes that a worker leaves"),
+        "PID 1": ("unknown", "--init: nothing reaps the orphaned processes of a worker"),
         "GPUs": ("torch sees 8 of 8", None),
     }
     assert "GPUs" not in seen(root), "where there is no card, what needs one is no news"
