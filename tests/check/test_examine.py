@@ -1,4 +1,4 @@
-"""Every misbehaviour is planted and must be named; the honest must pass."""
+"""Each planted misbehaviour must be named; honest launches must pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one backend changes must not reach the next."""
+"""Changes of globals by one backend must not reach the next."""
 
 from __future__ import annotations
 

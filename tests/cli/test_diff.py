@@ -1,4 +1,4 @@
-"""`attnbench diff` as a user meets it."""
+"""`attnbench diff` from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a container lets a measurement do, on made-up file systems; and the files that one is built from."""
+"""Restrictions of a container, on made-up file systems; and the files from which one is built."""
 
 from __future__ import annotations
 

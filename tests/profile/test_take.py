@@ -1,4 +1,4 @@
-"""Taking captures with an ncu and an nsys that only know their options, and every way a tool can fail."""
+"""Captures with a fake ncu and nsys that only check their options, and every way a tool can fail."""
 
 from __future__ import annotations
 

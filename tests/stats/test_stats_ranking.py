@@ -1,4 +1,4 @@
-"""Who has won a table, and which rows are noisy."""
+"""The winner of a table, and noisy rows."""
 
 import dataclasses
 import random

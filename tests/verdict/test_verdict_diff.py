@@ -1,4 +1,4 @@
-"""What a diff says of runs whose truth is known."""
+"""A diff of runs whose true change is known."""
 
 from __future__ import annotations
 

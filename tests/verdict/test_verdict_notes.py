@@ -1,4 +1,4 @@
-"""What a diff says beside its figures: every note and remark, where it stands and where it does not."""
+"""The notes and remarks of a diff: where each appears and where it does not."""
 
 from __future__ import annotations
 

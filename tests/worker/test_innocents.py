@@ -1,4 +1,4 @@
-"""Harm that one backend does shows in no record of another: it is measured once more alone before it is convicted."""
+"""Harm by one backend is not recorded for another: that one is measured again alone before it is blamed."""
 
 from __future__ import annotations
 

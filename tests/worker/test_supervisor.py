@@ -1,4 +1,4 @@
-"""The log of a worker is bounded and loses no last words; nothing that a backend starts outlives the run."""
+"""The log of a worker is bounded and keeps the last lines; no process that a backend starts outlives the run."""
 
 from __future__ import annotations
 

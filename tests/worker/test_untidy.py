@@ -1,4 +1,4 @@
-"""What a backend leaves changed is put back, noted on its own record, and reaches no other."""
+"""Changes that a backend leaves are reverted, noted on its own record, and do not reach others."""
 
 from __future__ import annotations
 

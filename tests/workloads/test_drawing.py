@@ -1,4 +1,4 @@
-"""The rule that workloads share: any unit of parts, the corners always, the rest by seed within the memory."""
+"""The rule of parts that workloads share: all corners, and the rest by seed within the memory limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving cases: what is refused, exact work against counting, inputs by seed, the oracle and the errors it allows."""
+"""Serving cases: refusals, exact work against counting, inputs by seed, the oracle and its allowed errors."""
 
 from __future__ import annotations
 
